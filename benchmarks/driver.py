@@ -157,7 +157,7 @@ class Driver:
         return TaskPlan(
             setting=self._setting,
             superstep=plan.superstep,
-            wall_time=plan.wall_time,
+            wall_time=plan.conditions.wall_time,
             slots=self._slots.count,
             parts=pack_parts(parts, self._slots.count),
             sources=plan.sources,

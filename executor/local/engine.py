@@ -279,7 +279,9 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         try:
             for number, (part, deliveries) in enumerate(work, 1):
                 worker = self._worker_of(part.interval)
-                bundle = bundle_of(part, deliveries, superstep=plan.superstep, wall_time=plan.wall_time)
+                bundle = bundle_of(
+                    part, deliveries, superstep=plan.superstep, wall_time=plan.conditions.wall_time
+                )
                 result = worker.process(bundle, partial(self._files_of, part.interval))
                 reach("superstep.bundle_processed")
                 started.append(self._start_writing(worker, bundle, result, is_last=number == len(work)))

@@ -157,7 +157,7 @@ class WeakRounds:
         if not self._coordinator.intervals_of(node.name):
             keys = [extracted.deliveries.keys.drop_null() for extracted in incoming]
             self._coordinator.create_intervals(node.name, pa.concat_arrays(keys))
-        return self._coordinator.parts_of(node.name, plan.wall_time, with_files=False)
+        return self._coordinator.parts_of(node.name, plan.conditions.wall_time, with_files=False)
 
     def _run_part(
         self,
@@ -187,7 +187,9 @@ class WeakRounds:
 
     def _bundle(self, plan: SuperstepPlan, part: IntervalPlan, deliveries: Sequence[Deliveries]) -> Bundle:
         weak = self._topology.weak_streams(part.interval.computation)
-        return bundle_of(part, deliveries, superstep=plan.superstep, wall_time=plan.wall_time, weak=weak)
+        return bundle_of(
+            part, deliveries, superstep=plan.superstep, wall_time=plan.conditions.wall_time, weak=weak
+        )
 
     def _run_now(self, bundle: Bundle) -> RanBundle:
         worker = self._worker_of(bundle.interval, False)

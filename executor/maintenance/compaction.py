@@ -32,10 +32,9 @@ from millpond.gc.compaction import (
 from millpond.statestore.errors import DataError, MillpondError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile
-from millpond.statestore.log.rules import CommitRequest
 from millpond.statestore.rows.record_ids import ID_SLACK_US, IdRetention
 from millpond.statestore.store import Store
-from millpond.statestore.types import TIME_MIN_US, Clock, EventTimeMicros, Rng, Superstep
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, Clock, EventTimeMicros, Rng, Superstep
 
 _LOG = logging.getLogger("millpond")
 _PER_COMMIT_MAX: Final = 32
@@ -85,9 +84,18 @@ class Schedule(ABC):
     def open(self) -> None:
         """Find the work that earlier runs have left."""
 
+    @property
     @abstractmethod
-    def follow(self, cut: Cut) -> None:
-        """Adapt to a computation whose keys were cut into other intervals."""
+    def is_preparing(self) -> bool:
+        """True while workers prepare a task, or one waits for its commit."""
+
+    @abstractmethod
+    def supersteps_left(self, superstep: Superstep) -> int:
+        """Return the number of supersteps after ``superstep`` before which no rewrite can become due."""
+
+    @abstractmethod
+    def follow(self, cut: Cut, superstep: Superstep) -> None:
+        """Adapt to a computation whose keys were cut into other intervals after ``superstep``."""
 
     @abstractmethod
     def update(self, topology: Topology) -> None:
@@ -147,7 +155,7 @@ class Schedule(ABC):
             self.store.objects,
             compaction,
             CompactionRules(pending_from=superstep, ids=ids),
-            fence=self.ownership.get(interval).fence,
+            fence=self.ownership.owned[interval].fence,
             token=self.rng.token(),
             row_format=self.store.row_format,
             memory_bytes_max=self.policy.compaction.memory_bytes_max,
@@ -183,9 +191,12 @@ class CompactionSchedule(Schedule):
 
     A compaction that fits into memory keeps its interval busy. A large one may take minutes, and younger files of its
     interval are compacted meanwhile.
+
+    ``files`` has the number of files that each interval has got since its last compaction; the committer of a superstep
+    adds the superstep's files.
     """
 
-    _files: defaultdict[Interval, int] = field(init=False, default_factory=lambda: defaultdict(int))
+    files: defaultdict[Interval, int] = field(init=False, default_factory=lambda: defaultdict(int))
     _small: dict[Interval, Task] = field(init=False, default_factory=dict)
     _large: dict[Interval, Task] = field(init=False, default_factory=dict)
     _damaged: set[Interval] = field(init=False, default_factory=set)
@@ -201,14 +212,17 @@ class CompactionSchedule(Schedule):
         return {interval.computation for interval in self._large}
 
     def open(self) -> None:
-        self._count(owned.interval for owned in self.ownership.all())
+        self._count(owned.interval for owned in self.ownership.owned.values())
 
-    def record(self, request: CommitRequest) -> None:
-        """Count the files that a commit has added to its intervals."""
-        for write in request.writes:
-            self._files[write.interval] += len(write.added)
+    @property
+    def is_preparing(self) -> bool:
+        return bool(self._small or self._large or self._overtaken)
 
-    def follow(self, cut: Cut) -> None:
+    def supersteps_left(self, superstep: Superstep) -> int:  # noqa: ARG002 - a superstep adds one file at most
+        most = max((files for one, files in self.files.items() if one not in self._damaged), default=0)
+        return self.policy.compaction.fan_in - most
+
+    def follow(self, cut: Cut, superstep: Superstep) -> None:  # noqa: ARG002
         self._forget(cut.replaced)
         self._count(cut.by)
         # The cut puts an unreadable file into one of the new intervals, so the others can be compacted again.
@@ -216,19 +230,19 @@ class CompactionSchedule(Schedule):
 
     def update(self, topology: Topology) -> None:
         self.topology = topology
-        held = {owned.interval for owned in self.ownership.all()}
-        known = {*self._files, *self._small, *self._large}
+        held = {owned.interval for owned in self.ownership.owned.values()}
+        known = {*self.files, *self._small, *self._large}
         self._forget(known - held)
         self._count(held - known)
 
     def _count(self, intervals: Iterable[Interval]) -> None:
         snapshot = self.store.committer.snapshot
         for interval in intervals:
-            self._files[interval] = len(snapshot.files_of(interval))
+            self.files[interval] = len(snapshot.files_of(interval))
 
     def _forget(self, intervals: Iterable[Interval]) -> None:
         for interval in intervals:
-            self._files.pop(interval, None)
+            self.files.pop(interval, None)
             tasks = (self._small.pop(interval, None), self._large.pop(interval, None))
             self._overtaken += [task for task in tasks if task is not None]
 
@@ -238,7 +252,7 @@ class CompactionSchedule(Schedule):
         behind = [
             future
             for interval, task in self._small.items()
-            if self._files[interval] >= limit
+            if self.files[interval] >= limit
             for future in task.futures
         ]
         if behind:
@@ -250,12 +264,12 @@ class CompactionSchedule(Schedule):
         room = _IN_FLIGHT_MAX - len(self._small)
         due = (
             interval
-            for interval, files in self._files.items()
+            for interval, files in self.files.items()
             if files >= self.policy.compaction.fan_in
             and interval not in self._small
             and interval not in self._damaged
         )
-        return nlargest(room, due, key=self._files.__getitem__)
+        return nlargest(room, due, key=self.files.__getitem__)
 
     def start(self, superstep: Superstep, watermark: Watermark, *, during_round: bool) -> None:
         for interval in self.due():
@@ -268,7 +282,7 @@ class CompactionSchedule(Schedule):
         files: Sequence[LiveFile] = self.store.committer.snapshot.files_of(interval)
         if large is not None:
             files = younger_than(large.parts[0], files)
-        self._files[interval] = 0
+        self.files[interval] = 0
         policy = self.policy.compaction
         compaction = plan_compaction(files, interval, before=superstep, policy=policy)
         if compaction is None:
@@ -280,7 +294,7 @@ class CompactionSchedule(Schedule):
                 compaction = replace(compaction, is_complete=False)
             task = self._prepare([compaction], superstep, watermark, during_round=during_round)
         if task is None:
-            self._files[interval] = policy.fan_in
+            self.files[interval] = policy.fan_in
         else:
             (self._large if is_large else self._small)[interval] = task
 
@@ -304,7 +318,7 @@ class CompactionSchedule(Schedule):
             self._damaged.add(interval)
         else:
             _LOG.info("a compaction could not be prepared: %s", error)
-            self._files[interval] += self.policy.compaction.fan_in
+            self.files[interval] += self.policy.compaction.fan_in
 
     def close(self) -> None:
         for task in (*self._small.values(), *self._large.values(), *self._overtaken):
@@ -323,19 +337,26 @@ class PartingSchedule(Schedule):
     _superstep: Superstep = field(init=False, default=Superstep(0))
 
     @property
+    def is_preparing(self) -> bool:
+        return self._task is not None
+
+    def supersteps_left(self, superstep: Superstep) -> int:
+        return min(self._due_after.values(), default=TIME_MAX_US) - superstep
+
+    @property
     def busy(self) -> Collection[str]:
         return () if self._task is None else {part.interval.computation for part in self._task.parts}
 
     def open(self) -> None:
         snapshot = self.store.committer.snapshot
-        live = {owned.interval.app_id for owned in self.ownership.all()}
-        for computation in {owned.interval.computation for owned in self.ownership.all()}:
+        live = {owned.interval.app_id for owned in self.ownership.owned.values()}
+        for computation in {owned.interval.computation for owned in self.ownership.owned.values()}:
             if any(file.interval_id not in live for file in snapshot.files_in(computation)):
                 self._due_after[computation] = 0
 
-    def follow(self, cut: Cut) -> None:
+    def follow(self, cut: Cut, superstep: Superstep) -> None:
         if cut.kind == "split":
-            self._due_after[cut.by[0].computation] = self._superstep + self.policy.compaction.fan_in
+            self._due_after[cut.by[0].computation] = superstep + self.policy.compaction.fan_in
 
     def update(self, topology: Topology) -> None:
         self.topology = topology
@@ -369,7 +390,7 @@ class PartingSchedule(Schedule):
         return self._finish(task)
 
     def _is_current(self, task: Task) -> bool:
-        held = {owned.interval for owned in self.ownership.all()}
+        held = {owned.interval for owned in self.ownership.owned.values()}
         return all(part.interval in held for part in task.parts) and super()._is_current(task)
 
     def _failed(self, task: Task, error: MillpondError) -> None:

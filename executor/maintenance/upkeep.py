@@ -9,7 +9,7 @@ discarded and planned again. Only losing the lease ends the run.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -25,9 +25,10 @@ from millpond.gc.compaction import Compacted
 from millpond.gc.round import CollectionRound
 from millpond.statestore.errors import ConflictError, MillpondError
 from millpond.statestore.failpoint import reach
+from millpond.statestore.interval import Interval
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.store import Store
-from millpond.statestore.types import Clock, Rng, Superstep, TableVersion
+from millpond.statestore.types import TIME_MAX_US, Clock, Rng, Superstep, TableVersion
 
 _LOG = logging.getLogger("millpond")
 _FIRST_ROUND_AFTER: Final = 64
@@ -39,6 +40,8 @@ _WAITING_SHARE: Final = 8
 
 _SIGHTINGS_MAX: Final = 16
 """Number of versions remembered, over twice the time for which the log is kept."""
+
+_SIGHTING_EVERY_US: Final = 2_000 * KEPT_MS // _SIGHTINGS_MAX
 
 
 class CollectionSchedule:
@@ -79,6 +82,18 @@ class CollectionSchedule:
         return self._round is not None
 
     @property
+    def due_version(self) -> TableVersion:
+        """The table version before which no round can be due, except by time."""
+        return self._early_at if self._replaced_bytes else self._due_at
+
+    @property
+    def due_us(self) -> int:
+        """The monotonic time before which no round can be due by time, and no version need be remembered."""
+        next_sighting_us = self._sightings[-1][0] + _SIGHTING_EVERY_US
+        next_round_us = self._last_round_us + self._round_every_us
+        return min(next_sighting_us, next_round_us) if self._waiting else next_sighting_us
+
+    @property
     def is_due(self) -> bool:
         if self.is_running:
             return False
@@ -108,7 +123,7 @@ class CollectionSchedule:
     def record_version(self) -> None:
         """Remember the table's present version, by a clock that never jumps."""
         now_us = self._clock.monotonic_us()
-        if not self._sightings or now_us - self._sightings[-1][0] >= 2_000 * KEPT_MS // _SIGHTINGS_MAX:
+        if not self._sightings or now_us - self._sightings[-1][0] >= _SIGHTING_EVERY_US:
             self._sightings.append((now_us, self._store.committer.snapshot.version))
 
     def record_replaced(self, size_bytes: int) -> None:
@@ -144,7 +159,7 @@ class CollectionSchedule:
         self._replaced_bytes = 0
         owned = {
             current.interval: Owned(current.fence.sequencer, superstep)
-            for current in self._ownership.all()
+            for current in self._ownership.owned.values()
             if current.interval.computation not in busy
         }
         self._round = self._worker.collect(
@@ -162,6 +177,11 @@ class Upkeep:
 
     ``policy=None`` turns upkeep off. ``compaction_workers`` makes workers on other machines; by default helper processes of this
     one do the work.
+
+    Attributes:
+        files: the files that each interval has got since its last compaction; add those of each superstep.
+        due_version: the table version before which `run` has nothing to do …
+        due_us: … unless it is called after this monotonic time.
     """
 
     def __init__(
@@ -190,6 +210,9 @@ class Upkeep:
         parts = (store, ownership, topology, clock, rng, used, self._workers)
         self._compactions, partings = CompactionSchedule(*parts), PartingSchedule(*parts)
         self._schedules: tuple[Schedule, ...] = (self._compactions, partings)
+        self.files: defaultdict[Interval, int] = self._compactions.files
+        self.due_version: int = 0 if self._is_on else TIME_MAX_US
+        self.due_us: int = self.due_version
         self._rounds = CollectionSchedule(
             store, ownership, clock=clock, policy=used, worker=self._workers.rounds
         )
@@ -200,19 +223,21 @@ class Upkeep:
         for schedule in self._schedules:
             schedule.open()
 
-    def follow(self, cut: Cut) -> None:
-        """Adapt to a computation whose keys were cut into other intervals."""
+    def follow(self, cut: Cut, superstep: Superstep) -> None:
+        """Adapt to a computation whose keys were cut into other intervals after ``superstep``."""
         for schedule in self._schedules:
-            schedule.follow(cut)
+            schedule.follow(cut, superstep)
+        self._look_soon()
 
     def update(self, topology: Topology) -> None:
         """Adapt to a changed pipeline: discard the tasks of released intervals."""
         for schedule in self._schedules:
             schedule.update(topology)
+        self._look_soon()
 
-    def note(self, request: CommitRequest) -> None:
-        """Count the files that a superstep has added."""
-        self._compactions.record(request)
+    def _look_soon(self) -> None:
+        if self._is_on:
+            self.due_version = 0
 
     def run(self, superstep: Superstep, watermark: Watermark) -> None:
         """Commit finished tasks, and start due ones."""
@@ -222,16 +247,25 @@ class Upkeep:
         self._compactions.throttle()
         self._commit_ready()
         self._rounds.report()
-        if self._rounds.is_due:
+        if not self._rounds.is_due:
+            for schedule in self._schedules:
+                schedule.start(superstep, watermark, during_round=self._rounds.is_running)
+            if self._workers.is_inline:
+                self._commit_ready()
+        elif self._compactions.is_idle:
             # Finish small compactions first: a round would delete their uncommitted files as orphans.
-            if self._compactions.is_idle:
-                busy = {name for schedule in self._schedules for name in schedule.busy}
-                self._rounds.start(superstep, busy=busy)
+            busy = {name for schedule in self._schedules for name in schedule.busy}
+            self._rounds.start(superstep, busy=busy)
+        self._plan_next(superstep)
+
+    def _plan_next(self, superstep: Superstep) -> None:
+        self.due_us = self._rounds.due_us
+        if self._rounds.is_running or any(schedule.is_preparing for schedule in self._schedules):
+            # Workers finish at any time.
+            self.due_version = 0
             return
-        for schedule in self._schedules:
-            schedule.start(superstep, watermark, during_round=self._rounds.is_running)
-        if self._workers.is_inline:
-            self._commit_ready()
+        left = min(schedule.supersteps_left(superstep) for schedule in self._schedules)
+        self.due_version = min(self._rounds.due_version, self._ownership.committer.snapshot.version + left)
 
     def _commit_ready(self) -> None:
         for schedule in self._schedules:
@@ -259,7 +293,7 @@ class Upkeep:
         writes: list[IntervalWrite] = []
         removed: set[str] = set()
         for piece in pieces:
-            write = piece.write(self._ownership.get(piece.compaction.interval).next_fence)
+            write = piece.write(self._ownership.owned[piece.compaction.interval].next_fence)
             # A commit names a removed file once, although a parting's file is a part of every piece.
             writes.append(
                 replace(write, removed=tuple(path for path in write.removed if path not in removed))

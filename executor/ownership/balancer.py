@@ -258,6 +258,8 @@ class Balancer:
     Attributes:
         parallelism: the number of tasks that run at once, set by the runner.
         loads: the load of each interval; recorded only with a policy.
+        is_on: load alone calls for cuts.
+        ask_us: the monotonic time of the next search for requests.
     """
 
     def __init__(
@@ -271,12 +273,8 @@ class Balancer:
         self.loads: Loads = Loads(1 if policy is None else policy.every)
         self._supersteps = 0
         self._warned: set[HotKey] = set()
-        self._asked_us: int | None = None
-
-    @property
-    def is_on(self) -> bool:
-        """True if load alone calls for cuts."""
-        return self._policy is not None
+        self.is_on: bool = policy is not None
+        self.ask_us: int = 0
 
     def record(self, manifests: Iterable[Manifest]) -> None:
         """Record the manifests of a committed superstep."""
@@ -299,8 +297,8 @@ class Balancer:
         ``txns`` are the transactions of the table, some of which may be requests.
         """
         now_us = self._clock.monotonic_us()
-        if self._asked_us is None or now_us - self._asked_us >= _ASKED_EVERY_US:
-            self._asked_us = now_us
+        if now_us >= self.ask_us:
+            self.ask_us = now_us + _ASKED_EVERY_US
             yield from self._requested(txns)
         policy = self._policy
         if policy is None or self._supersteps < policy.every:

@@ -50,6 +50,7 @@ from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval, intervals_from_boundaries
 from millpond.statestore.leases.lease import TIMEOUT_MS, Lease, LeaseState, OnHeld
 from millpond.statestore.log.action import JsonValue
+from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import Snapshot
@@ -290,7 +291,14 @@ class Ownership:
         pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
         on_taken: called after every commit that takes over intervals.
         keep_undelivered: saves the undelivered productions of dropped computations.
+
+    Attributes:
+        owned: the held intervals.
+        control: the driver's own interval, part of every commit.
+        by_computation: the intervals of each computation in key order; empty for one that has never run.
     """
+
+    control: OwnedInterval
 
     def __init__(
         self,
@@ -305,36 +313,24 @@ class Ownership:
         keep_undelivered: KeepUndelivered | None = None,
     ) -> None:
         self._store = store
+        self.committer: Committer = store.committer
         self._topology = topology
         self._intervals = intervals
         self._on_held = on_held
         self.patience: ServiceRetry = ServiceRetry(clock, pause_timeout_ms)
         self._on_taken = on_taken
         self._keep_undelivered = keep_undelivered
-        self._owned: dict[Interval, OwnedInterval] = {}
-        self._by_computation: dict[str, tuple[OwnedInterval, ...]] = {}
-        self._control = control_interval(topology.name)
-
-    @property
-    def control(self) -> OwnedInterval:
-        """The driver's own interval, part of every commit."""
-        return self._owned[self._control]
-
-    def all(self) -> Sequence[OwnedInterval]:
-        """Return every held interval, the control interval included."""
-        return list(self._owned.values())
+        self.owned: dict[Interval, OwnedInterval] = {}
+        self.by_computation: dict[str, tuple[OwnedInterval, ...]] = {}
+        self._control_interval = control_interval(topology.name)
 
     def of(self, computation: str) -> tuple[OwnedInterval, ...]:
         """Return the intervals of a computation in key order; empty when it has never run."""
-        return self._by_computation.get(computation, ())
-
-    def get(self, interval: Interval) -> OwnedInterval:
-        """Return a held interval."""
-        return self._owned[interval]
+        return self.by_computation.get(computation, ())
 
     def next_wall_timer(self) -> WallTimeMicros | None:
         """Return the earliest wall timer of all intervals; ``None`` without one."""
-        times = (owned.summary.next_wall_timer for owned in self._owned.values())
+        times = (owned.summary.next_wall_timer for owned in self.owned.values())
         return min((at for at in times if at is not None), default=None)
 
     def open(self) -> None:
@@ -346,7 +342,7 @@ class Ownership:
             InvalidError: a computation of this name belongs to another pipeline of the store, or the
                 pipeline has changed in a way that its rows do not allow; see `plan_evolution`.
         """
-        self._store.committer.refresh()
+        self.committer.refresh()
         # Before any lease is taken, so that a refused pipeline disturbs no running one.
         new_names = frozenset(self._plan_evolution(self._topology).renames.values())
         self._take_known(new_names)
@@ -364,7 +360,7 @@ class Ownership:
             InvalidError: as for `open`.
         """
         self.check_owner()
-        refuse_claimed(self._store.committer.snapshot.txns, topology.name, topology.computations)
+        refuse_claimed(self.committer.snapshot.txns, topology.name, topology.computations)
         self._plan_evolution(topology)
 
     def update(self, topology: Topology) -> TableVersion:
@@ -376,20 +372,20 @@ class Ownership:
         """
         former, self._topology = self._topology, topology
         # No superstep runs, so no write of this process can follow the release.
-        for interval in [one for one in self._owned if one != self._control]:
+        for interval in [one for one in self.owned if one != self._control_interval]:
             if interval.computation not in topology.computations:
-                self._store.leases.release(self._owned.pop(interval).lease)
+                self._store.leases.release(self.owned.pop(interval).lease)
         self._index()
         reach("update.leases_released")
         self._take_rest()
         if topology.percentiles != former.percentiles:
             # Summaries are by percentile, so they lack the new ones.
-            self._scan([*self._owned])
-        kept = frozenset(one.computation for one in self._owned if one != self._control)
+            self._scan([*self.owned])
+        kept = frozenset(one.computation for one in self.owned if one != self._control_interval)
         committed = self._commit_taken(
             CommitRequest(
                 kind="topology",
-                writes=(self._write(self._control),),
+                writes=(self._write(self._control_interval),),
                 positions=claims_of(self._store, topology, kept, frozenset()),
                 metadata=definition_metadata(topology),
             )
@@ -404,7 +400,7 @@ class Ownership:
         """
         evolution = self._plan_evolution(self._topology)
         new_names = frozenset(evolution.renames.values())
-        missed = [interval for interval in self._known(new_names) if interval not in self._owned]
+        missed = [interval for interval in self._known(new_names) if interval not in self.owned]
         if missed:
             self._take(missed)
         if evolution:
@@ -414,10 +410,10 @@ class Ownership:
         """Take the control interval and the table's; if a former owner cuts them meanwhile, take the replacements."""
         for _ in range(_CUTS_MEANWHILE_MAX):
             try:
-                self._take([self._control, *self._known(new_names)])
+                self._take([self._control_interval, *self._known(new_names)])
             except ConflictError:
-                live = self._store.committer.refresh().live_intervals()
-                if self._owned.keys() - {self._control} <= live.keys():
+                live = self.committer.refresh().live_intervals()
+                if self.owned.keys() - {self._control_interval} <= live.keys():
                     # All intervals still exist, so the conflict is no cut of a former owner.
                     raise
                 self.close()
@@ -426,7 +422,7 @@ class Ownership:
         raise ConflictError("another process keeps cutting the keys", pipeline=self._topology.name)
 
     def _plan_evolution(self, topology: Topology) -> Evolution:
-        snapshot = self._store.committer.snapshot
+        snapshot = self.committer.snapshot
         evolution = plan_evolution(topology, snapshot)
         check_states(topology, snapshot, evolution, self._store.objects)
         return evolution
@@ -434,20 +430,20 @@ class Ownership:
     def _evolve(self, evolution: Evolution) -> None:
         """Move or remove the rows of computations that the pipeline no longer has, in one commit."""
         # All their intervals are fenced first, so that no write of a former owner lands after the move.
-        leaving = intervals_of(self._store.committer.snapshot, evolution.leaving)
+        leaving = intervals_of(self.committer.snapshot, evolution.leaving)
         coming = moved_intervals(evolution, leaving)
         self._take([*leaving, *coming], above=coming, is_scanned=False)
         kept = None
         if evolution.drops and self._keep_undelivered is not None:
             # Consumers still wait for these productions, and the rows that hold them go with the commit.
             kept = self._keep_undelivered(evolution.drops, self.control.next_fence)
-        writes = [self._write(self._control, *([] if kept is None else [kept]))]
+        writes = [self._write(self._control_interval, *([] if kept is None else [kept]))]
         writes += [self._write(interval) for interval in (*leaving, *coming)]
-        snapshot = self._store.committer.snapshot
+        snapshot = self.committer.snapshot
         self._commit_taken(evolution_request(self._topology, snapshot, evolution, writes))
         # Released only after the commit, otherwise another process could take an interval whose rows are about to move.
         for interval in leaving:
-            self._store.leases.release(self._owned.pop(interval).lease)
+            self._store.leases.release(self.owned.pop(interval).lease)
         self._scan(list(coming))
         self._index()
 
@@ -461,7 +457,7 @@ class Ownership:
         # Before any lease is taken: a new owner may hold one on the same interval.
         self.check_owner()
         cuts = boundaries_of(sample, node.intervals or self._intervals)
-        next_version = self._store.committer.snapshot.version + 1
+        next_version = self.committer.snapshot.version + 1
         declared = {AppId.DECLARED_INTERVALS.of(node.name, node.intervals or 0): next_version}
         self._take(list(intervals_from_boundaries(node.name, cuts)), records=declared)
 
@@ -480,7 +476,9 @@ class Ownership:
 
     def record(self, positions: Mapping[str, int]) -> None:
         """Commit positions without rows."""
-        self.commit(CommitRequest(kind="record", writes=(self._write(self._control),), positions=positions))
+        self.commit(
+            CommitRequest(kind="record", writes=(self._write(self._control_interval),), positions=positions)
+        )
 
     def check_owner(self) -> None:
         """Check that this process owns the pipeline, by its leases and by the fence in the table.
@@ -491,7 +489,7 @@ class Ownership:
         """
         self.wait_until_held()
         # A lease may be lost without notice, but the fence in the table cannot: it is part of the rival's take-over.
-        stored = self._store.committer.refresh().fence_of(self._control)
+        stored = self.committer.refresh().fence_of(self._control_interval)
         if stored != self.control.fence:
             raise FencedError(
                 "another process has taken the pipeline", stored=stored, mine=self.control.fence
@@ -499,16 +497,16 @@ class Ownership:
 
     def check_leases(self) -> None:
         """Raise `FencedError` if a lease is known to be lost, without a call to a service."""
-        for owned in [*self._owned.values()]:
+        for owned in [*self.owned.values()]:
             if owned.lease.state is LeaseState.LOST:
                 owned.lease.check()
 
     def close(self) -> None:
         """Release every lease."""
-        for owned in self._owned.values():
+        for owned in self.owned.values():
             self._store.leases.release(owned.lease)
-        self._owned.clear()
-        self._by_computation.clear()
+        self.owned.clear()
+        self.by_computation.clear()
         reach("lease.released")
 
     def commit(self, request: CommitRequest) -> Committed:
@@ -520,29 +518,31 @@ class Ownership:
         def attempt() -> Committed:
             self.wait_until_held()
             # Equal requests are one commit: a retry reads back the outcome of the last attempt before it writes.
-            return self._store.committer.commit(request)
+            return self.committer.commit(request)
 
         committed = self.patience.run(attempt)
         for write in request.writes:
-            self._owned[write.interval].advance(write.fence)
+            self.owned[write.interval].advance(write.fence)
         return committed
 
     def wait_until_held(self) -> None:
         """Wait while ZooKeeper is unavailable; raise `FencedError` if a lease is lost."""
+        for owned in self.owned.values():
+            if owned.lease.state is not LeaseState.HELD:
+                self.patience.run(self._check_all, self._store.revive_zookeeper)
+                return
 
-        def check() -> None:
-            for owned in self._owned.values():
-                owned.lease.check()
-
-        self.patience.run(check, self._store.revive_zookeeper)
+    def _check_all(self) -> None:
+        for owned in self.owned.values():
+            owned.lease.check()
 
     def _known(self, new_names: Collection[str]) -> list[Interval]:
         """Return the pipeline's intervals in the table, except the control interval and intervals of ``new_names``."""
         names = self._topology.computations.keys() - new_names
-        return [one for one in self._store.committer.snapshot.live_intervals() if one.computation in names]
+        return [one for one in self.committer.snapshot.live_intervals() if one.computation in names]
 
     def _write(self, interval: Interval, *added: RowFile) -> IntervalWrite:
-        return IntervalWrite(interval=interval, fence=self._owned[interval].next_fence, added=added)
+        return IntervalWrite(interval=interval, fence=self.owned[interval].next_fence, added=added)
 
     def _commit_taken(self, request: CommitRequest) -> Committed:
         committed = self.commit(request)
@@ -569,11 +569,13 @@ class Ownership:
             is_scanned: scan their rows for timers and holds.
         """
         # Claims and sequencers come from the newest version: an older one could miss a rival's commit.
-        snapshot = self._store.committer.refresh()
-        names = frozenset(interval.computation for interval in intervals if interval != self._control)
+        snapshot = self.committer.refresh()
+        names = frozenset(
+            interval.computation for interval in intervals if interval != self._control_interval
+        )
         moved = frozenset(interval.computation for interval in above or ())
         claims = claims_of(self._store, self._topology, names, moved) | dict(records or {})
-        owned_before = self._owned.get(self._control)
+        owned_before = self.owned.get(self._control_interval)
         replaced = () if cut is None else cut.replaced
         wanted = sequencers_before(snapshot, intervals, replaced, above or {})
         timeout_ms = TIMEOUT_MS
@@ -585,11 +587,13 @@ class Ownership:
         reach("lease.taken")
         writes = []
         for interval, lease in zip(intervals, leases, strict=True):
-            owned = self._owned[interval] = OwnedInterval(interval, lease, IntervalSummary())
+            owned = self.owned[interval] = OwnedInterval(interval, lease, IntervalSummary())
+            if interval == self._control_interval:
+                self.control = owned
             writes.append(IntervalWrite(interval=interval, fence=owned.fence))
         if owned_before is not None:
             # The control interval's fence proves that this process still owns the pipeline.
-            writes.append(self._write(self._control))
+            writes.append(self._write(self._control_interval))
         writes += [self._write(one) for one in replaced]
         request = CommitRequest(
             kind="fence" if cut is None else cut.kind,
@@ -602,18 +606,18 @@ class Ownership:
         reach("lease.fenced")
         # Released only after the fence, otherwise another process could take an interval that is about to vanish.
         for one in replaced:
-            self._store.leases.release(self._owned.pop(one).lease)
+            self._store.leases.release(self.owned.pop(one).lease)
         if is_scanned:
             # The scan is final only now: no write of a former owner can land after the fence.
             self._scan(intervals)
         self._index()
 
     def _scan(self, intervals: Sequence[Interval]) -> None:
-        fenced = self._store.committer.snapshot
+        fenced = self.committer.snapshot
         for interval in intervals:
-            if interval != self._control:
+            if interval != self._control_interval:
                 files = fenced.files_of(interval)
-                self._owned[interval].summary = scan_interval(
+                self.owned[interval].summary = scan_interval(
                     self._store.objects, interval, files, self._topology.percentiles
                 )
         reach("recovery.scanned")
@@ -622,12 +626,12 @@ class Ownership:
         """Return the metadata of a commit that takes intervals; a new owner records which pipeline it runs."""
         if replaced:
             return {"replaced": [one.app_id for one in replaced]}
-        return definition_metadata(self._topology) if self._control in taken else {}
+        return definition_metadata(self._topology) if self._control_interval in taken else {}
 
     def _index(self) -> None:
-        self._by_computation = {
+        self.by_computation = {
             name: tuple(
-                self._owned[interval] for interval in sorted(self._owned) if interval.computation == name
+                self.owned[interval] for interval in sorted(self.owned) if interval.computation == name
             )
             for name in self._topology.computations
         }

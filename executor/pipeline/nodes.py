@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 from millpond.executor.computation.computation import Computation
@@ -72,7 +73,7 @@ class Subscription:
     feedback: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ComputationNode:
     """A declared computation; `ComputationOptions` explains its options.
 
@@ -98,24 +99,24 @@ class ComputationNode:
     time_sorted: bool = False
     cycle: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def inbox(self) -> tuple[str, ...]:
         """The streams that it reads from committed rows, including streams addressed to it."""
         streams = [subscription.stream for subscription in self.subscriptions]
         return (*streams, *(addressed(stream, self.name) for stream in streams))
 
-    @property
+    @cached_property
     def production_names(self) -> Mapping[str, str]:
         """The streams that it may produce to, by every name that its code may use: within its composite, or whole."""
         whole = {stream: stream for stream in self.produces}
         return whole | {stream.removeprefix(self.prefix): stream for stream in self.produces}
 
-    @property
+    @cached_property
     def percentiles(self) -> tuple[float, ...]:
         """The percentile watermarks below 100 that the code declares, greatest first."""
         return declared_percentiles(self.computation.percentiles, self.name)
 
-    @property
+    @cached_property
     def counters(self) -> tuple[str, ...]:
         return declared_counters(self.computation.counters, self.name)
 
@@ -123,7 +124,7 @@ class ComputationNode:
         word = self.on_late if isinstance(self.on_late, str) else self.on_late.get(stream)
         return word == "drop"
 
-    @property
+    @cached_property
     def horizon_us(self) -> int:
         """Lag of the output watermark behind the input's, in microseconds."""
         return horizon_us(self.computation.late_data_horizon)

@@ -76,7 +76,7 @@ class Topology:
 
     def consumers_of(self, stream: str) -> tuple[Consumer, ...]:
         """Return the computations that subscribe to ``stream``, in the order of their declaration."""
-        return self._consumers.get(stream, ())
+        return self.consumers.get(stream, ())
 
     def readers_of(self, streams: Iterable[str]) -> frozenset[str]:
         """Return the names of the computations that subscribe to any of ``streams``."""
@@ -231,7 +231,7 @@ class Topology:
     @cached_property
     def wanted_addresses(self) -> frozenset[str]:
         """`wanted_streams`, and the addressed streams of fused productions (`millpond.executor.pipeline.nodes`)."""
-        return frozenset(self._consumers) | frozenset(self._sinks)
+        return frozenset(self.consumers) | frozenset(self._sinks)
 
     def computation(self, name: str) -> ComputationNode:
         """Return the computation called ``name``, or refuse an unknown name."""
@@ -256,7 +256,8 @@ class Topology:
         return self.injectors[stream]
 
     @cached_property
-    def _consumers(self) -> Mapping[str, tuple[Consumer, ...]]:
+    def consumers(self) -> Mapping[str, tuple[Consumer, ...]]:
+        """The subscribers of each stream that has any, addressed streams included."""
         consumers: dict[str, tuple[Consumer, ...]] = {}
         for node in self.computations.values():
             for subscription in node.subscriptions:

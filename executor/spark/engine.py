@@ -346,14 +346,14 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         if not self._coordinator.intervals_of(name):
             productions = weak_only(read_productions(self._store.objects, wanted))
             self._coordinator.create_intervals(name, keys_of(productions, node))
-        return self._coordinator.parts_of(name, plan.wall_time)
+        return self._coordinator.parts_of(name, plan.conditions.wall_time)
 
     def _task_plan(self, plan: SuperstepPlan, parts: SlotParts) -> TaskPlan:
         """Return the instructions of a superstep without outside input."""
         return TaskPlan(
             setting=self._setting,
             superstep=plan.superstep,
-            wall_time=plan.wall_time,
+            wall_time=plan.conditions.wall_time,
             slots=self._slots.count,
             parts=pack_parts(parts, self._slots.count),
             sources=plan.sources,

@@ -40,16 +40,24 @@ from millpond.executor.superstep.pending import (
     pending_of,
     recover_pending,
 )
-from millpond.executor.superstep.plan import SuperstepPlan, interval_plans
+from millpond.executor.superstep.plan import SuperstepPlan
 from millpond.executor.superstep.sink_delivery import SinkDelivery
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.statestore.app_ids import AppId
 from millpond.statestore.durations import duration_ms
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
+from millpond.statestore.log.committer import Committer
 from millpond.statestore.store import Store
 from millpond.statestore.system import collector_paused
-from millpond.statestore.types import Clock, EventTimeMicros, Superstep, TableVersion, WallTimeMicros
+from millpond.statestore.types import (
+    TIME_MIN_US,
+    Clock,
+    EventTimeMicros,
+    Superstep,
+    TableVersion,
+    WallTimeMicros,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +118,7 @@ class Coordinator:
                 store, topology.name, computations, fence=fence, token=self.names.token()
             ),
         )
+        self.committer: Committer = self.ownership.committer
         self.names: OwnedNames = OwnedNames(
             options.rng, topology.name, lambda: self.ownership.control.fence.sequencer
         )
@@ -180,13 +189,13 @@ class Coordinator:
         """Take superstep, watermarks, counts and pending productions from the store."""
         # Before the watermarks are restored: a computation without all of its history must not see time pass.
         self.backfills.open()
-        positions, pipeline = self.store.committer.snapshot.txns, self.topology.name
+        positions, pipeline = self.committer.snapshot.txns, self.topology.name
         self.superstep = superstep_of(positions, pipeline)
         self.watermarks.restore(positions, former)
         self.totals = Totals.restored(positions, pipeline)
         self._await(recover_pending(self.store, self.topology, self.superstep))
         reach("recovery.productions_found")
-        for owned in self.ownership.all():
+        for owned in self.ownership.owned.values():
             self._observe(owned)
 
     def check_update(self, topology: Topology) -> CheckedUpdate:
@@ -237,11 +246,15 @@ class Coordinator:
         self, streams: Collection[str], backfilled: str | None = None
     ) -> tuple[ComputationNode, ...]:
         """Return the consumers of ``streams``, and the backfilled computation, that have never run."""
-        missing = [node for name, node in self.topology.computations.items() if not self.ownership.of(name)]
-        if not missing:
+        owned = self.ownership.by_computation
+        if all(owned.values()):
             return ()
         names = self.topology.sampled_by(streams)
-        return tuple(node for node in missing if node.name in names or node.name == backfilled)
+        return tuple(
+            node
+            for name, node in self.topology.computations.items()
+            if not owned[name] and (name in names or name == backfilled)
+        )
 
     def create_intervals(self, computation: str, sample: pa.Array) -> None:
         """Divide a computation's keys into intervals by a sample of keys, and take their leases."""
@@ -249,7 +262,7 @@ class Coordinator:
 
     def id_scope(self, computation: str, stream: str) -> bytes:
         """Return the prefix of the record ids of a stream in a computation's rows; see `Topology.id_scope`."""
-        bare = self.store.committer.snapshot.txns.get(AppId.BARE_IDS.of(computation))
+        bare = self.committer.snapshot.txns.get(AppId.BARE_IDS.of(computation))
         known = self._id_scopes.get((computation, stream, bare))
         if known is None:
             known = self.topology.id_scope(computation, stream, bare)
@@ -265,9 +278,9 @@ class Coordinator:
         # One commit replaces the old intervals and fences the new ones, so that no key has two owners or none.
         self.ownership.recut(cut, answer or {})
         for interval in cut.by:
-            self._observe(self.ownership.get(interval))
+            self._observe(self.ownership.owned[interval])
         # A compaction that was prepared for a replaced interval must not be committed.
-        self.upkeep.follow(cut)
+        self.upkeep.follow(cut, self.superstep)
         self.balancer.apply(cut)
         if self.on_recut is not None:
             self.on_recut(cut)
@@ -290,13 +303,14 @@ class Coordinator:
         if self.watermarks.has_changed:
             return True
         for stream in self.pending.summaries:
-            if self.topology.consumers_of(stream):
+            if stream in self.topology.consumers:
                 return True
         now, mark = self.clock.now_us(), self.watermarks.mark
-        for owned in self.ownership.all():
+        for owned in self.ownership.owned.values():
             if owned.is_due(now, mark):
                 return True
-        return self.letters.retries.is_waiting()
+        retries = self.letters.retries
+        return bool(retries.left) or (self.clock.monotonic_us() >= retries.look_us and retries.is_waiting())
 
     def next_wall_timer(self) -> WallTimeMicros | None:
         """Return the time of the next wall timer of any interval."""
@@ -318,14 +332,20 @@ class Coordinator:
             with_files: list each interval's files; a runner that follows the log itself saves that cost.
             after: by injected stream, its watermark once the superstep is committed, if the runner knows it.
         """
+        started_us = self.clock.monotonic_us()
         # Idle streams stop holding the watermark now, because the plan fixes it for the whole superstep.
         self.watermarks.tick(inputs)
-        # Retried letters are part of the plan, so that the commit that has their effects deletes them.
-        self.ownership.patience.run(self.letters.retries.choose)
+        retries = self.letters.retries
+        if retries.left or started_us >= retries.look_us:
+            # Retried letters are part of the plan, so that the commit that has their effects deletes them.
+            self.ownership.patience.run(retries.choose)
         # The consumers of waiting productions must have intervals, or the superstep would deliver to nobody.
         self._create_downstream_intervals()
         conditions = self.watermarks.conditions()
-        concerned = self.topology.readers_of([*inputs, *self.pending.summaries]) | {backfilled}
+        concerned = {backfilled}
+        for stream in (*inputs, *self.pending.summaries):
+            for consumer in self.topology.consumers.get(stream, ()):
+                concerned.add(consumer.computation.name)
         intervals: list[IntervalPlan] = []
         for name in self.topology.computations:
             intervals += self.parts_of(
@@ -339,7 +359,7 @@ class Coordinator:
         return SuperstepPlan(
             superstep=Superstep(self.superstep + 1),
             conditions=conditions,
-            started_us=self.clock.monotonic_us(),
+            started_us=started_us,
             intervals=tuple(intervals),
             sources=self.pending.sources,
         )
@@ -354,18 +374,39 @@ class Coordinator:
         with_files: bool = True,
         after: Mapping[str, EventTimeMicros] | None = None,
     ) -> list[IntervalPlan]:
-        """Return the parts of a computation's intervals in the superstep that was planned at ``now``."""
-        return interval_plans(
-            computation,
-            self.ownership.of(computation),
-            now,
-            in_micro_batches=self.topology.computations[computation].computation.in_micro_batches,
-            only_due=only_due,
-            watermarks=self.watermarks,
-            files_in=self.store.committer.snapshot if with_files else None,
-            after=after or {},
-            retried_in=self.letters.retries.of,
-        )
+        """Return the parts of a computation's intervals in the superstep that was planned at ``now``.
+
+        With ``only_due`` intervals without a due timer and without a dead letter to retry are left out.
+        """
+        watermarks, chosen = self.watermarks, self.letters.retries.chosen
+        retried = () if chosen is None else chosen.retried.get(computation, ())
+        node, late_before = self.topology.computations[computation], None
+        if node.computation.in_micro_batches:
+            # Spark's lateness rule: one superstep behind the watermark.
+            late_before = _late_in_spark(watermarks.former_watermark(computation))
+        watermark = watermarks.input_watermark(computation)
+        percentiles = watermarks.percentile_watermarks(computation)
+        settled = watermarks.settled(computation, after) if after and node.time_sorted else None
+        parts: list[IntervalPlan] = []
+        for owned in self.ownership.by_computation[computation]:
+            own = (
+                tuple(letter for letter in retried if owned.interval.contains(letter.key)) if retried else ()
+            )
+            due = owned.is_due(now, watermarks.mark) or bool(own)
+            if due or not only_due:
+                part = IntervalPlan(
+                    interval=owned.interval,
+                    fence=owned.next_fence,
+                    watermark=watermark,
+                    files=self.committer.snapshot.files_of(owned.interval) if with_files else (),
+                    due=due,
+                    percentile_watermarks=percentiles,
+                    settled=settled,
+                    late_before=late_before,
+                    retried=own,
+                )
+                parts.append(part)
+        return parts
 
     def apply(
         self,
@@ -378,11 +419,14 @@ class Coordinator:
         self.superstep, self.totals = superstep, totals
         # Keep the journaled watermarks before holds and observations change: Spark's lateness rule refers to them.
         self.watermarks.record_commit()
+        files = self.upkeep.files
         written = [(letters.file, letters.productions)]
+        files[self.ownership.control.interval] += letters.file is not None
         for manifest in manifests:
-            owned = self.ownership.get(manifest.interval)
+            owned = self.ownership.owned[manifest.interval]
             owned.observe(manifest.result)
             self._observe(owned)
+            files[manifest.interval] += manifest.file is not None
             written.append((manifest.file, manifest.result.productions))
         # Productions hold the watermark before observations move it: otherwise their consumers would see them late.
         self._await(pending_of(written, self.topology, superstep))
@@ -390,11 +434,15 @@ class Coordinator:
 
     def maintain(self) -> None:
         """Run the upkeep between two supersteps, answer requests, and make the cuts that load or a tool asks for."""
+        now_us = self.clock.monotonic_us()
         # Between supersteps, because a compaction takes the next commit number of its interval, as a superstep does.
-        self.upkeep.run(self.superstep, self.watermarks.input_watermark)
-        self.letters.retries.answer(self.ownership.record)
-        for cut, answer in self.balancer.due(self.store.committer.snapshot.txns):
-            self.recut(cut, answer)
+        if self.committer.snapshot.version >= self.upkeep.due_version or now_us >= self.upkeep.due_us:
+            self.upkeep.run(self.superstep, self.watermarks.input_watermark)
+        if self.letters.retries.answers:
+            self.letters.retries.answer(self.ownership.record)
+        if self.balancer.is_on or now_us >= self.balancer.ask_us:
+            for cut, answer in self.balancer.due(self.committer.snapshot.txns):
+                self.recut(cut, answer)
 
     def _await(self, pending: PendingProductions) -> None:
         """Replace the pending productions, which hold watermarks."""
@@ -402,10 +450,16 @@ class Coordinator:
         self.watermarks.set_undelivered(pending.summaries)
 
     def _create_downstream_intervals(self) -> None:
-        for name, keys in self.letters.retries.computations().items():
-            if not self.ownership.of(name):
-                self.create_intervals(name, pa.array(keys, pa.string()))
+        chosen = self.letters.retries.chosen
+        for name, letters in {} if chosen is None else chosen.retried.items():
+            if not self.ownership.by_computation[name]:
+                self.create_intervals(name, pa.array([letter.key for letter in letters], pa.string()))
         if missing := self.computations_without_intervals(self.pending.summaries):
             productions = read_productions(self.store.objects, self.pending.sources)
             for node in missing:
                 self.create_intervals(node.name, keys_of(productions, node))
+
+
+def _late_in_spark(watermark: EventTimeMicros) -> EventTimeMicros:
+    """Return the time before which Spark drops a record: it counts whole milliseconds, and the watermark itself is late."""
+    return watermark if watermark == TIME_MIN_US else EventTimeMicros(watermark // 1_000 * 1_000 + 1)

@@ -190,7 +190,8 @@ class DeadLetters:
         new = list(unreadable)
         for manifest in manifests:
             new += manifest.result.dead_letters
-        return LettersOfSuperstep(new, self.retries.settled(manifests), tallies)
+        settled = frozenset[str]() if self.retries.chosen is None else self.retries.settled(manifests)
+        return LettersOfSuperstep(new, settled, tallies)
 
     def _refuse_flood(self, computation: str, tally: _Tally, limit: DeadLetterLimit) -> None:
         if tally.letters >= _ALL_MIN and tally.letters == tally.records:
@@ -205,7 +206,7 @@ class DeadLetters:
         """Write a superstep's new letters, and the deletion of settled letters, to an uncommitted row file."""
         if not letters.new and not letters.settled:
             return WrittenLetters()
-        failed_at = EventTimeMicros(int(plan.wall_time))
+        failed_at = EventTimeMicros(int(plan.conditions.wall_time))
         produce = bool(letters.new) and DEAD_LETTERS in self._topology.wanted_streams
         updates = dead_letter_updates(
             self._topology.name,
@@ -234,11 +235,13 @@ class DeadLetters:
     def committed(self, letters: LettersOfSuperstep) -> None:
         """Count the letters of a committed superstep, and warn of each computation's first letter."""
         for computation, tally in letters.tallies.items():
-            earlier = self._judged.pop(computation, None)
-            judged = tally if earlier is None else tally.plus(earlier)
+            judged = self._judged.setdefault(computation, _Tally())
+            judged.records += tally.records
+            judged.letters += tally.letters
+            judged.first = tally.first or judged.first
             # A full sample has been judged: the next one begins, so that old successes do not cover a new bug.
-            if self._limit is not None and judged.records < self._limit.records_min:
-                self._judged[computation] = judged
+            if self._limit is None or judged.records >= self._limit.records_min:
+                del self._judged[computation]
             if tally.first is not None and computation not in self._warned:
                 self._warned.add(computation)
                 _LOG.warning(
@@ -252,18 +255,20 @@ class DeadLetters:
         failed = sum(letter.retried > 0 for letter in letters.new) if letters.new else 0
         if failed:
             _LOG.warning("%d of %d dead letters that were retried failed again", failed, len(letters.settled))
-        self.retries.committed(letters.settled)
+        if self.retries.chosen is not None:
+            self.retries.committed(letters.settled)
 
 
 def _tallies(manifests: Iterable[Manifest], unreadable: Sequence[DeadLetter]) -> dict[str, _Tally]:
     tallies: dict[str, _Tally] = {}
     for manifest in manifests:
         ran = manifest.result.statistics
-        letters = [letter for letter in manifest.result.dead_letters if not letter.retried]
         tally = tallies.setdefault(manifest.interval.computation, _Tally())
         tally.records += ran.records - ran.dropped + ran.timers - ran.retried
-        tally.letters += len(letters)
-        tally.first = tally.first or next(iter(letters), None)
+        for letter in manifest.result.dead_letters:
+            if not letter.retried:
+                tally.letters += 1
+                tally.first = tally.first or letter
     for letter in unreadable:
         tally = tallies.setdefault(letter.computation, _Tally())
         tally.records += 1

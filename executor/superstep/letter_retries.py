@@ -38,7 +38,6 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.time.instants import Moment, to_micros
 from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
-from millpond.statestore.interval import Interval
 from millpond.statestore.log.rules import CommitRequest
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.store import Store
@@ -415,7 +414,7 @@ _DROPPED_MAX: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
+class ChosenLetters:
     """The letters that one superstep retries, by computation, and drops."""
 
     retried: Mapping[str, list[RetriedLetter]] = field(default_factory=dict)
@@ -423,7 +422,14 @@ class _Chosen:
 
 
 class LetterRetries:
-    """The requests for one pipeline's dead letters, honoured superstep by superstep."""
+    """The requests for one pipeline's dead letters, honoured superstep by superstep.
+
+    Attributes:
+        look_us: the monotonic time of the next search for requests.
+        left: the letters of the first request that are neither retried nor dropped yet, the oldest first.
+        chosen: the letters that the planned superstep retries and drops, if there are any.
+        answers: answers to requests that have no letter left.
+    """
 
     def __init__(
         self, store: Store, topology: Topology, clock: Clock, id_scope: Callable[[str, str], bytes]
@@ -432,85 +438,71 @@ class LetterRetries:
         self._topology = topology
         self._clock = clock
         self._id_scope = id_scope
-        self._looked_us: int | None = None
         self._request: LetterRequest | None = None
-        self._left: dict[str, None] = {}
-        self._answers: dict[str, int] = {}
-        self._chosen = _Chosen()
+        self.look_us: int = 0
+        self.left: dict[str, None] = {}
+        self.chosen: ChosenLetters | None = None
+        self.answers: dict[str, int] = {}
 
     def is_waiting(self) -> bool:
         """Return True if a superstep would retry or drop letters; asked when the pipeline has nothing else to do.
 
         It reads the log at most once a second, and not while the store is away.
         """
-        if self._is_time_to_look():
+        if self._clock.monotonic_us() >= self.look_us:
             try:
                 self._store.committer.refresh()
                 self._look()
             except UnavailableError as error:
                 _LOG.debug("no request for dead letters can be read now: %s", error)
-        return bool(self._left)
+        return bool(self.left)
 
     def choose(self) -> None:
         """Choose the letters that the superstep under planning retries and drops, in place of any earlier choice."""
         # A plan that was not committed retries nothing: its letters are still in the table, and are chosen again.
-        self._chosen = _Chosen()
-        if self._is_time_to_look():
+        self.chosen = None
+        if self._clock.monotonic_us() >= self.look_us:
             self._look()
-        if self._left and self._request is not None:
-            self._chosen = self._next(self._request)
-
-    def computations(self) -> Mapping[str, list[str]]:
-        """Return the keys of the letters that the superstep retries, by computation."""
-        return {name: [letter.key for letter in letters] for name, letters in self._chosen.retried.items()}
-
-    def of(self, interval: Interval) -> tuple[RetriedLetter, ...]:
-        """Return the letters that an interval retries."""
-        letters = self._chosen.retried.get(interval.computation)
-        return tuple(letter for letter in letters if interval.contains(letter.key)) if letters else ()
+        if self.left and self._request is not None:
+            self.chosen = self._next(self._request)
 
     def settled(self, manifests: Iterable[Manifest]) -> frozenset[str]:
         """Return the letters that the commit of these manifests deletes: retried and dropped letters."""
-        return self._chosen.dropped.union(*[manifest.result.retried for manifest in manifests])
+        dropped = frozenset[str]() if self.chosen is None else self.chosen.dropped
+        return dropped.union(*[manifest.result.retried for manifest in manifests])
 
     def committed(self, settled: Iterable[str]) -> None:
         """Forget letters that a committed superstep has deleted."""
-        self._chosen = _Chosen()
+        self.chosen = None
         for name in settled:
-            self._left.pop(name, None)
-        if self._request is not None and not self._left:
-            self._answers |= self._request.answer
+            self.left.pop(name, None)
+        if self._request is not None and not self.left:
+            self.answers |= self._request.answer
             self._request = None
             # Search at once for the next request.
-            self._looked_us = None
+            self.look_us = 0
 
     def answer(self, record: Callable[[Mapping[str, int]], None]) -> None:
         """Commit the answers to requests that have no letter left."""
-        answers, self._answers = self._answers, {}
-        if not answers:
-            return
+        answers, self.answers = self.answers, {}
         try:
             record(answers)
         except ConflictError as error:
             # The request was repeated meanwhile: it still waits, and the next search finds it.
             _LOG.debug("a request for dead letters was repeated while it was answered: %s", error)
 
-    def _is_time_to_look(self) -> bool:
-        now_us = self._clock.monotonic_us()
-        return self._looked_us is None or now_us - self._looked_us >= _LOOK_EVERY_US
-
     def _look(self) -> None:
         """Find the first request with letters left; the requests before it have none, and are answered."""
         waiting = waiting_letter_requests(self._store.committer.snapshot.txns, self._topology.name)
         if self._request is None or waiting[:1] != (self._request,):
-            self._request, self._left, self._answers = None, {}, {}
+            self._request, self.left, self.answers = None, {}, {}
             for request in waiting:
                 left = self._meant(request)
                 if left:
-                    self._request, self._left = request, left
+                    self._request, self.left = request, left
                     break
-                self._answers |= request.answer
-        self._looked_us = self._clock.monotonic_us()
+                self.answers |= request.answer
+        self.look_us = self._clock.monotonic_us() + _LOOK_EVERY_US
 
     def _meant(self, request: LetterRequest) -> dict[str, None]:
         """Return the names of a request's letters that can be retried, the oldest first."""
@@ -550,10 +542,10 @@ class LetterRetries:
         injector = topology.injectors.get(stream)
         return name, read_again(letter.name, fields, node, subscription, injector, self._id_scope)
 
-    def _next(self, request: LetterRequest) -> _Chosen:
+    def _next(self, request: LetterRequest) -> ChosenLetters:
         if request.action == "drop":
-            return _Chosen(dropped=frozenset(islice(self._left, _DROPPED_MAX)))
-        names = list(islice(self._left, _RETRIED_MAX))
+            return ChosenLetters(dropped=frozenset(islice(self.left, _DROPPED_MAX)))
+        names = list(islice(self.left, _RETRIED_MAX))
         retried: dict[str, list[RetriedLetter]] = {}
         size_bytes = 0
         for stored in stored_letters(self._store.committer.snapshot, self._store.objects, names):
@@ -561,11 +553,11 @@ class LetterRetries:
                 computation, letter = self._read(stored)
             except InvalidError as error:
                 # Extractors are user code: an extractor that succeeded in `_meant` may still fail here.
-                del self._left[stored.name]
+                del self.left[stored.name]
                 _LOG.warning("a dead letter stays what it is letter=`%s`: %s", stored.name, error)
                 continue
             retried.setdefault(computation, []).append(letter)
             size_bytes += len(letter.value)
             if size_bytes > _RETRIED_BYTES_MAX:
                 break
-        return _Chosen(retried)
+        return ChosenLetters(retried)

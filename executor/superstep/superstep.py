@@ -215,10 +215,11 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
 
         # Apply: only now do timers, holds, watermarks and pending productions change, because only now are they
         # durable. Senders are acknowledged after this method returns.
-        coordinator.upkeep.note(request)
-        coordinator.balancer.record(manifests)
+        if coordinator.balancer.is_on:
+            coordinator.balancer.record(manifests)
         coordinator.letters.committed(letters)
-        coordinator.forgotten.observe(counts)
+        if counts.dropped:
+            coordinator.forgotten.observe(counts)
         coordinator.suspects.observe(results.observations, now_us)
         coordinator.apply(plan.superstep, totals, manifests, written)
         reach("superstep.applied")
@@ -256,11 +257,10 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
         counts: Totals,
         totals: Totals,
     ) -> CommitRequest:
-        coordinator = self._coordinator
-        owned_of = coordinator.ownership.get
+        coordinator, owned = self._coordinator, self._coordinator.ownership.owned
         # The control interval is part of every commit, because its fence proves ownership of the pipeline.
         touched = [(coordinator.ownership.control, letters.file)]
-        touched += [(owned_of(one.interval), one.file) for one in manifests if one.file is not None]
+        touched += [(owned[one.interval], one.file) for one in manifests if one.file is not None]
         return superstep_request(
             prepared.plan,
             touched,
@@ -269,6 +269,6 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
             counts=counts,
             totals=totals,
             position=prepared.position,
-            stored=coordinator.store.committer.snapshot.txns,
-            loads=coordinator.balancer.report(),
+            stored=coordinator.committer.snapshot.txns,
+            loads=coordinator.balancer.report() if coordinator.balancer.is_on else {},
         )

@@ -90,36 +90,31 @@ class Holder:
 class Lease:
     """The right to write one interval, under one sequencer, until it ends.
 
-    The state changes as notices from the service arrive, and `check` turns it into an error. A lease is safe to use
-    from any thread.
+    ``state`` is what the service reported last; only `move` changes it, and `check` turns it into an error. A lease is
+    safe to use from any thread.
     """
 
-    __slots__ = ("_lock", "_reason", "_state", "interval", "sequencer")
+    __slots__ = ("_lock", "_reason", "interval", "sequencer", "state")
 
     def __init__(self, interval: Interval, sequencer: Sequencer) -> None:
         self.interval: Final = interval
         self.sequencer: Final = sequencer
-        self._state = LeaseState.HELD
+        self.state: LeaseState = LeaseState.HELD
         self._reason = ""
         self._lock = threading.Lock()
-
-    @property
-    def state(self) -> LeaseState:
-        """The state that the service reported last."""
-        return self._state
 
     def check(self) -> None:
         """Raise unless the lease is held, according to the last report.
 
         `UnavailableError` means pause, because the lease may be held again later; `FencedError` means stop.
         """
-        if self._state is LeaseState.HELD:
+        if self.state is LeaseState.HELD:
             return
         details = {"interval": self.interval.app_id, "sequencer": self.sequencer}
-        if self._state is LeaseState.SUSPENDED:
+        if self.state is LeaseState.SUSPENDED:
             raise UnavailableError("the lease service is unavailable", **details)
         raise FencedError(
-            f"the lease has ended: {self._reason or self._state}; this process ends, and the owner goes on",
+            f"the lease has ended: {self._reason or self.state}; this process ends, and the owner goes on",
             **details,
         )
 
@@ -129,15 +124,15 @@ class Lease:
         Only the `Leases` that made the lease calls this.
         """
         with self._lock:
-            if not may_move(self._state, state):
+            if not may_move(self.state, state):
                 return False
             # The reason is set first, because `check` reads without the lock.
             self._reason = reason
-            self._state = state
+            self.state = state
             return True
 
     def __repr__(self) -> str:
-        return f"Lease({self.interval.app_id}, sequencer={self.sequencer}, {self._state})"
+        return f"Lease({self.interval.app_id}, sequencer={self.sequencer}, {self.state})"
 
 
 class Leases(Protocol):

@@ -244,7 +244,7 @@ class Garbage(RuleBasedStateMachine):
         coordinator = self.run._worker.coordinator
         owned = {
             held.interval: Owned(held.fence.sequencer, coordinator.superstep)
-            for held in coordinator.ownership.all()
+            for held in coordinator.ownership.owned.values()
         }
         collected = collect_garbage(
             objects or self.disk,

@@ -87,7 +87,7 @@ class Pond:
             retention=retention,
             owned={
                 owned.interval: Owned(owned.fence.sequencer, self.superstep)
-                for owned in self.run._worker.coordinator.ownership.all()
+                for owned in self.run._worker.coordinator.ownership.owned.values()
             },
             **options,
         )

@@ -182,8 +182,8 @@ def test_a_former_owners_compaction_is_fenced():
     pond.start()
     before = pond.store.committer.snapshot.version
     # Due at once, without a superstep of its own that would be fenced first.
-    schedule = coordinator.upkeep._compactions
-    schedule._files = dict.fromkeys(schedule._files, COMPACTIONS.fan_in)
+    schedule, coordinator.upkeep.due_version = coordinator.upkeep._compactions, 0
+    schedule.files.update(dict.fromkeys(schedule.files, COMPACTIONS.fan_in))
     schedule.policy = UpkeepPolicy(compaction=CompactionPolicy(fan_in=2), background=False)
 
     with pytest.raises(FencedError):

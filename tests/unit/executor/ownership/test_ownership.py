@@ -208,10 +208,10 @@ class TestTakingOver:
             Interval(LEDGER, "", "c"),
             Interval(LEDGER, "c"),
         ]
-        for owned in second.all():
-            assert owned.fence.sequencer > first.get(owned.interval).fence.sequencer
+        for owned in second.owned.values():
+            assert owned.fence.sequencer > first.owned[owned.interval].fence.sequencer
             assert pond.store().snapshot().fence_of(owned.interval) == owned.fence
-            assert first.get(owned.interval).lease.state is LeaseState.LOST
+            assert first.owned[owned.interval].lease.state is LeaseState.LOST
 
     def test_a_held_pipeline_may_be_refused(self, pond: Pond) -> None:
         """With ``refuse`` a second process leaves leases and table alone."""
@@ -232,7 +232,7 @@ class TestTakingOver:
         owner.open()
         owner.close()
 
-        assert owner.all() == []
+        assert not owner.owned
         assert pond.registry.owners == {}
 
     @pytest.mark.timeout(30)

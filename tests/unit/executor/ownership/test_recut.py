@@ -107,7 +107,7 @@ def pond() -> Pond:
 def test_what_was_replaced_cannot_be_written_any_more(pond: Pond) -> None:
     """The next commit number of the interval that was split is refused, and so is a lease on it with a new sequencer."""
     run = feed(pond.start(), "axz")
-    held = coordinator_of(run).ownership.get(WHOLE).fence
+    held = coordinator_of(run).ownership.owned[WHOLE].fence
 
     coordinator_of(run).recut(Cut.split(WHOLE, ["m"]))
 
