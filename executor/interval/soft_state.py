@@ -326,7 +326,8 @@ class SoftState:
         undo = cache.put(keys, states, timers)
         if keys:
             cache.uses.record(keys[0], clocks)
-        self.timers.put(timers)
+        if timers:
+            self.timers.put(timers)
         if not cache.is_complete:
             self._statistics.follow(keys, self._wait_of, clocks)
         if fingerprints is not None:

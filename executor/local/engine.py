@@ -158,13 +158,14 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         coordinator, outside = self._coordinator, batch.outside
         watermarks = coordinator.watermarks
         watches: dict[str, Watch] = {}
-        stamps: dict[str, EventTimeMicros | None] = {}
+        stamps: dict[str, EventTimeMicros] = {}
         live: list[OutsideRows] = []
         for rows in outside:
             # Before the rows are read: keys of another kind would be written where no reader finds them.
             coordinator.keys.record(rows.stream, rows.rows, rows.backfill)
             watches[rows.stream] = watch = watermarks.watch(rows.stream)
-            stamps[rows.stream] = watch.stamp_at
+            if watch.stamp_at is not None:
+                stamps[rows.stream] = watch.stamp_at
             if rows.backfill is None:
                 live.append(rows)
         extracted = extract_inputs(
@@ -203,7 +204,7 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         self._follow_log()
         productions = self._undelivered(plan)
         topology, letters = self._coordinator.topology, list(inputs.extracted.letters)
-        if plan.sources:
+        if productions is not None:
             for name in dict.fromkeys([part.interval.computation for part in plan.intervals]):
                 letters += productions.letters(topology.computations[name])
         if topology.fused:
@@ -240,14 +241,14 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         A change by another writer (a compaction, Spark's OPTIMIZE) shows in the version, so the cost of a superstep
         does not grow with the number of files.
         """
-        version = self._store.committer.snapshot.version
+        version = self._coordinator.committer.snapshot.version
         if version != self._version:
             for worker in self._workers.values():
                 worker.fall_behind()
             self._version = version
 
     def _work(
-        self, plan: SuperstepPlan, inputs: ExtractedInputs, productions: UndeliveredProductions
+        self, plan: SuperstepPlan, inputs: ExtractedInputs, productions: UndeliveredProductions | None
     ) -> list[tuple[IntervalPlan, list[Deliveries]]]:
         waiting: list[tuple[IntervalPlan, list[Deliveries]]] = []
         others: list[tuple[IntervalPlan, list[Deliveries]]] = []
@@ -256,7 +257,8 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
             if deliveries or part.due:
                 node = self._coordinator.topology.computations[part.interval.computation]
                 # Consumers of productions run first: their records have waited for a commit already.
-                (waiting if productions.extracted(node) else others).append((part, deliveries))
+                is_waiting = productions is not None and productions.extracted(node)
+                (waiting if is_waiting else others).append((part, deliveries))
         return [*waiting, *others]
 
     def _write_all(self, ran: Sequence[RanBundle]) -> list[tuple[Manifest, pa.Table | None]]:
@@ -269,7 +271,7 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
                 started.append(self._start_writing(bundle.worker, bundle.bundle, result, is_last=is_last))
             return [writing.finish() for writing in started]
         finally:
-            wait([writing.file for writing in started])
+            wait([writing.file for writing in started if isinstance(writing.file, Future)])
 
     def _run_bundles(
         self, plan: SuperstepPlan, work: Sequence[tuple[IntervalPlan, list[Deliveries]]]
@@ -288,22 +290,24 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
             return [writing.finish() for writing in started]
         finally:
             # After a failure too: no file may still be written when the work is repeated.
-            wait([writing.file for writing in started])
+            wait([writing.file for writing in started if isinstance(writing.file, Future)])
 
     def _start_writing(
         self, worker: IntervalWorker, bundle: Bundle, result: BundleResult, *, is_last: bool
     ) -> _Writing:
-        # The last file has nothing to overlap with, so this thread writes it.
-        writer = INLINE if is_last else self._writer
         token = self._coordinator.names.token()
-        return _Writing(worker, bundle, result, writer.submit(worker.write, bundle, result, token))
+        if is_last:
+            # The last file has nothing to overlap with, so this thread writes it.
+            return _Writing(worker, bundle, result, worker.write(bundle, result, token))
+        return _Writing(worker, bundle, result, self._writer.submit(worker.write, bundle, result, token))
 
-    def _undelivered(self, plan: SuperstepPlan) -> UndeliveredProductions:
+    def _undelivered(self, plan: SuperstepPlan) -> UndeliveredProductions | None:
+        if not plan.sources:
+            return None
         productions = UndeliveredProductions(plan.sources, self._productions_in)
-        if plan.sources:
-            # All files now: a missing file must fail the superstep before any user code has run.
-            productions.read_committed()
-            reach("delivery.read")
+        # All files now: a missing file must fail the superstep before any user code has run.
+        productions.read_committed()
+        reach("delivery.read")
         return productions
 
     def _productions_in(self, source: ProductionSource) -> pa.Table:
@@ -311,10 +315,10 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         return read_productions(self._objects, [source]) if kept is None else kept
 
     def _deliveries(
-        self, part: IntervalPlan, inputs: ExtractedInputs, productions: UndeliveredProductions
+        self, part: IntervalPlan, inputs: ExtractedInputs, productions: UndeliveredProductions | None
     ) -> list[Deliveries]:
         node = self._coordinator.topology.computations[part.interval.computation]
-        found = productions.deliveries(node, part.interval)
+        found = [] if productions is None else productions.deliveries(node, part.interval)
         for deliveries in inputs.by_computation.get(node.name, ()):
             inside = within(deliveries, part.interval)
             if inside is not None and len(inside.at):
@@ -322,7 +326,7 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         return found
 
     def _files_of(self, interval: Interval) -> tuple[LiveFile, ...]:
-        return self._store.committer.snapshot.files_of(interval)
+        return self._coordinator.committer.snapshot.files_of(interval)
 
     def _worker_of(self, interval: Interval, renew: bool = False) -> IntervalWorker:
         """Return the worker of an interval; with ``renew`` a new worker, whose soft state is empty."""
@@ -359,11 +363,12 @@ class _Writing:
     worker: IntervalWorker
     bundle: Bundle
     result: BundleResult
-    file: Future[RowFile | None]
+    file: Future[RowFile | None] | RowFile | None
 
     def finish(self) -> tuple[Manifest, pa.Table | None]:
         """Wait for the file; return the manifest and the productions, if any."""
-        manifest = self.worker.finish(self.bundle, self.result, self.file.result())
+        file = self.file.result() if isinstance(self.file, Future) else self.file
+        manifest = self.worker.finish(self.bundle, self.result, file)
         productions = flatten_productions(self.result.updates) if self.result.productions else None
         return manifest, productions
 

@@ -46,11 +46,9 @@ from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.types import EventTimeMicros
 
 
-def check_fit(topology: Topology, stream: str, rows: Rows, *, with_mappings: bool = True) -> None:
-    """Refuse rows that do not fit the stream's injector and consumers: tables, and with ``with_mappings`` mappings."""
+def check_fit(topology: Topology, stream: str, rows: Rows) -> None:
+    """Refuse rows that do not fit the stream's injector and consumers."""
     injector = topology.injector(stream)
-    if not isinstance(rows, pa.Table) and not (rows and with_mappings):
-        return
     keys = [consumer.subscription.key for consumer in topology.consumers_of(stream)]
     if isinstance(rows, pa.Table):
         # A missing column is an error of this call and must not end the run.
@@ -58,7 +56,7 @@ def check_fit(topology: Topology, stream: str, rows: Rows, *, with_mappings: boo
             refuse_reserved(rows.column_names)
             for key in keys:
                 read_injected(injector, key, rows.slice(0, 0))
-    else:
+    elif rows:
         check_fields(injector, keys, rows)
 
 
@@ -161,17 +159,18 @@ class Taken:
     updates: list[UpdateEntry] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
 
-    def __bool__(self) -> bool:
-        return bool(self.updates or self.arrivals)
+    def refuse_unfit(self, topology: Topology) -> bool:
+        """Drop the entries that do not fit the running pipeline, and return True if any was dropped.
 
-    def fitting(self, topology: Topology) -> Taken:
-        """Return the entries that fit the running pipeline; the receipts of the others raise the reason."""
-        return Taken(
-            updates=[entry for entry in self.updates if entry.checked is topology or _fits(entry, topology)],
-            arrivals=[
-                entry for entry in self.arrivals if entry.checked is topology or _fits(entry, topology)
-            ],
-        )
+        Their receipts raise the reason.
+        """
+        unfit = False
+        for entries in (self.updates, self.arrivals):
+            for entry in [*entries]:
+                if entry.checked is not topology and not _fits(entry, topology):
+                    entries.remove(entry)
+                    unfit = True
+        return unfit
 
     def settle(self, failure: BaseException | None = None) -> None:
         """Settle all receipts: the input is durable, or the run has ended with ``failure``."""
@@ -438,7 +437,7 @@ def _read_for_consumers(
     injector = topology.injectors[outside.stream]
     return {
         consumer.computation.name: read_injected(injector, consumer.subscription.key, outside.rows, stamp_at)
-        for consumer in topology.consumers_of(outside.stream)
+        for consumer in topology.consumers.get(outside.stream, ())
         if outside.backfill in (None, consumer.computation.name)
     }
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from millpond.executor.inputs.changes import flat_rows
 from millpond.executor.inputs.extraction import Rows, rows_to_extract
+from millpond.executor.inputs.injector import InjectorNode
 from millpond.executor.inputs.positions import LOCAL_SOURCE, after_the_end
 from millpond.executor.local.engine import LocalBatch
 from millpond.executor.local.intake import Arrival, OutsideRows, Receipt, UpdateEntry, check_fit
@@ -22,8 +23,8 @@ from millpond.executor.local.worker import BUNDLE_RECORDS_MAX, LocalWorker
 from millpond.executor.pipeline.nodes import SIGNALS
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.lifecycle import Phase
-from millpond.executor.run.run import PipelineUpdate, Run, RunStatus, WatermarkUpdate
-from millpond.executor.superstep.commit import SuperstepReport
+from millpond.executor.run.run import PipelineUpdate, Run, WatermarkUpdate
+from millpond.executor.superstep.commit import RunStatus, SuperstepReport
 from millpond.executor.superstep.plan import InputPosition
 from millpond.executor.time.clocks import PercentileTimes
 from millpond.executor.watermark.authority import Conditions
@@ -44,7 +45,7 @@ class LocalRun(Run[Receipt]):
         )
         self._worker = worker
         # One value, so that no thread reads the topology of one time and the checked streams of another.
-        self._gate: tuple[Topology, set[str]] = self._topology, set()
+        self._gate: tuple[Topology, dict[str, InjectorNode]] = self._topology, {}
 
     @accepts_old_durations
     def inject(self, stream: str, rows: RowsLike, *, timeout: str | timedelta | None = None) -> Receipt:
@@ -69,10 +70,12 @@ class LocalRun(Run[Receipt]):
             UnavailableError: the intake stayed full; the first part of a large table may be in it.
         """
         topology, checked = self._gate
-        given = _read_rows(topology, stream, rows)
-        check_fit(topology, stream, given, with_mappings=stream not in checked)
-        if given and not isinstance(given, pa.Table):
-            checked.add(stream)
+        injector = checked.get(stream) or topology.injector(stream)
+        given = _read_rows(injector, rows)
+        if stream not in checked or isinstance(given, pa.Table):
+            check_fit(topology, stream, given)
+            if given and not isinstance(given, pa.Table):
+                checked[stream] = injector
         self._refuse_if_ended(stream)
         # Pieces are committed one by one, so that a large table does not become one large superstep.
         cut = list(pieces(given, BUNDLE_RECORDS_MAX))
@@ -111,7 +114,7 @@ class LocalRun(Run[Receipt]):
 
     def read_rows(self, stream: str, rows: RowsLike) -> Rows:
         """Return a caller's rows in memory, with their payload decoded; changes of a table become flat rows."""
-        return _read_rows(self._topology, stream, rows)
+        return _read_rows(self._topology.injector(stream), rows)
 
     def check_rows(self, stream: str, rows: Rows) -> None:
         """Refuse rows that do not fit the stream's injector and consumers.
@@ -125,7 +128,8 @@ class LocalRun(Run[Receipt]):
         check_fit(self._topology, stream, rows)
 
     def _put(self, entry: Arrival | UpdateEntry, wait_ms: float | None = None) -> None:
-        self._lifecycle.check_phase(Phase.RUNNING)
+        if not self._lifecycle.is_active:
+            self._lifecycle.check_phase(Phase.RUNNING)
         self._worker.intake.put(entry, timeout_ms=wait_ms if self._worker.is_threaded else 0)
 
     def _refuse_if_ended(self, stream: str) -> None:
@@ -254,7 +258,8 @@ class LocalRun(Run[Receipt]):
         """
         if self._worker.is_threaded:
             raise InvalidError("this run has a worker of its own: start it with stepping=True to step it")
-        self._lifecycle.check_phase(Phase.RUNNING)
+        if not self._lifecycle.is_active:
+            self._lifecycle.check_phase(Phase.RUNNING)
         return self._worker.step()
 
     @accepts_old_durations
@@ -291,7 +296,7 @@ class LocalRun(Run[Receipt]):
         return self._worker.update(topology, then=lambda: self._follow(topology))
 
     def _follow(self, topology: Topology) -> None:
-        self._topology, self._gate = topology, (topology, set())
+        self._topology, self._gate = topology, (topology, {})
 
     def _say(self, text: str) -> None:
         self._worker.say(text)
@@ -306,9 +311,9 @@ class LocalRun(Run[Receipt]):
         self._worker.close()
 
 
-def _read_rows(topology: Topology, stream: str, rows: RowsLike) -> Rows:
-    injector = topology.injector(stream)
+def _read_rows(injector: InjectorNode, rows: RowsLike) -> Rows:
     # Changes are put in order, so all of them are needed at once.
     given = rows.all_rows(BUNDLE_RECORDS_MAX) if isinstance(rows, RowSource) else rows_from(rows)
-    extracted = rows_to_extract(injector, given)
-    return extracted if injector.change is None else flat_rows(injector.change, extracted)
+    if injector.payload is not None:
+        given = rows_to_extract(injector, given)
+    return given if injector.change is None else flat_rows(injector.change, given)

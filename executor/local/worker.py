@@ -38,9 +38,9 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.lifecycle import Lifecycle, Phase
 from millpond.executor.run.options import RunnerOptions
 from millpond.executor.run.progress import Progress
-from millpond.executor.run.run import PipelineUpdate, RunStatus, update_between
+from millpond.executor.run.run import PipelineUpdate, update_between
 from millpond.executor.superstep.backfills import backfill_position
-from millpond.executor.superstep.commit import SuperstepReport
+from millpond.executor.superstep.commit import RunStatus, SuperstepReport
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
 from millpond.executor.superstep.superstep import Superstep
@@ -267,7 +267,7 @@ class LocalWorker:
         self._taken = Taken()
         engine.on_stuck = self._strand
         coordinator.sinks.on_failure = self._fail
-        self.status: RunStatus = RunStatus.of(coordinator)
+        self.status: RunStatus = coordinator.status()
         self._backfill: Iterator[LocalBatch] | None = None
 
     # -- steps -----------------------------------------------------------------------------
@@ -291,17 +291,17 @@ class LocalWorker:
 
     def _pop_fitting(self) -> Taken:
         """Return the next input that fits the present pipeline; input that waited through an update may not."""
-        while taken := self.intake.pop(BUNDLE_RECORDS_MAX):
-            fitting = taken.fitting(self.coordinator.topology)
-            if fitting:
-                return fitting
+        taken = self.intake.pop(BUNDLE_RECORDS_MAX)
+        while taken.refuse_unfit(self.coordinator.topology) and not taken.arrivals and not taken.updates:
+            taken = self.intake.pop(BUNDLE_RECORDS_MAX)
         return taken
 
     def _handle(self, taken: Taken) -> SuperstepReport | None:
-        if not taken:
+        if not taken.arrivals and not taken.updates:
             self.coordinator.watermarks.tick()
             if not self.coordinator.has_work():
-                self.coordinator.sinks.wait()
+                if self.coordinator.topology.sinks:
+                    self.coordinator.sinks.wait()
                 self.coordinator.maintain()
                 return None
         # Updates first: the intake cuts a bundle at an update, so that it comes after the records before it.
@@ -313,9 +313,11 @@ class LocalWorker:
     def run(self, batch: LocalBatch) -> SuperstepReport:
         """Run one superstep, report it, and maintain the store."""
         report = self.superstep.run(batch)
-        self.status = RunStatus.of(self.coordinator)
-        self.intake.hold_back(self.coordinator.watermarks.streams_ahead())
-        self._progress.report(report)
+        self.status = self.coordinator.status()
+        if self.coordinator.watermarks.skew_limits:
+            self.intake.hold_back(self.coordinator.watermarks.streams_ahead())
+        if self._progress.is_enabled:
+            self._progress.report(report)
         self.coordinator.maintain()
         return report
 
@@ -360,7 +362,7 @@ class LocalWorker:
         checked = self.coordinator.check_update(topology)
         with self._failing():
             version = self.engine.update(checked)
-            self.status = RunStatus.of(self.coordinator)
+            self.status = self.coordinator.status()
             then()
             self.intake.hold_back(self.coordinator.watermarks.streams_ahead())
         elapsed_us = self._clock.monotonic_us() - began_us

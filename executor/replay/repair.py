@@ -37,7 +37,7 @@ from millpond.statestore.log.files import LiveFile, row_file_to_add
 from millpond.statestore.log.log import LOG_FOLDER, Log, commit_path
 from millpond.statestore.log.snapshot import RESTORED_VERSION, live_intervals
 from millpond.statestore.log.writer import Committed
-from millpond.statestore.objects.obstore import put_new
+from millpond.statestore.objects.ranges import put_new
 from millpond.statestore.rows.files import read_row_files, write_row_file
 from millpond.statestore.rows.row import Fence, pack_fence, unpack_fence
 from millpond.statestore.types import (

@@ -24,56 +24,44 @@ class Phase(Enum):
 
 
 class Lifecycle:
-    """The phase of a run and its first failure; any thread may use it."""
+    """The phase of a run and its first failure; any thread may read and change them.
+
+    Attributes:
+        phase: the present phase.
+        error: the first error; ``None`` if the run has not failed.
+        is_active: the run takes input: it was not stopped and has not failed.
+        is_stranded: user code hangs in one of the run's threads and cannot be interrupted.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._phase = Phase.RUNNING
-        self._error: BaseException | None = None
-        self._is_stranded = False
-
-    @property
-    def phase(self) -> Phase:
-        """The present phase."""
-        return self._phase
-
-    @property
-    def error(self) -> BaseException | None:
-        """The first error; ``None`` if the run has not failed."""
-        return self._error
-
-    @property
-    def is_stranded(self) -> bool:
-        """True if user code hangs in one of the run's threads and cannot be interrupted."""
-        return self._is_stranded
-
-    @property
-    def is_active(self) -> bool:
-        """True while the run takes input: it was not stopped and has not failed."""
-        return self._phase is Phase.RUNNING and self._error is None
+        self.phase: Phase = Phase.RUNNING
+        self.error: BaseException | None = None
+        self.is_active: bool = True
+        self.is_stranded: bool = False
 
     def fail(self, error: BaseException, *, is_stranded: bool = False) -> None:
         """Record a failure; only the first error is kept."""
         with self._lock:
-            if self._error is None:
-                self._error = error
-            self._is_stranded |= is_stranded
+            if self.error is None:
+                self.error, self.is_active = error, False
+            self.is_stranded |= is_stranded
 
     def stop(self) -> bool:
         """Begin to stop; return False if an earlier call did."""
         with self._lock:
-            is_first = self._phase is Phase.RUNNING
+            is_first = self.phase is Phase.RUNNING
             if is_first:
-                self._phase = Phase.STOPPING
+                self.phase, self.is_active = Phase.STOPPING, False
         self._stopping.set()
         return is_first
 
     def close(self) -> None:
         """Record that the stopping run is about to give its leases back."""
         with self._lock:
-            check(self._phase is Phase.STOPPING, "a run is stopped before it is closed", phase=self._phase)
-            self._phase = Phase.STOPPED
+            check(self.phase is Phase.STOPPING, "a run is stopped before it is closed", phase=self.phase)
+            self.phase = Phase.STOPPED
 
     def wait_for_stop(self, timeout_ms: float) -> bool:
         """Wait until the run is being stopped; return True if that is so in time."""
@@ -81,14 +69,14 @@ class Lifecycle:
 
     def raise_failure(self) -> None:
         """Raise the first error, if the run has failed."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     def check_phase(self, *allowed: Phase) -> None:
         """Raise the first error, or `InvalidError` in a phase that is not allowed."""
-        if self._error is not None:
-            raise self._error
-        if self._phase not in allowed:
+        if self.error is not None:
+            raise self.error
+        if self.phase not in allowed:
             raise InvalidError(
                 "the run has been stopped: start another one on its store, which goes on from there"
             )

@@ -264,6 +264,7 @@ class Progress:
     ) -> None:
         console = console or Console(stderr=True, highlight=False)
         in_terminal = console.is_terminal and not console.is_dumb_terminal and not console.is_jupyter
+        self.is_enabled: bool = enabled
         self._log: ProgressLog | None = None
         self._line: ProgressLine | None = None
         if enabled:

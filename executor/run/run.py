@@ -16,51 +16,14 @@ from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.signals import SignalWindow, listeners, signal_rows
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.lifecycle import Lifecycle
-from millpond.executor.superstep.commit import Totals
-from millpond.executor.superstep.coordinator import Coordinator
+from millpond.executor.superstep.commit import RunStatus, Totals
 from millpond.executor.time.clocks import EXACT
 from millpond.executor.time.instants import Instant, instant_us
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.executor.watermark.stream_time import MemberStatus
 from millpond.statestore.catalog.topology import TopologyChange, change_between
 from millpond.statestore.errors import InvalidError, did_you_mean
-from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros, Superstep, TableVersion
-
-
-def input_watermarks(coordinator: Coordinator) -> dict[str, EventTimeMicros]:
-    """Return the input low watermark of each computation."""
-    names = coordinator.topology.computations
-    return {name: coordinator.watermarks.input_watermark(name) for name in names}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStatus:
-    """The state of a pipeline after a superstep; a value that any thread may read.
-
-    Attributes:
-        superstep: number of the last committed superstep.
-        totals: counts over the pipeline's whole life.
-        watermarks: input low watermark by computation.
-        low_watermark: the lowest output watermark; everything before it is done.
-        ended: injected streams whose input has ended for good.
-    """
-
-    superstep: Superstep
-    totals: Totals
-    watermarks: Mapping[str, EventTimeMicros]
-    low_watermark: EventTimeMicros
-    ended: frozenset[str] = frozenset()
-
-    @classmethod
-    def of(cls, coordinator: Coordinator) -> Self:
-        """Return the present status; only the thread that runs supersteps may call it."""
-        return cls(
-            superstep=coordinator.superstep,
-            totals=coordinator.totals,
-            watermarks=input_watermarks(coordinator),
-            low_watermark=coordinator.watermarks.low_watermark(),
-            ended=coordinator.watermarks.ended,
-        )
+from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros, TableVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

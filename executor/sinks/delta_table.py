@@ -21,7 +21,7 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.log.table import append, change_schema, create_table
 from millpond.statestore.log.writer import CommitDraft, LogWriter
-from millpond.statestore.objects.obstore import put_new
+from millpond.statestore.objects.ranges import put_new
 from millpond.statestore.types import Clock, Objects, Rng, Superstep, TableVersion
 
 

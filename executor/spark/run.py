@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,7 @@ from millpond.executor.run.options import RunnerOptions
 from millpond.executor.run.run import (
     PipelineUpdate,
     Run,
-    RunStatus,
     WatermarkUpdate,
-    input_watermarks,
     update_between,
 )
 from millpond.executor.spark.engine import SparkEngine
@@ -34,7 +33,7 @@ from millpond.executor.spark.frames import InputFrames, backfill_frames, table_o
 from millpond.executor.spark.micro_batches import Ticker, batch_function, unless_stopped
 from millpond.executor.spark.queries import Queries, StartQuery
 from millpond.executor.spark.session import spark_calls, worker_calls
-from millpond.executor.superstep.commit import SuperstepReport
+from millpond.executor.superstep.commit import RunStatus, SuperstepReport
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.durations import accepts_old_durations, duration_ms, timeout_ms
@@ -65,7 +64,7 @@ class SparkRun(Run[None]):
         frames: InputFrames | None = None,
     ) -> None:
         lifecycle = Lifecycle()
-        first = RunStatus.of(coordinator)
+        first = coordinator.status()
         super().__init__(coordinator.topology, lifecycle, options.clock, first=first, release=release)
         self._tick_ms = duration_ms("tick", options.tick)
         self._engine = engine
@@ -351,7 +350,7 @@ class SparkRun(Run[None]):
             with self._guarded():
                 version = self._engine.update(checked)
                 self._topology = topology
-                self._watermarks = input_watermarks(self._coordinator)
+                self._watermarks = self._coordinator.watermarks.input_watermarks()
             done = update_between(former, topology, version, self._clock.monotonic_us() - began_us)
         # Without the lock: a batch under way for such a stream waits for the lock, and is refused.
         self._queries.stop_others(topology.injectors)
@@ -361,14 +360,7 @@ class SparkRun(Run[None]):
         self._progress.note(text)
 
     def _status(self) -> RunStatus:
-        coordinator = self._coordinator
-        return RunStatus(
-            superstep=coordinator.superstep,
-            totals=coordinator.totals,
-            watermarks=self._watermarks,
-            low_watermark=coordinator.watermarks.low_watermark(),
-            ended=coordinator.watermarks.ended,
-        )
+        return replace(self._coordinator.status(), watermarks=self._watermarks)
 
     def _end_work(self) -> None:
         self._coordinator.give_up()
@@ -413,7 +405,7 @@ class SparkRun(Run[None]):
 
     def _reported(self, report: SuperstepReport | None) -> SuperstepReport | None:
         self._last_superstep_us = self._clock.monotonic_us()
-        self._watermarks = input_watermarks(self._coordinator)
+        self._watermarks = self._coordinator.watermarks.input_watermarks()
         if report is not None:
             self._progress.report(report)
             self._coordinator.maintain()

@@ -12,7 +12,7 @@ from millpond.executor.inputs.positions import counts_by_computation
 from millpond.executor.interval.bundle import DeadLetter
 from millpond.executor.interval.row_update import Manifest
 from millpond.executor.ownership.ownership import OwnedInterval
-from millpond.executor.pipeline.nodes import DEAD_LETTERS, is_addressed
+from millpond.executor.pipeline.nodes import is_addressed
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
 from millpond.executor.time.observations import InputObservation
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
@@ -124,10 +124,11 @@ def count(
         duplicates += of_bundle.duplicates
         timers += of_bundle.timers
         late += of_bundle.late
-        # A production that is kept under an address was delivered, and counted, as a weak one.
         productions += of_bundle.weak
         for summary in manifest.result.productions:
-            productions += 0 if is_addressed(summary.stream) else summary.count
+            # A production that is kept under an address was delivered, and counted, as a weak one.
+            if not (of_bundle.weak and is_addressed(summary.stream)):
+                productions += summary.count
         counts = by_computation[manifest.interval.computation]
         # Not `Counter.update`, which takes several times as long for so few.
         counts["late"] += of_bundle.late
@@ -202,9 +203,21 @@ def superstep_request(
     if loads:
         metadata["loads"] = dict(loads)
     wanted |= watermarks.positions() | totals.positions(pipeline)
+    inputs = watermarks.input_watermarks()
     return CommitRequest(
         kind="superstep",
-        writes=tuple([_write_of(owned, file, watermarks) for owned, file in touched]),
+        writes=tuple(
+            [
+                IntervalWrite(
+                    interval=owned.interval,
+                    fence=owned.next_fence,
+                    added=() if file is None else (file,),
+                    # The control interval belongs to no computation.
+                    watermark=inputs.get(owned.interval.computation),
+                )
+                for owned, file in touched
+            ]
+        ),
         # Only changes are written: most of a pipeline's positions are the same from commit to commit.
         positions={
             app_id: version
@@ -216,14 +229,23 @@ def superstep_request(
     )
 
 
-def _write_of(owned: OwnedInterval, file: RowFile | None, watermarks: PipelineWatermarks) -> IntervalWrite:
-    name = owned.interval.computation
-    return IntervalWrite(
-        interval=owned.interval,
-        fence=owned.next_fence,
-        added=() if file is None else (file,),
-        watermark=None if name == DEAD_LETTERS else watermarks.input_watermark(name),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """The state of a pipeline after a superstep; a value that any thread may read.
+
+    Attributes:
+        superstep: number of the last committed superstep.
+        totals: counts over the pipeline's whole life.
+        watermarks: input low watermark by computation.
+        low_watermark: the lowest output watermark; everything before it is done.
+        ended: injected streams whose input has ended for good.
+    """
+
+    superstep: Superstep
+    totals: Totals
+    watermarks: Mapping[str, EventTimeMicros]
+    low_watermark: EventTimeMicros
+    ended: frozenset[str] = frozenset()
 
 
 _SECONDS_MIN: Final = 1e-6

@@ -30,16 +30,11 @@ from millpond.executor.superstep.admission import (
     SuspectTimes,
 )
 from millpond.executor.superstep.backfills import Backfills
-from millpond.executor.superstep.commit import Totals
+from millpond.executor.superstep.commit import RunStatus, Totals
 from millpond.executor.superstep.dead_letters import DeadLetters, WrittenLetters
-from millpond.executor.superstep.delivery import keys_of, read_productions
+from millpond.executor.superstep.delivery import PendingProductions, keys_of, pending_of, read_productions
 from millpond.executor.superstep.options import PipelineOptions
-from millpond.executor.superstep.pending import (
-    PendingProductions,
-    keep_undelivered,
-    pending_of,
-    recover_pending,
-)
+from millpond.executor.superstep.pending import keep_undelivered, recover_pending
 from millpond.executor.superstep.plan import SuperstepPlan
 from millpond.executor.superstep.sink_delivery import SinkDelivery
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
@@ -312,6 +307,16 @@ class Coordinator:
         retries = self.letters.retries
         return bool(retries.left) or (self.clock.monotonic_us() >= retries.look_us and retries.is_waiting())
 
+    def status(self) -> RunStatus:
+        """Return the present status of the run."""
+        return RunStatus(
+            superstep=self.superstep,
+            totals=self.totals,
+            watermarks=self.watermarks.input_watermarks(),
+            low_watermark=self.watermarks.low_watermark(),
+            ended=self.watermarks.ended,
+        )
+
     def next_wall_timer(self) -> WallTimeMicros | None:
         """Return the time of the next wall timer of any interval."""
         return self.ownership.next_wall_timer()
@@ -429,7 +434,7 @@ class Coordinator:
             files[manifest.interval] += manifest.file is not None
             written.append((manifest.file, manifest.result.productions))
         # Productions hold the watermark before observations move it: otherwise their consumers would see them late.
-        self._await(pending_of(written, self.topology, superstep))
+        self._await(pending_of(written, self.topology.wanted_addresses, superstep))
         self.watermarks.take_effect()
 
     def maintain(self) -> None:

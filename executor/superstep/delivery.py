@@ -8,8 +8,9 @@ A production lives in the row update of the key that produced it (strong product
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ from millpond.executor.interval.bundle import DeadLetter, Deliveries, Production
 from millpond.executor.pipeline.nodes import ComputationNode, addressed
 from millpond.executor.time.clocks import PercentileTimes
 from millpond.statestore.interval import Interval
-from millpond.statestore.rows.files import read_row_files
+from millpond.statestore.rows.files import RowFile, read_row_files
 from millpond.statestore.rows.row import PRODUCTION_TYPE
 from millpond.statestore.types import EventTimeMicros, Objects, Superstep, quickly_pickled
 
@@ -308,3 +309,62 @@ class UndeliveredProductions:
         if source not in self._tables:
             self._tables[source] = self._read(source)
         return self._tables[source]
+
+
+_FOR_SINKS: Final = addressed("")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingProductions:
+    """The files of undelivered productions that have a consumer, with the number and age of all by stream."""
+
+    sources: tuple[ProductionSource, ...] = ()
+    summaries: Mapping[str, ProductionSummary] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """The number of waiting productions; productions kept only for sinks have been delivered."""
+        return sum([one.count for stream, one in self.summaries.items() if not stream.endswith(_FOR_SINKS)])
+
+
+def pending_of(
+    written: Iterable[tuple[RowFile | None, Sequence[ProductionSummary]]],
+    wanted: Collection[str],
+    superstep: Superstep,
+) -> PendingProductions:
+    """Return the undelivered productions of a committed superstep, from its files and their summaries.
+
+    Files without a ``wanted`` stream, addressed ones included, are left out.
+    """
+    sources: list[ProductionSource] = []
+    all_summaries: list[ProductionSummary] = []
+    for file, summaries in written:
+        all_summaries += summaries
+        if file is not None and summaries:
+            streams = frozenset([summary.stream for summary in summaries])
+            sources.append(ProductionSource(path=file.path, superstep=superstep, streams=streams))
+    return merged_pending(sources, all_summaries, wanted)
+
+
+def merged_pending(
+    sources: Iterable[ProductionSource], summaries: Iterable[ProductionSummary], wanted: Collection[str]
+) -> PendingProductions:
+    merged: dict[str, ProductionSummary] = {}
+    for summary in summaries:
+        known = merged.get(summary.stream)
+        merged[summary.stream] = summary if known is None else _sum(known, summary)
+    concerned = [source for source in sources if source.concerns(wanted)]
+    return PendingProductions(sources=tuple(concerned), summaries=merged)
+
+
+def _sum(left: ProductionSummary, right: ProductionSummary) -> ProductionSummary:
+    return ProductionSummary(
+        stream=left.stream,
+        count=left.count + right.count,
+        oldest_at=min(left.oldest_at, right.oldest_at),
+        # The same share is left out of each part, so at most the same share of the whole.
+        percentile_oldest_at={
+            percentile: min(at, right.percentile_oldest_at.get(percentile, right.oldest_at))
+            for percentile, at in left.percentile_oldest_at.items()
+        },
+    )

@@ -1,23 +1,27 @@
-"""Pending productions: the unconsumed productions of the last superstep.
+"""Pending productions after a restart: the unconsumed productions of the last superstep, from the committed files.
 
-Superstep *n + 1* delivers every production of superstep *n*, so there is never more than one superstep's worth. After
-a restart they are recovered from the committed files.
+Superstep *n + 1* delivers every production of superstep *n*, so there is never more than one superstep's worth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
+from collections.abc import Iterable
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.inputs.positions import claimed_by, superstep_of
 from millpond.executor.interval.bundle import ProductionSummary
-from millpond.executor.pipeline.nodes import addressed, control_interval
+from millpond.executor.pipeline.nodes import control_interval
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.superstep.delivery import ProductionSource, read_productions, summarise_productions
+from millpond.executor.superstep.delivery import (
+    PendingProductions,
+    ProductionSource,
+    merged_pending,
+    read_productions,
+    summarise_productions,
+)
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.snapshot import Snapshot
@@ -25,37 +29,6 @@ from millpond.statestore.rows.files import RowFile, write_row_file
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import Superstep
-
-_FOR_SINKS: Final = addressed("")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PendingProductions:
-    """The files of undelivered productions that have a consumer, with the number and age of all by stream."""
-
-    sources: tuple[ProductionSource, ...] = ()
-    summaries: Mapping[str, ProductionSummary] = field(default_factory=dict)
-
-    @property
-    def count(self) -> int:
-        """The number of waiting productions; productions kept only for sinks have been delivered."""
-        return sum([one.count for stream, one in self.summaries.items() if not stream.endswith(_FOR_SINKS)])
-
-
-def pending_of(
-    written: Iterable[tuple[RowFile | None, Sequence[ProductionSummary]]],
-    topology: Topology,
-    superstep: Superstep,
-) -> PendingProductions:
-    """Return the undelivered productions of a committed superstep, from its files and their summaries."""
-    sources: list[ProductionSource] = []
-    all_summaries: list[ProductionSummary] = []
-    for file, summaries in written:
-        all_summaries += summaries
-        if file is not None and summaries:
-            streams = frozenset([summary.stream for summary in summaries])
-            sources.append(ProductionSource(path=file.path, superstep=superstep, streams=streams))
-    return _pending(sources, all_summaries, topology)
 
 
 def recover_pending(store: Store, topology: Topology, superstep: Superstep) -> PendingProductions:
@@ -76,37 +49,13 @@ def recover_pending(store: Store, topology: Topology, superstep: Superstep) -> P
             streams = frozenset(summary.stream for summary in summaries_of_file)
             sources.append(replace(source, streams=streams))
             summaries.extend(summaries_of_file)
-    return _pending(sources, summaries, topology)
+    return merged_pending(sources, summaries, topology.wanted_addresses)
 
 
 def _stream_renames(productions: pa.Table, topology: Topology) -> tuple[tuple[str, str], ...]:
     streams = pc.unique(productions.column("stream")).to_pylist()
     pairs = ((stream, topology.current_stream(stream)) for stream in streams)
     return tuple((stored, current) for stored, current in pairs if stored != current)
-
-
-def _pending(
-    sources: Iterable[ProductionSource], summaries: Iterable[ProductionSummary], topology: Topology
-) -> PendingProductions:
-    merged: dict[str, ProductionSummary] = {}
-    for summary in summaries:
-        known = merged.get(summary.stream)
-        merged[summary.stream] = summary if known is None else _sum(known, summary)
-    wanted = [source for source in sources if source.concerns(topology.wanted_addresses)]
-    return PendingProductions(sources=tuple(wanted), summaries=merged)
-
-
-def _sum(left: ProductionSummary, right: ProductionSummary) -> ProductionSummary:
-    return ProductionSummary(
-        stream=left.stream,
-        count=left.count + right.count,
-        oldest_at=min(left.oldest_at, right.oldest_at),
-        # The same share is left out of each part, so at most the same share of the whole.
-        percentile_oldest_at={
-            percentile: min(at, right.percentile_oldest_at.get(percentile, right.oldest_at))
-            for percentile, at in left.percentile_oldest_at.items()
-        },
-    )
 
 
 def undelivered_sources(

@@ -59,7 +59,7 @@ class Inputs:
 
     streams: Collection[str] = ()
     after: Mapping[str, EventTimeMicros] = field(default_factory=dict)
-    stamps: Mapping[str, EventTimeMicros | None] = field(default_factory=dict)
+    stamps: Mapping[str, EventTimeMicros] = field(default_factory=dict)
     taken: tuple[tuple[str, int], ...] = ()
 
 
@@ -169,8 +169,10 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
             with_files=not engine.in_process,
             after=inputs.after,
         )
-        if inputs.stamps or inputs.taken:
-            plan = replace(plan, conditions=plan.conditions.stamped(inputs.stamps), taken=inputs.taken)
+        if inputs.taken:
+            plan = replace(plan, taken=inputs.taken)
+        if inputs.stamps:
+            plan = replace(plan, conditions=replace(plan.conditions, stamps=inputs.stamps))
 
         # Run the intervals: user code runs, and row files are written under names that nothing refers to yet.
         # A crash from here to the commit leaves orphans, which gc deletes, and no effect.
@@ -202,7 +204,9 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
 
         # The sinks must have superstep n before n + 1 is durable: after a crash only the productions of the last
         # superstep can be read again.
-        coordinator.sinks.wait()
+        has_sinks = bool(coordinator.topology.sinks)
+        if has_sinks:
+            coordinator.sinks.wait()
         reach("superstep.before_commit")
 
         # Commit: rows, record ids, timers, productions, positions and watermarks in one table version, under the
@@ -225,7 +229,8 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
         reach("superstep.applied")
 
         # Deliver: the sinks get the productions of this superstep while the next one runs.
-        coordinator.sinks.deliver(plan.superstep, coordinator.pending.sources)
+        if has_sinks:
+            coordinator.sinks.deliver(plan.superstep, coordinator.pending.sources)
         report = report_of(
             plan,
             committed.version,

@@ -109,25 +109,21 @@ class ManualWatermark:
 class FollowingLogic:
     """Logic that stays ``bound_us`` behind the newest record and obeys `advance`; ``None`` ignores records."""
 
-    __slots__ = ("_bound_us", "_watermark")
+    __slots__ = ("_bound_us", "watermark")
 
     def __init__(self, saved: EventTimeMicros | None, bound_us: int | None) -> None:
-        self._watermark = TIME_MIN_US if saved is None else saved
+        self.watermark: EventTimeMicros = TIME_MIN_US if saved is None else saved
         self._bound_us = bound_us
-
-    @property
-    def watermark(self) -> EventTimeMicros:
-        return self._watermark
 
     def observe(self, seen: TimesSeen) -> None:
         if self._bound_us is not None:
             self.advance(EventTimeMicros(seen.newest_at - self._bound_us))
 
     def advance(self, at: EventTimeMicros) -> None:
-        self._watermark = max(self._watermark, at)
+        self.watermark = max(self.watermark, at)
 
     def finish(self) -> None:
-        self._watermark = TIME_MAX_US
+        self.watermark = TIME_MAX_US
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from millpond.executor.pipeline.nodes import DEAD_LETTERS, ComputationNode
@@ -166,7 +166,8 @@ def solve_inputs(
     inputs, behind = dict(bases), horizons or {}
 
     def output_of(name: str) -> EventTimeMicros:
-        return min(held_back(inputs[name], behind.get(name, 0)), holds[name])
+        horizon = behind.get(name, 0)
+        return min(held_back(inputs[name], horizon) if horizon else inputs[name], holds[name])
 
     outputs = {}
     for name in inputs:
@@ -282,7 +283,13 @@ class WatermarkAuthority:
         streams = [own.stream for own in self._topology.computations[computation].subscriptions]
         if computation in self._held_back or not all(stream in self.injected for stream in streams):
             return None
-        bounds = [max(self._injector_bound(name), injected.get(name, TIME_MIN_US)) for name in streams]
+        bounds = [
+            max(
+                self._idle_bound(name) if name in self.idle else self.injected[name],
+                injected.get(name, TIME_MIN_US),
+            )
+            for name in streams
+        ]
         return max(self.input_watermark(computation), EventTimeMicros(min(bounds)))
 
     def output_watermark(self, computation: str) -> EventTimeMicros:
@@ -312,7 +319,8 @@ class WatermarkAuthority:
             # Published watermarks never fall (I7), even if a late record lowers the solution.
             self._inputs[name] = max(self._inputs[name], solved)
             # A hold behind the published input comes from a late record and binds unchanged.
-            output = min(held_back(solved, self._horizons[name]), holds[name])
+            horizon = self._horizons[name]
+            output = min(held_back(solved, horizon) if horizon else solved, holds[name])
             self._outputs[name] = max(self._outputs[name], output)
         self._changed = False
 
@@ -322,14 +330,13 @@ class WatermarkAuthority:
         for stream in self._inboxes[computation]:
             base = min(base, self._undelivered.get(stream, TIME_MAX_US))
         for stream in self._sources[computation]:
-            base = min(base, self._injector_bound(stream))
+            bound = self._idle_bound(stream) if stream in self.idle else self.injected[stream]
+            base = min(base, bound)
         return base
 
-    def _injector_bound(self, stream: str) -> EventTimeMicros:
-        """Return an injector's watermark, or the slowest active injector's while it is idle and behind."""
+    def _idle_bound(self, stream: str) -> EventTimeMicros:
+        """Return an idle injector's watermark, or the slowest active injector's while it is behind."""
         own = self.injected[stream]
-        if stream not in self.idle:
-            return own
         others = [at for name, at in self.injected.items() if name not in self.idle]
         # An ended input does not show how far the others are.
         return max(own, min((at for at in others if at != TIME_MAX_US), default=own))
@@ -362,10 +369,6 @@ class Conditions:
     idle: tuple[str, ...] = ()
     stamps: Mapping[str, EventTimeMicros] = field(default_factory=dict)
 
-    def stamped(self, stamps: Mapping[str, EventTimeMicros | None]) -> Conditions:
-        """Add the stamps of arrival, ``None`` for streams whose records carry their own time."""
-        return replace(self, stamps={stream: at for stream, at in stamps.items() if at is not None})
-
     def to_json(self) -> dict[str, JsonValue]:
         """Return the form in a commit.
 
@@ -375,7 +378,10 @@ class Conditions:
         """
         watermarks: dict[str, JsonValue] = {}
         for stream, marks in self.watermarks.items():
-            watermarks[stream] = {repr(percentile): int(at) for percentile, at in marks.items()}
+            own: dict[str, JsonValue] = {}
+            for percentile, at in marks.items():
+                own[repr(percentile)] = int(at)
+            watermarks[stream] = own
         fields: dict[str, JsonValue] = {"wall_time": self.wall_time, "watermarks": watermarks}
         if self.idle:
             fields["idle"] = list(self.idle)

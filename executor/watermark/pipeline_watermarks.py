@@ -14,7 +14,7 @@ from millpond.executor.interval.bundle import ProductionSummary
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.time.clocks import EXACT, PercentileTimes
 from millpond.executor.time.observations import DEFAULT_MEMBER, InputObservation, Watch
-from millpond.executor.time.watermark_policies import BoundedDisorder, Monotone, WatermarkPolicy
+from millpond.executor.time.watermark_policies import BoundedDisorder, IngressTime, Monotone, WatermarkPolicy
 from millpond.executor.watermark.authority import Conditions, WatermarkAuthority
 from millpond.executor.watermark.stream_time import InjectorTime, MemberStatus
 from millpond.statestore.app_ids import AppId
@@ -26,6 +26,7 @@ class PipelineWatermarks:
     """Injectors and the watermark authority of one pipeline, restorable from its positions.
 
     Attributes:
+        skew_limits: how far streams may be ahead of the slowest computation, in microseconds.
         has_changed: time alone has moved a watermark, or a member was declared, and no commit records it yet.
         ended_before: the streams that had ended when the run began.
     """
@@ -55,8 +56,11 @@ class PipelineWatermarks:
         self._behind_us = {
             name: _behind_us(node.watermark) for name, node in nodes.items() if not node.members
         }
-        self._skew_limits = {name: node.skew_limit_us for name, node in nodes.items() if node.skew_limit_us}
+        self.skew_limits: dict[str, int] = {
+            name: node.skew_limit_us for name, node in nodes.items() if node.skew_limit_us
+        }
         self._may_be_idle = any(node.idle_after_us for node in nodes.values())
+        self._has_ingress = any(isinstance(node.at, IngressTime) for node in nodes.values())
 
     def restore(self, positions: Mapping[str, int], former: PipelineWatermarks | None = None) -> None:
         """Continue from the watermarks that the last commits journaled.
@@ -121,22 +125,24 @@ class PipelineWatermarks:
         for name, injector in self._injectors.items():
             for member, version in injector.standings().items():
                 positions[AppId.MEMBER_STATUS.of(self._topology.name, name, member)] = version
-        for percentile, _ in self._layers:
+        for percentile, authority in self._layers:
             for name, injector in self._injectors.items():
                 positions[self._app_ids["injector", name, percentile]] = injector.mark(percentile)
             if self._imposed is not None:
                 # A replay journals the watermarks of the original, otherwise the next superstep would differ.
                 positions |= {app_id: at for app_id, at in self._imposed[1].items() if app_id in positions}
-            for name in self._topology.computations:
-                positions[self._app_ids["computation", name, percentile]] = self.mark(name, percentile)
+            for name, at in authority.input_watermarks().items():
+                # The mark of a percentile is never behind the mark of a greater one.
+                mark = at if percentile == EXACT else self.mark(name, percentile)
+                positions[self._app_ids["computation", name, percentile]] = mark
         return positions
 
     def conditions(self) -> Conditions:
         """Return the conditions of a superstep that is planned now."""
-        watermarks: dict[str, dict[float, EventTimeMicros]] = {stream: {} for stream in self._injectors}
+        watermarks: dict[str, dict[float, EventTimeMicros]] = {}
         for percentile, authority in self._layers:
-            for stream, marks in watermarks.items():
-                marks[percentile] = authority.injected[stream]
+            for stream in self._injectors:
+                watermarks.setdefault(stream, {})[percentile] = authority.injected[stream]
         idle = tuple(sorted(self._authority.idle))
         return Conditions(wall_time=self._clock.now_us(), watermarks=watermarks, idle=idle)
 
@@ -169,6 +175,10 @@ class PipelineWatermarks:
         if not self._percentiles:
             return {}
         return {percentile: self.mark(computation, percentile) for percentile in self._percentiles}
+
+    def input_watermarks(self) -> dict[str, EventTimeMicros]:
+        """Return the input low watermark of each computation."""
+        return self._authority.input_watermarks()
 
     def input_watermark(self, computation: str) -> EventTimeMicros:
         """Return the computation's input low watermark."""
@@ -218,12 +228,12 @@ class PipelineWatermarks:
 
     def streams_ahead(self) -> frozenset[str]:
         """Return the injected streams that are too far ahead of the slowest computation."""
-        if not self._skew_limits:
+        if not self.skew_limits:
             return frozenset()
         slowest = min(self._authority.input_watermarks().values(), default=TIME_MAX_US)
         return frozenset(
             name
-            for name, limit in self._skew_limits.items()
+            for name, limit in self.skew_limits.items()
             if self._injectors[name].watermark - slowest > limit
         )
 
@@ -272,11 +282,12 @@ class PipelineWatermarks:
         """
         # Arrival time passes with the wall's, except for records that are on their way with their stamp. A new
         # watermark alone is no work; a timer that it makes due is.
-        silent = [one for name, one in self._injectors.items() if one.is_ingress and name not in heard]
-        for injector in silent:
-            injector.advance(EventTimeMicros(self._clock.now_us()), self._clock.monotonic_us())
-        if silent:
-            self.take_effect()
+        if self._has_ingress:
+            silent = [one for name, one in self._injectors.items() if one.is_ingress and name not in heard]
+            for injector in silent:
+                injector.advance(EventTimeMicros(self._clock.now_us()), self._clock.monotonic_us())
+            if silent:
+                self.take_effect()
         if not self._may_be_idle:
             return
         for stream in heard:
@@ -339,7 +350,7 @@ class PipelineWatermarks:
         for percentile, authority in self._layers:
             oldest = {}
             for stream, summary in summaries.items():
-                if self._topology.consumers_of(stream):
+                if stream in self._topology.consumers:
                     oldest[stream] = summary.percentile_oldest_at.get(percentile, summary.oldest_at)
             authority.set_undelivered(oldest)
 

@@ -91,6 +91,7 @@ class InjectorTime:
         self.behind_us: int = 0
         self.watermark: EventTimeMicros = saved
         self.is_ingress: bool = isinstance(node.at, IngressTime)
+        self._wants_delays = wants_delays(node.watermark)
         self._percentile_watermarks = dict(percentile_watermarks or {})
         names = node.members or (DEFAULT_MEMBER,)
         self._members = {name: _Member(node.watermark.start(saved), now_us) for name in names}
@@ -123,7 +124,7 @@ class InjectorTime:
         return Watch(
             stream=self._node.stream,
             newest=newest,
-            with_delays=with_delays or wants_delays(self._node.watermark),
+            with_delays=with_delays or self._wants_delays,
             stamp_at=stamp_of(now, self.watermark) if self.is_ingress else None,
         )
 
@@ -133,8 +134,9 @@ class InjectorTime:
             member = self._members.get(name)
             if member is None:
                 continue
-            if member.logic.watermark != TIME_MAX_US:
-                self.behind_us = max(self.behind_us, member.logic.watermark - times.oldest_at)
+            watermark = member.logic.watermark
+            if watermark != TIME_MAX_US:
+                self.behind_us = max(self.behind_us, watermark - times.oldest_at)
             member.hear(now_us)
             member.logic.observe(times)
             if self._percentile_watermarks and times.delays is not None:

@@ -21,7 +21,7 @@ from obstore.store import from_url
 
 from millpond.statestore.errors import InvalidError, ObjectExistsError, ObjectMissingError, UnavailableError
 from millpond.statestore.objects.local import LocalObjects
-from millpond.statestore.objects.ranges import ByteRange, Tail
+from millpond.statestore.objects.ranges import ByteRange, Tail, put_new
 from millpond.statestore.types import Durability, Objects
 
 _Result = TypeVar("_Result")
@@ -178,26 +178,6 @@ class ObstoreObjects:
             raise UnavailableError(
                 "the object store failed", path=path, store=self.url, cause=str(error).partition("\n")[0]
             ) from error
-
-
-def put_new(objects: Objects, path: str, data: bytes, *, synced: bool = True) -> None:
-    """Create an object under a unique name; an existing object with exactly these bytes counts as success.
-
-    ``obstore`` repeats a put whose reply was lost, and the repetition then finds its own object. An object that is not
-    ``synced`` may not survive a power cut; see `Objects.put_unsynced`.
-    """
-    try:
-        (objects.put_if_absent if synced else objects.put_unsynced)(path, data)
-    except ObjectExistsError:
-        try:
-            existing = objects.get(path)
-        except ObjectMissingError as error:
-            # S3 answers like this while another put of the same name is in progress.
-            raise UnavailableError(
-                "a name is taken and has no object", path=path, store=objects.url
-            ) from error
-        if existing != data:
-            raise
 
 
 def download(objects: Objects, path: str, target: Path) -> None:

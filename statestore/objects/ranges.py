@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
-from millpond.statestore.errors import ObjectExistsError
+from millpond.statestore.errors import ObjectExistsError, ObjectMissingError, UnavailableError
 from millpond.statestore.types import Objects, TableVersion
 
 
@@ -57,6 +57,26 @@ def read_tail(objects: Objects, path: str, size_bytes: int) -> Tail:
         return objects.read_tail(path, size_bytes)
     data = objects.get(path)
     return Tail(data[-size_bytes:], len(data))
+
+
+def put_new(objects: Objects, path: str, data: bytes, *, synced: bool = True) -> None:
+    """Create an object under a unique name; an existing object with exactly these bytes counts as success.
+
+    ``obstore`` repeats a put whose reply was lost, and the repetition then finds its own object. An object that is not
+    ``synced`` may not survive a power cut; see `Objects.put_unsynced`.
+    """
+    try:
+        (objects.put_if_absent if synced else objects.put_unsynced)(path, data)
+    except ObjectExistsError:
+        try:
+            existing = objects.get(path)
+        except ObjectMissingError as error:
+            # S3 answers like this while another put of the same name is in progress.
+            raise UnavailableError(
+                "a name is taken and has no object", path=path, store=objects.url
+            ) from error
+        if existing != data:
+            raise
 
 
 class WrappedObjects:

@@ -28,8 +28,8 @@ import pyarrow.parquet as pq
 from millpond.statestore.errors import DataError, MillpondError, ObjectMissingError, UnavailableError, check
 from millpond.statestore.interval import Interval
 from millpond.statestore.objects.disk_tier import forget_copy
-from millpond.statestore.objects.obstore import disk_errors, download, put_new, upload
-from millpond.statestore.objects.ranges import is_written_once, read_ranges
+from millpond.statestore.objects.obstore import disk_errors, download, upload
+from millpond.statestore.objects.ranges import is_written_once, put_new, read_ranges
 from millpond.statestore.rows.page_index import PAGE_INDEXES, pack_section
 from millpond.statestore.rows.pages import decode_blocks, join_ranges, page_index_of
 from millpond.statestore.rows.record_ids import Fingerprints, fingerprints

@@ -9,7 +9,8 @@ import pytest
 
 from millpond.statestore.errors import InvalidError, ObjectExistsError, UnavailableError
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.objects.obstore import ObstoreObjects, open_objects, put_new
+from millpond.statestore.objects.obstore import ObstoreObjects, open_objects
+from millpond.statestore.objects.ranges import put_new
 
 if TYPE_CHECKING:
     from pathlib import Path
