@@ -4,13 +4,13 @@ from millpond.executor.computation.context import DomainName as DomainName
 from millpond.executor.computation.state import OpenState as OpenState
 from millpond.executor.inputs.avro_payload import AvroFraming as AvroFraming
 from millpond.executor.inputs.extraction import FieldExtractor as FieldExtractor
+from millpond.executor.inputs.extraction import RowsLike as RowsLike
 from millpond.executor.inputs.keys import KeyExtractor as KeyExtractor
 from millpond.executor.inputs.payload import Payload as Payload
 from millpond.executor.inputs.payload import SchemaLike as SchemaLike
 from millpond.executor.inputs.payload import SchemasById as SchemasById
 from millpond.executor.inputs.protobuf_payload import ProtobufFraming as ProtobufFraming
 from millpond.executor.local.intake import Receipt as Receipt
-from millpond.executor.local.rows import RowsLike as RowsLike
 from millpond.executor.local.rows import RowSource as RowSource
 from millpond.executor.pipeline.nodes import Backfill as Backfill
 from millpond.executor.pipeline.nodes import ComputationOptions as ComputationOptions

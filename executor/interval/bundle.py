@@ -15,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.executor.computation.values import ConcatenatedValues, PythonValues, Values
+from millpond.executor.computation.values import Values
 from millpond.executor.interval.letters import RetriedLetter, describe_value
 from millpond.executor.pipeline.nodes import STRONG, WeakStreams
-from millpond.executor.time.clocks import Clocks, PercentileTimes
-from millpond.statestore.errors import check
+from millpond.executor.time.clocks import PercentileTimes
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import EventTimeMicros, Superstep, WallTimeMicros, quickly_pickled
@@ -72,15 +71,6 @@ class Bundle:
     def until(self) -> EventTimeMicros:
         """The time up to which all records have arrived, including this bundle's."""
         return self.watermark if self.settled is None else max(self.watermark, self.settled)
-
-    @property
-    def clocks(self) -> Clocks:
-        """The clocks that the timers of the bundle wait for."""
-        return Clocks(
-            watermark=self.watermark,
-            wall_time=self.wall_time,
-            percentile_watermarks=self.percentile_watermarks,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,80 +185,3 @@ class ProductionSummary:
     count: int
     oldest_at: EventTimeMicros
     percentile_oldest_at: PercentileTimes = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrivals:
-    """The concatenated deliveries of a bundle, column by column, in order of arrival.
-
-    Attributes:
-        ids: ids of outside records; ``None`` when no record has one.
-        streams: the stream of each delivery.
-        counts: the number of records of each delivery.
-    """
-
-    keys: pa.StringArray
-    at: npt.NDArray[np.int64]
-    values: Values
-    ids: pa.BinaryArray | None
-    streams: Sequence[str]
-    counts: Sequence[int]
-
-    @staticmethod
-    def of(deliveries: Sequence[Deliveries], *, with_ids: bool) -> Arrivals:
-        """Concatenate deliveries, any of which may be empty."""
-        some: list[Deliveries] = []
-        for delivery in deliveries:
-            count = len(delivery.at)
-            if count:
-                check(
-                    len(delivery.keys) == count == len(delivery.values),
-                    "the columns of a delivery have one length",
-                    stream=delivery.stream,
-                )
-                check(not delivery.keys.null_count, "delivered records have keys", stream=delivery.stream)
-                some.append(delivery)
-        if len(some) == 1:
-            (only,) = some
-            return Arrivals(
-                keys=_as(only.keys, pa.string()),
-                at=only.at,
-                values=only.values,
-                ids=_ids(some) if with_ids and only.ids is not None else None,
-                streams=[only.stream],
-                counts=[len(only.at)],
-            )
-        return Arrivals(
-            keys=pa.concat_arrays(
-                [pa.array([], pa.string()), *(_as(part.keys, pa.string()) for part in some)]
-            ),
-            at=np.concatenate([np.empty(0, np.int64), *(part.at for part in some)]),
-            values=ConcatenatedValues([part.values for part in some]) if some else PythonValues([]),
-            ids=_ids(some) if with_ids else None,
-            streams=[part.stream for part in some],
-            counts=[len(part.at) for part in some],
-        )
-
-    def streams_of(self, sources: npt.NDArray[np.int64]) -> Sequence[str]:
-        """Return the streams of the records at the indices ``sources``."""
-        if len(self.streams) <= 1:
-            return [*self.streams] * len(sources)
-        names = np.repeat(np.array(self.streams, dtype=object), self.counts)
-        stream_names: list[str] = names[sources].tolist()
-        return stream_names
-
-
-def _as(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    return array if array.type == kind else array.cast(kind)
-
-
-def _ids(deliveries: list[Deliveries]) -> pa.BinaryArray | None:
-    if all(delivery.ids is None for delivery in deliveries):
-        return None
-    columns = [
-        pa.nulls(len(part.at), pa.binary()) if part.ids is None else _as(part.ids, pa.binary())
-        for part in deliveries
-    ]
-    ids = columns[0] if len(columns) == 1 else pa.concat_arrays(columns)
-    return None if ids.null_count == len(ids) else ids

@@ -16,16 +16,94 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.computation.values import PythonValues
-from millpond.executor.interval.bundle import Arrivals, Deliveries
+from millpond.executor.computation.values import ConcatenatedValues, PythonValues, Values
+from millpond.executor.interval.bundle import Deliveries
 from millpond.executor.interval.letters import RetriedLetter
 from millpond.executor.interval.soft_state import SoftState
+from millpond.statestore.errors import check
 from millpond.statestore.rows.record_ids import fingerprints
 
 _PACKED_BITS: Final = 63
 
 _Index = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """The concatenated deliveries of a bundle, column by column, in order of arrival.
+
+    Attributes:
+        ids: ids of outside records; ``None`` when no record has one.
+        streams: the stream of each delivery.
+        counts: the number of records of each delivery.
+    """
+
+    keys: pa.StringArray
+    at: npt.NDArray[np.int64]
+    values: Values
+    ids: pa.BinaryArray | None
+    streams: Sequence[str]
+    counts: Sequence[int]
+
+    @staticmethod
+    def of(deliveries: Sequence[Deliveries], *, with_ids: bool) -> Arrivals:
+        """Concatenate deliveries, any of which may be empty."""
+        some: list[Deliveries] = []
+        for delivery in deliveries:
+            count = len(delivery.at)
+            if count:
+                check(
+                    len(delivery.keys) == count == len(delivery.values),
+                    "the columns of a delivery have one length",
+                    stream=delivery.stream,
+                )
+                check(not delivery.keys.null_count, "delivered records have keys", stream=delivery.stream)
+                some.append(delivery)
+        if len(some) == 1:
+            (only,) = some
+            return Arrivals(
+                keys=_as(only.keys, pa.string()),
+                at=only.at,
+                values=only.values,
+                ids=_ids(some) if with_ids and only.ids is not None else None,
+                streams=[only.stream],
+                counts=[len(only.at)],
+            )
+        return Arrivals(
+            keys=pa.concat_arrays(
+                [pa.array([], pa.string()), *(_as(part.keys, pa.string()) for part in some)]
+            ),
+            at=np.concatenate([np.empty(0, np.int64), *(part.at for part in some)]),
+            values=ConcatenatedValues([part.values for part in some]) if some else PythonValues([]),
+            ids=_ids(some) if with_ids else None,
+            streams=[part.stream for part in some],
+            counts=[len(part.at) for part in some],
+        )
+
+    def streams_of(self, sources: npt.NDArray[np.int64]) -> Sequence[str]:
+        """Return the streams of the records at the indices ``sources``."""
+        if len(self.streams) <= 1:
+            return [*self.streams] * len(sources)
+        names = np.repeat(np.array(self.streams, dtype=object), self.counts)
+        stream_names: list[str] = names[sources].tolist()
+        return stream_names
+
+
+def _as(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return array if array.type == kind else array.cast(kind)
+
+
+def _ids(deliveries: list[Deliveries]) -> pa.BinaryArray | None:
+    if all(delivery.ids is None for delivery in deliveries):
+        return None
+    columns = [
+        pa.nulls(len(part.at), pa.binary()) if part.ids is None else _as(part.ids, pa.binary())
+        for part in deliveries
+    ]
+    ids = columns[0] if len(columns) == 1 else pa.concat_arrays(columns)
+    return None if ids.null_count == len(ids) else ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -213,7 +213,12 @@ class KeyExecutor:
         slack_us: int,
         limit: UserCodeWatchdog | None = None,
     ) -> None:
-        computation, clocks = node.computation, bundle.clocks
+        computation = node.computation
+        clocks = Clocks(
+            watermark=bundle.watermark,
+            wall_time=bundle.wall_time,
+            percentile_watermarks=bundle.percentile_watermarks,
+        )
         self._limit = limit
         self._node = node
         self._input = InputTime()

@@ -1,4 +1,4 @@
-"""The committed files of an interval's rows: which of them soft state has read, and their keys and record ids.
+"""The keys and the consumed record ids in the committed files of an interval.
 
 A Bloom filter answers "never seen" for nearly every new record id (MillWheel §6.1.1). A hit is checked exactly,
 against the ``record_ids`` of the key: ids of the newest files are still in memory, ids of older files are read. A
@@ -18,8 +18,6 @@ import pyarrow.compute as pc
 
 from millpond.executor.interval.row_reader import FileKeys, RowReader, large_among
 from millpond.statestore.interval import Interval
-from millpond.statestore.log.files import LiveFile
-from millpond.statestore.rows.files import RowFile
 from millpond.statestore.rows.record_ids import Fingerprints, RecordIdFilter, fingerprints
 from millpond.statestore.rows.row import lengths_of, lists_of
 
@@ -34,72 +32,6 @@ _FILES_AT_ONCE: Final = 8
 _IDS: Final = pa.list_(pa.binary())
 # The size of Arrow's objects around a small table, which `nbytes` leaves out.
 _TABLE_BYTES: Final = 4_096
-
-
-class KnownFiles:
-    """The files that soft state has read or adopted.
-
-    A file with later supersteps only is new, and a file that can only repeat known rows is a rewrite (OPTIMIZE, a
-    compaction). If the list of files changes for any other reason, all rows must be read again.
-
-    Attributes:
-        position: the last file that is known to be committed.
-        superstep: everything committed up to this superstep has been read.
-    """
-
-    def __init__(self) -> None:
-        self._files: dict[str, FileKeys] = {}
-        self.position: str | None = None
-        self.superstep: int = 0
-
-    @property
-    def all(self) -> list[FileKeys]:
-        """The files, including adopted ones."""
-        return list(self._files.values())
-
-    def adopt(self, file: RowFile) -> None:
-        """Add a file that may never be committed."""
-        self._files[file.path] = FileKeys(file.path, file.min_key, file.max_key, file.size_bytes)
-
-    def disown(self, path: str) -> None:
-        """Remove an adopted file that was never committed."""
-        self._files.pop(path, None)
-
-    def confirm(self, path: str, superstep: int) -> None:
-        """Record that an adopted file has been committed."""
-        self.position = path
-        self.superstep = max(self.superstep, superstep)
-
-    def are(self, files: Sequence[LiveFile]) -> bool:
-        """Return True if these are exactly the known files."""
-        return len(files) == len(self._files) > 0 and all(file.path in self._files for file in files)
-
-    def unread_in(self, files: Sequence[LiveFile]) -> list[LiveFile] | None:
-        """Return the committed files still to read, or ``None`` if all must be read from the start."""
-        if not self._files:
-            return None
-        added = [file for file in files if file.path not in self._files]
-        rewrites = [file for file in added if self._is_rewrite(file)]
-        unread = [
-            file for file in added if file.min_superstep is not None and file.min_superstep > self.superstep
-        ]
-        # If a file vanished without a rewrite, or one holds both old and new rows, all must be read again.
-        has_lost_files = len(files) - len(added) < len(self._files) and not rewrites
-        return None if has_lost_files or len(rewrites) + len(unread) < len(added) else unread
-
-    def take_in(self, files: Sequence[LiveFile], unread: Sequence[LiveFile]) -> None:
-        """Replace the known files by ``files``; the caller reads the rows of ``unread`` next."""
-        self._files = {
-            file.path: FileKeys(file.path, file.min_key, file.max_key, file.size_bytes) for file in files
-        }
-        if unread:
-            newest = max(file.max_superstep or 0 for file in unread)
-            self.confirm(unread[-1].path, newest)
-
-    def _is_rewrite(self, file: LiveFile) -> bool:
-        written_by_a_superstep = "interval" in file.tags and file.min_superstep is not None
-        newest = file.max_superstep
-        return not written_by_a_superstep and newest is not None and newest <= self.superstep
 
 
 class KeysOfFiles:
@@ -165,6 +97,9 @@ class KnownIds:
         reader: reads ``record_ids`` back.
         limit_bytes: the present limit of the newest ids, and of the filter if that is enough for 262,144 ids.
         capacity_max: the most ids that the filter is built for, at 8 bytes each.
+
+    Attributes:
+        is_prepared: the filter has been built.
     """
 
     def __init__(
@@ -179,6 +114,7 @@ class KnownIds:
         self._reader = reader
         self._limit_bytes = limit_bytes
         self._capacity_max = capacity_max
+        self.is_prepared: bool = False
         self._filter: RecordIdFilter | None = None
         self._full_at = 0
         self._recent: OrderedDict[str, pa.Table] = OrderedDict()
@@ -188,11 +124,6 @@ class KnownIds:
     def size_bytes(self) -> int:
         """The memory of the newest ids and the filter."""
         return self._recent_bytes + (0 if self._filter is None else self._filter.size_bytes)
-
-    @property
-    def is_prepared(self) -> bool:
-        """True once the filter has been built."""
-        return self._filter is not None
 
     def prepare(self, files: Sequence[FileKeys]) -> None:
         """Build the filter from all files with rows of the interval, unless the present one has room."""
@@ -210,7 +141,7 @@ class KnownIds:
             built.add(_ids_in(read))
         # With more live ids than the filter is built for, rebuilding soon would gain nothing.
         self._full_at = built.count + max(built.count, capacity_max)
-        self._filter = built
+        self._filter, self.is_prepared = built, True
 
     def may_be_known(self, prints: Fingerprints) -> npt.NDArray[np.bool_]:
         """Return False for each id that was never consumed, by fingerprint; call `prepare` first."""

@@ -19,9 +19,10 @@ from millpond.executor.computation.records import RecordColumns
 from millpond.executor.computation.state import StoredState
 from millpond.executor.computation.timers import Timers
 from millpond.executor.computation.watchdog import OnStuck, UserCodeWatchdog
-from millpond.executor.interval.bundle import Arrivals, Bundle, BundleStatistics
+from millpond.executor.interval.bundle import Bundle, BundleStatistics
 from millpond.executor.interval.grouping import (
     Admission,
+    Arrivals,
     Grouping,
     KeyCodes,
     admit,

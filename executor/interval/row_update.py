@@ -23,13 +23,12 @@ from millpond.executor.computation.context import Productions
 from millpond.executor.computation.state import FormerState, StoredState
 from millpond.executor.computation.timers import Timer, Timers, hold_of, oldest_but
 from millpond.executor.interval.bundle import (
-    Arrivals,
     Bundle,
     BundleStatistics,
     DeadLetter,
     ProductionSummary,
 )
-from millpond.executor.interval.grouping import Grouping
+from millpond.executor.interval.grouping import Arrivals, Grouping
 from millpond.executor.pipeline.nodes import addressed
 from millpond.executor.time.clocks import PercentileTimes, timer_clock_name
 from millpond.statestore.interval import Interval

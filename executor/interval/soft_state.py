@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from millpond.executor.computation.state import StoredState
 from millpond.executor.computation.timers import TimerQueue, Timers
 from millpond.executor.interval.eviction import EvictionPolicy, UseStatistics, window_aware
-from millpond.executor.interval.known_files import KeysOfFiles, KnownFiles, KnownIds
+from millpond.executor.interval.known_files import KeysOfFiles, KnownIds
 from millpond.executor.interval.row_cache import (
     CacheUndo,
     MemoryBudget,
@@ -62,6 +62,72 @@ _TIMERS_FIRST: Final = 2
 
 # Bundles that may be adopted between two calls of `SoftState.synchronise`.
 _TENTATIVE_MAX: Final = 64
+
+
+class KnownFiles:
+    """The files that soft state has read or adopted.
+
+    A file with later supersteps only is new, and a file that can only repeat known rows is a rewrite (OPTIMIZE, a
+    compaction). If the list of files changes for any other reason, all rows must be read again.
+
+    Attributes:
+        position: the last file that is known to be committed.
+        superstep: everything committed up to this superstep has been read.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[str, FileKeys] = {}
+        self.position: str | None = None
+        self.superstep: int = 0
+
+    @property
+    def all(self) -> list[FileKeys]:
+        """The files, including adopted ones."""
+        return list(self._files.values())
+
+    def adopt(self, file: RowFile) -> None:
+        """Add a file that may never be committed."""
+        self._files[file.path] = FileKeys(file.path, file.min_key, file.max_key, file.size_bytes)
+
+    def disown(self, path: str) -> None:
+        """Remove an adopted file that was never committed."""
+        self._files.pop(path, None)
+
+    def confirm(self, path: str, superstep: int) -> None:
+        """Record that an adopted file has been committed."""
+        self.position = path
+        self.superstep = max(self.superstep, superstep)
+
+    def are(self, files: Sequence[LiveFile]) -> bool:
+        """Return True if these are exactly the known files."""
+        return len(files) == len(self._files) > 0 and all(file.path in self._files for file in files)
+
+    def unread_in(self, files: Sequence[LiveFile]) -> list[LiveFile] | None:
+        """Return the committed files still to read, or ``None`` if all must be read from the start."""
+        if not self._files:
+            return None
+        added = [file for file in files if file.path not in self._files]
+        rewrites = [file for file in added if self._is_rewrite(file)]
+        unread = [
+            file for file in added if file.min_superstep is not None and file.min_superstep > self.superstep
+        ]
+        # If a file vanished without a rewrite, or one holds both old and new rows, all must be read again.
+        has_lost_files = len(files) - len(added) < len(self._files) and not rewrites
+        return None if has_lost_files or len(rewrites) + len(unread) < len(added) else unread
+
+    def take_in(self, files: Sequence[LiveFile], unread: Sequence[LiveFile]) -> None:
+        """Replace the known files by ``files``; the caller reads the rows of ``unread`` next."""
+        self._files = {
+            file.path: FileKeys(file.path, file.min_key, file.max_key, file.size_bytes) for file in files
+        }
+        if unread:
+            newest = max(file.max_superstep or 0 for file in unread)
+            self.confirm(unread[-1].path, newest)
+
+    def _is_rewrite(self, file: LiveFile) -> bool:
+        written_by_a_superstep = "interval" in file.tags and file.min_superstep is not None
+        newest = file.max_superstep
+        return not written_by_a_superstep and newest is not None and newest <= self.superstep
 
 
 @dataclass(slots=True)
@@ -127,7 +193,8 @@ class SoftState:
 
     def _lookup_bytes(self) -> int:
         """Return the memory of filters, newest ids and keys of files."""
-        return self.ids.size_bytes + self._keys_of_files.size_bytes + self._cache.filter_bytes
+        size_bytes = self._keys_of_files.size_bytes + self._cache.filter_bytes
+        return size_bytes + self.ids.size_bytes if self.ids.is_prepared else size_bytes
 
     def _is_over_budget(self) -> bool:
         """Report the used memory, and return True if rows must be evicted."""

@@ -1,77 +1,21 @@
-"""Rows as callers hand them to the local runner: tables, mappings, or a source that is read piece by piece."""
+"""Bounded inputs of the local runner that are read piece by piece."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain
-from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from millpond.executor.inputs.extraction import InjectorNode, Rows, row_count, rows_to_extract
-from millpond.statestore.errors import InvalidError
-
-RowsLike: TypeAlias = Any
-"""An Arrow or pandas table, anything with Arrow's C stream interface, a mapping, or an iterable of mappings."""
-
-
-def rows_from(given: RowsLike) -> Rows:
-    """Return the rows as an Arrow table, or as a list of copied mappings.
-
-    Example:
-        >>> rows_from({"city": "Bergen"})
-        [{'city': 'Bergen'}]
-    """
-    if isinstance(given, pa.Table):
-        return given
-    if isinstance(given, Mapping):
-        return [dict(given)]
-    if getattr(given, "isStreaming", False):
-        raise InvalidError(
-            "a streaming frame has no end that could be read here: run it with SparkRunner, or read it with spark.read",
-            type=f"{type(given).__module__}.{type(given).__name__}",
-        )
-    if hasattr(given, "__arrow_c_stream__") or isinstance(given, pa.RecordBatch):
-        return _table(given)
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise InvalidError(
-            "rows are a table or an iterable of mappings: give dicts, an Arrow table or a data frame",
-            type=type(given).__name__,
-        )
-    return [dict(row) if isinstance(row, Mapping) else row for row in given]
-
-
-def _table(given: RowsLike) -> pa.Table:
-    try:
-        if isinstance(given, pa.RecordBatch):
-            return pa.Table.from_batches([given])
-        # The index of a pandas frame is not a column of the data.
-        is_pandas = type(given).__module__.split(".")[0] == "pandas"
-        return pa.Table.from_pandas(given, preserve_index=False) if is_pandas else pa.table(given)
-    except (pa.ArrowException, TypeError, ValueError) as cause:
-        raise InvalidError(
-            "the table cannot be read as Arrow: give a column one type, or pass a list of dicts",
-            type=type(given).__name__,
-            reason=str(cause).partition("\n")[0],
-        ) from cause
-
-
-def rows_between(rows: Rows, start: int, stop: int) -> Rows:
-    """Return the rows from ``start`` to ``stop``; nothing is copied of a table."""
-    return rows.slice(start, max(stop - start, 0)) if isinstance(rows, pa.Table) else rows[start:stop]
-
-
-def pieces(rows: Rows, records_max: int) -> Iterator[tuple[int, Rows]]:
-    """Yield the rows in pieces of at most ``records_max``, each with its number of rows."""
-    count = row_count(rows)
-    if count <= records_max:
-        if count:
-            yield count, rows
-        return
-    for start in range(0, count, records_max):
-        stop = min(start + records_max, count)
-        yield stop - start, rows_between(rows, start, stop)
+from millpond.executor.inputs.extraction import (
+    InjectorNode,
+    Rows,
+    pieces,
+    row_count,
+    rows_between,
+    rows_to_extract,
+)
 
 
 class RowSource(ABC):

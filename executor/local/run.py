@@ -13,12 +13,18 @@ from datetime import timedelta
 import pyarrow as pa
 
 from millpond.executor.inputs.changes import flat_rows
-from millpond.executor.inputs.extraction import Rows, rows_to_extract
-from millpond.executor.inputs.injector import InjectorNode
+from millpond.executor.inputs.extraction import (
+    InjectorNode,
+    Rows,
+    RowsLike,
+    pieces,
+    rows_from,
+    rows_to_extract,
+)
 from millpond.executor.inputs.positions import LOCAL_SOURCE, after_the_end
 from millpond.executor.local.engine import LocalBatch
 from millpond.executor.local.intake import Arrival, OutsideRows, Receipt, UpdateEntry, check_fit
-from millpond.executor.local.rows import DecodedSource, RowsLike, RowSource, pieces, rows_from, source_of
+from millpond.executor.local.rows import DecodedSource, RowSource, source_of
 from millpond.executor.local.worker import BUNDLE_RECORDS_MAX, LocalWorker
 from millpond.executor.pipeline.nodes import SIGNALS
 from millpond.executor.pipeline.topology import Topology

@@ -12,9 +12,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
+from millpond.executor.inputs.extraction import RowsLike
 from millpond.executor.local.bounded import consume_inputs, observe_rows
 from millpond.executor.local.engine import LocalEngine
-from millpond.executor.local.rows import RowsLike
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.worker import LocalWorker
 from millpond.executor.maintenance.policy import UpkeepPolicy

@@ -26,13 +26,15 @@ from millpond.executor.inputs.extraction import (
     check_fields,
     read_injected,
     row_count,
+    rows_between,
+    rows_from,
     rows_to_extract,
     sorted_by_time,
 )
 from millpond.executor.inputs.positions import BOUNDED_SOURCE, LOCAL_SOURCE, consumed_before
 from millpond.executor.local.engine import LocalBatch, LocalEngine, LocalInputs, LocalResults
 from millpond.executor.local.intake import Intake, OutsideRows, Taken
-from millpond.executor.local.rows import RowSource, rows_between, rows_from
+from millpond.executor.local.rows import RowSource
 from millpond.executor.pipeline.nodes import INPUT, Backfill
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.lifecycle import Lifecycle, Phase

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from millpond.executor.inputs.extraction import Rows
+from millpond.executor.inputs.extraction import Rows, RowsLike
 from millpond.executor.inputs.positions import LOCAL_SOURCE, percentile_watermark_app_id, superstep_of
 from millpond.executor.local.bounded import consume_inputs, observe_rows
-from millpond.executor.local.rows import RowsLike, RowSource, source_of
+from millpond.executor.local.rows import RowSource, source_of
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.ownership.evolution import as_stored

@@ -305,7 +305,9 @@ class Coordinator:
             if owned.is_due(now, mark):
                 return True
         retries = self.letters.retries
-        return bool(retries.left) or (self.clock.monotonic_us() >= retries.look_us and retries.is_waiting())
+        if self.clock.monotonic_us() >= retries.look_us:
+            retries.look_again()
+        return bool(retries.left)
 
     def status(self) -> RunStatus:
         """Return the present status of the run."""

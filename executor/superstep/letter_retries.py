@@ -444,18 +444,13 @@ class LetterRetries:
         self.chosen: ChosenLetters | None = None
         self.answers: dict[str, int] = {}
 
-    def is_waiting(self) -> bool:
-        """Return True if a superstep would retry or drop letters; asked when the pipeline has nothing else to do.
-
-        It reads the log at most once a second, and not while the store is away.
-        """
-        if self._clock.monotonic_us() >= self.look_us:
-            try:
-                self._store.committer.refresh()
-                self._look()
-            except UnavailableError as error:
-                _LOG.debug("no request for dead letters can be read now: %s", error)
-        return bool(self.left)
+    def look_again(self) -> None:
+        """Read the log for requests, unless the store is away; called once a second by an idle pipeline."""
+        try:
+            self._store.committer.refresh()
+            self._look()
+        except UnavailableError as error:
+            _LOG.debug("no request for dead letters can be read now: %s", error)
 
     def choose(self) -> None:
         """Choose the letters that the superstep under planning retries and drops, in place of any earlier choice."""

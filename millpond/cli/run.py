@@ -28,7 +28,8 @@ from millpond.cli.terminal.output import (
     rows_bar,
     time_text,
 )
-from millpond.executor.local.rows import RowsLike, RowSource, rows_from, source_of
+from millpond.executor.inputs.extraction import RowsLike, rows_from
+from millpond.executor.local.rows import RowSource, source_of
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.run.run import RunSummary

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from millpond.cli.terminal.row_files import RowFiles, stream_of_files
+from millpond.executor.inputs.extraction import RowsLike
 from millpond.executor.inputs.positions import BOUNDED_SOURCE, LOCAL_SOURCE
-from millpond.executor.local.rows import RowsLike
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.app_ids import AppId

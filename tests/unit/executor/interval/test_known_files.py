@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from millpond.executor.interval.known_files import KnownFiles
 from millpond.executor.interval.row_reader import FileKeys
+from millpond.executor.interval.soft_state import KnownFiles
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.types import TableVersion
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from millpond.executor.local.intake import Arrival, Intake, Receipt, UpdateEntry
+from millpond.executor.local.intake import Arrival, Intake, Receipt, Taken, UpdateEntry
 from millpond.executor.run.run import WatermarkUpdate
 from millpond.statestore.errors import FencedError, UnavailableError
 
@@ -42,7 +42,7 @@ class TestHoldingBack:
 
         assert first.arrivals == [slow]
         assert nothing_more[0].updates == [movement_of_fast]
-        assert not nothing_more[1]
+        assert nothing_more[1] == Taken()
         assert intake.pop(10).arrivals == [fast]
         assert intake.pop(10).updates == [held]
 
@@ -82,7 +82,7 @@ class TestOrder:
 
         assert (first.updates, first.arrivals) == (entries[:1], entries[1:3])
         assert (second.updates, second.arrivals) == (entries[3:4], entries[4:])
-        assert not third
+        assert third == Taken()
 
     def test_a_bundle_is_bounded_but_never_empty(self):
         """Arrivals are taken up to the limit; a larger one is taken alone."""

@@ -11,9 +11,9 @@ import pytest
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record
-from millpond.executor.inputs.extraction import Rows
+from millpond.executor.inputs.extraction import Rows, pieces
 from millpond.executor.local import bounded
-from millpond.executor.local.rows import RowSource, pieces
+from millpond.executor.local.rows import RowSource
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.executor.windows.combiners import Count

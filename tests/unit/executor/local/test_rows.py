@@ -6,7 +6,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from millpond.executor.local.rows import pieces, rows_from
+from millpond.executor.inputs.extraction import pieces, rows_from
 from millpond.statestore.errors import InvalidError
 
 

@@ -12,8 +12,8 @@ from deltalake import DeltaTable
 
 from millpond.cli.main import main
 from millpond.executor.computation.computation import Computation
+from millpond.executor.inputs.extraction import pieces, rows_from
 from millpond.executor.inputs.positions import LOCAL_SOURCE, counts_by_computation
-from millpond.executor.local.rows import pieces, rows_from
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline

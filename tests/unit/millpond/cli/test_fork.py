@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 import millpond as mp
 from millpond.cli.main import main
-from millpond.executor.local.rows import pieces, rows_from
+from millpond.executor.inputs.extraction import pieces, rows_from
 from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.history.verification import verify_store
 from millpond.statestore.objects.obstore import open_objects

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from millpond.cli import restore
 from millpond.cli.main import main
 from millpond.executor.computation.computation import Computation
+from millpond.executor.inputs.extraction import pieces, rows_from
 from millpond.executor.inputs.positions import admit_batch, input_positions
-from millpond.executor.local.rows import pieces, rows_from
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.superstep.plan import InputPosition
