@@ -131,7 +131,6 @@ class DeadLetter:
 
 
 def id_text(record_id: bytes | None) -> str | None:
-    """Return a record's id as text, with bytes that are not UTF-8 escaped."""
     return None if record_id is None else record_id.decode(errors="backslashreplace")
 
 

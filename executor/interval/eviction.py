@@ -140,7 +140,6 @@ class UseStatistics:
                 self._free_gaps += _between(at, clocks)
 
     def expectations(self, clocks: _Clocks) -> Expectations:
-        """Return the present estimates."""
         unused = sum(_between(at, clocks) for at, waits in self._followed.values() if not waits)
         return Expectations(
             by_record=self._by_record / (self._by_record + self._by_timer),
@@ -150,5 +149,4 @@ class UseStatistics:
 
 
 def _between(at: _Clocks, now: _Clocks) -> float:
-    """Return the elapsed time, on the clock that has advanced further."""
     return float(max(now[0] - at[0], now[1] - at[1]))

@@ -82,7 +82,6 @@ class Arrivals:
         )
 
     def streams_of(self, sources: npt.NDArray[np.int64]) -> Sequence[str]:
-        """Return the streams of the records at the indices ``sources``."""
         if len(self.streams) <= 1:
             return [*self.streams] * len(sources)
         names = np.repeat(np.array(self.streams, dtype=object), self.counts)
@@ -133,7 +132,6 @@ class Grouping:
 
 
 def encode_keys(keys: pa.StringArray) -> KeyCodes:
-    """Return the distinct keys, and each record's index among them."""
     encoded = keys.dictionary_encode()
     return KeyCodes(codes=encoded.indices.to_numpy().astype(np.int64), keys=encoded.dictionary)
 
@@ -238,7 +236,6 @@ class Admission:
 
 
 def admit(arrivals: Arrivals, keys: KeyCodes, soft_state: SoftState) -> Admission:
-    """Drop the records that have been consumed before."""
     ids = arrivals.ids
     if ids is None:
         return Admission()

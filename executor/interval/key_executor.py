@@ -262,7 +262,6 @@ class KeyExecutor:
     def run(
         self, key: str, encoded: StoredState | None, timers: Timers, start: int, stop: int
     ) -> StoredState | None:
-        """Run a key's turn on the records from ``start`` up to ``stop``, and return its new state."""
         produced, fired = len(self.productions.at), self.fired
         self.counters.settle()
         letters = self._letters.get(key, ())

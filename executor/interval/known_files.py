@@ -47,7 +47,6 @@ class KeysOfFiles:
         self.size_bytes: int = 0
 
     def add(self, path: str, keys: pa.Array | pa.ChunkedArray) -> None:
-        """Add a file with all its keys."""
         self.drop(path)
         self._keys[path] = np.sort(fingerprints(keys))
         self.size_bytes += self._keys[path].nbytes
@@ -56,13 +55,11 @@ class KeysOfFiles:
             self.size_bytes -= self._keys.popitem(last=False)[1].nbytes
 
     def drop(self, path: str) -> None:
-        """Drop a file."""
         known = self._keys.pop(path, None)
         if known is not None:
             self.size_bytes -= known.nbytes
 
     def keep_only(self, paths: Collection[str]) -> None:
-        """Drop all files but these."""
         for path in self._keys.keys() - paths:
             self.drop(path)
 
@@ -122,7 +119,6 @@ class KnownIds:
 
     @property
     def size_bytes(self) -> int:
-        """The memory of the newest ids and the filter."""
         return self._recent_bytes + (0 if self._filter is None else self._filter.size_bytes)
 
     def prepare(self, files: Sequence[FileKeys]) -> None:
@@ -150,18 +146,15 @@ class KnownIds:
         return self._filter.might_contain(prints)
 
     def add(self, prints: Fingerprints) -> None:
-        """Add the ids that a bundle consumes."""
         if self._filter is not None:
             self._filter.add(prints)
 
     def add_updates(self, updates: pa.Table) -> None:
-        """Add the ids in updates that another process committed."""
         ids = _ids_in(updates)
         if self._filter is not None and len(ids):
             self._filter.add(ids)
 
     def keep(self, path: str, updates: pa.Table) -> None:
-        """Keep the ids of a file that this process has written."""
         if self._filter is None:
             return
         table = _keys_and_ids(updates)
@@ -172,12 +165,10 @@ class KnownIds:
             self._recent_bytes -= _size_bytes(self._recent.popitem(last=False)[1])
 
     def keep_only(self, paths: Collection[str]) -> None:
-        """Drop all files but these."""
         for path in self._recent.keys() - paths:
             self.drop(path)
 
     def drop(self, path: str) -> None:
-        """Drop the ids of a file that was never committed."""
         table = self._recent.pop(path, None)
         if table is not None:
             self._recent_bytes -= _size_bytes(table)

@@ -113,7 +113,6 @@ def letter_value(letter: Mapping[str, Any]) -> Any:
 
 
 def typed_value(plain: Any, types: Mapping[str, str]) -> Any:
-    """Restore the value from the parsed text of `typed_text` and the types that JSON lacks."""
     box = {_WHOLE: plain}
     # Innermost first, so that the pointers to outer parts stay valid.
     for pointer in sorted(types, key=lambda text: text.count("/"), reverse=True):
@@ -122,7 +121,6 @@ def typed_value(plain: Any, types: Mapping[str, str]) -> Any:
 
 
 def error_line(error: BaseException) -> str:
-    """Return an error in one line."""
     # The module of our own classes means nothing to readers.
     is_ours = isinstance(error, MillpondError)
     lines = [f"{type(error).__name__}: {error}"] if is_ours else traceback.format_exception_only(error)
@@ -137,7 +135,6 @@ def _json(plain: Any) -> str:
 
 
 def _plain(value: Any, pointer: str, types: dict[str, str]) -> Any:
-    """Return the value in JSON's own types, and add the types of other parts to ``types``."""
     match value:
         case None | bool():
             return value

@@ -161,7 +161,6 @@ class IntervalProcessor:
     def _run(
         self, bundle: Bundle, letters: Sequence[RetriedLetter], columns: RecordColumns, grouping: Grouping
     ) -> tuple[KeyExecutor, BundleOutcome]:
-        """Run user code for each key of the grouping, in order."""
         if letters is not bundle.retried:
             bundle = replace(bundle, retried=letters)
         computation = self._node.computation
@@ -241,7 +240,6 @@ class IntervalProcessor:
         )
 
     def _drops(self, arrivals: Arrivals, kept: npt.NDArray[np.int64] | None) -> npt.NDArray[np.bool_]:
-        """Mark the admitted records on streams whose late records are dropped."""
         by_stream = [self._node.drops_late(stream) for stream in arrivals.streams]
         drops = np.repeat(np.array(by_stream, dtype=np.bool_), arrivals.counts)
         return drops if kept is None else drops[kept]
@@ -256,7 +254,6 @@ def _without(
     admission: Admission,
     due: Collection[str],
 ) -> Grouping:
-    """Return the grouping without refused records."""
     kept = np.flatnonzero(~refused) if admission.kept is None else admission.kept[~refused]
     if arrivals.ids is None:
         return group(codes, order, kept, due)

@@ -57,7 +57,6 @@ class RowSummary:
 
 
 def summarise_rows(merged: pa.Table) -> RowSummary:
-    """Summarise merged rows, one per key."""
     keys = merged.column("key").combine_chunks()
     lists = merged.column("timers").combine_chunks()
     rows = pc.list_parent_indices(lists).to_numpy()
@@ -113,7 +112,6 @@ def clock_names(clocks: pa.Array) -> ClockNames:
 
 
 def _earliest(keys: pa.StringArray, rows: npt.NDArray[np.int64], at: npt.NDArray[np.int64]) -> KeyTimes:
-    """Return the earliest time of each row; ``rows`` is sorted."""
     if not len(rows):
         return KeyTimes(keys.slice(0, 0), at)
     owners, starts = np.unique(rows, return_index=True)
@@ -171,7 +169,6 @@ class CacheUndo:
 
 
 def timers_weight(timers: Timers) -> int:
-    """Estimate the cost of timers in the cache, in bytes."""
     return TIMER_BYTES * len(timers)
 
 
@@ -221,7 +218,6 @@ class LastUses:
         return np.array(ages, np.float64)
 
     def keep_only(self, keys: Iterable[str]) -> None:
-        """Drop the bundles that begin with any other row."""
         self._at = {key: self._at[key] for key in self._at.keys() & set(keys)}
 
 
@@ -298,7 +294,6 @@ class RowCache:
         return list(map(self._states.get, keys))
 
     def timers_of(self, keys: Sequence[str]) -> list[Timers]:
-        """Return the timers of keys, none of them `absent`."""
         return list(map(self._timers.get, keys, repeat(())))
 
     def fill(self, merged: pa.Table, summary: RowSummary) -> None:
@@ -438,7 +433,6 @@ class RowCache:
         return before
 
     def _set_timers(self, timers: Mapping[str, Timers]) -> dict[str, Timers]:
-        """Set the timers of some keys, and return their former ones."""
         former = {}
         for key, new in timers.items():
             old = former[key] = self._timers.pop(key, ())
@@ -482,7 +476,6 @@ class MemoryBudget:
 
     @property
     def used_bytes(self) -> int:
-        """The sum of all intervals' reports."""
         return self._total
 
     @property
@@ -491,19 +484,16 @@ class MemoryBudget:
         return self._total > max(self._budget_bytes - self._other_bytes(), self._least_bytes)
 
     def limit_of(self, interval: Interval) -> int:
-        """Return the interval's present limit."""
         with self._lock:
             return self._limit(interval, len(self._used) + (interval not in self._used))
 
     def report(self, interval: Interval, used_bytes: int) -> int:
-        """Record the interval's present memory, and return its limit."""
         with self._lock:
             self._total += used_bytes - self._used.get(interval, 0)
             self._used[interval] = used_bytes
             return self._limit(interval, len(self._used))
 
     def leave(self, interval: Interval) -> None:
-        """Release the part of an interval that the process has dropped."""
         with self._lock:
             self._total -= self._used.pop(interval, 0)
 

@@ -44,7 +44,6 @@ class FileKeys:
 
 
 def large_among(files: Iterable[FileKeys]) -> frozenset[str]:
-    """Return the paths of files large enough to read in parts."""
     return frozenset(file.path for file in files if file.size_bytes >= LARGE_BYTES)
 
 
@@ -63,7 +62,6 @@ class RowReader:
         interval: Interval | None = None,
         large: Collection[str] = (),
     ) -> pa.Table:
-        """Read the updates of ``keys`` within ``interval``, the ``large`` files in parts."""
         return read_row_files(self._objects, paths, columns, keys=keys, interval=interval, large=large)
 
     def scan(
@@ -195,18 +193,15 @@ class ColdRows:
         return len(self._indices)
 
     def among(self, keys: Iterable[str]) -> list[str]:
-        """Return the subset of the keys whose rows are here."""
         indices = self._indices
         return [key for key in keys if key in indices]
 
     @property
     def keys(self) -> list[str]:
-        """The keys of all rows that are here."""
         return list(self._indices)
 
     @property
     def weights(self) -> npt.NDArray[np.int64]:
-        """The cost of the row of each of `keys`."""
         weights: npt.NDArray[np.int64] = self._weights[list(self._indices.values())]
         return weights
 

@@ -146,7 +146,6 @@ class RowUpdateDraft:
         return table if written.all() else table.filter(pa.array(written))
 
     def summaries(self) -> tuple[ProductionSummary, ...]:
-        """Return the number of productions in the rows and their oldest times, by stream."""
         if self.kept is None:
             streams, times = self.outcome.productions.streams, self.outcome.productions.at
         else:
@@ -155,7 +154,6 @@ class RowUpdateDraft:
         return _summaries(streams, times, self.bundle.percentile_watermarks) if streams else ()
 
     def restamped(self, fence: Fence, superstep: Superstep) -> RowUpdateDraft:
-        """Return the same bundle as part of another superstep."""
         return replace(self, bundle=replace(self.bundle, fence=fence, superstep=superstep))
 
     def with_upgrades(self) -> RowUpdateDraft:
@@ -255,7 +253,6 @@ def _record_ids(ids: pa.BinaryArray, draft: RowUpdateDraft) -> pa.Array:
 
 
 def production_values(productions: Productions) -> pa.StructArray:
-    """Return the productions as a column of `PRODUCTION_TYPE`, in order of emission."""
     return pa.StructArray.from_arrays(
         [
             pa.array(productions.streams, pa.string()),
@@ -326,7 +323,6 @@ class WeakProductions:
 
     @property
     def streams(self) -> frozenset[str]:
-        """The streams of the productions."""
         return self.draft.bundle.weak.fused
 
     def keeping(self, stragglers: Sequence[Straggler]) -> RowUpdateDraft:

@@ -82,24 +82,19 @@ class KnownFiles:
 
     @property
     def all(self) -> list[FileKeys]:
-        """The files, including adopted ones."""
         return list(self._files.values())
 
     def adopt(self, file: RowFile) -> None:
-        """Add a file that may never be committed."""
         self._files[file.path] = FileKeys(file.path, file.min_key, file.max_key, file.size_bytes)
 
     def disown(self, path: str) -> None:
-        """Remove an adopted file that was never committed."""
         self._files.pop(path, None)
 
     def confirm(self, path: str, superstep: int) -> None:
-        """Record that an adopted file has been committed."""
         self.position = path
         self.superstep = max(self.superstep, superstep)
 
     def are(self, files: Sequence[LiveFile]) -> bool:
-        """Return True if these are exactly the known files."""
         return len(files) == len(self._files) > 0 and all(file.path in self._files for file in files)
 
     def unread_in(self, files: Sequence[LiveFile]) -> list[LiveFile] | None:
@@ -192,7 +187,6 @@ class SoftState:
         return max(limit - self._lookup_bytes(), limit // _ROWS_SHARE)
 
     def _lookup_bytes(self) -> int:
-        """Return the memory of filters, newest ids and keys of files."""
         size_bytes = self._keys_of_files.size_bytes + self._cache.filter_bytes
         return size_bytes + self.ids.size_bytes if self.ids.is_prepared else size_bytes
 
@@ -203,7 +197,6 @@ class SoftState:
         return used_bytes > max(limit - lookup_bytes, limit // _ROWS_SHARE)
 
     def leave(self) -> None:
-        """Release the memory budget: the process drops this soft state."""
         self._memory.leave(self._interval)
 
     @property
@@ -214,12 +207,10 @@ class SoftState:
 
     @property
     def files(self) -> list[FileKeys]:
-        """The files that hold the interval's rows, including adopted ones."""
         return self._files.all
 
     @property
     def used_bytes(self) -> int:
-        """The estimated memory of the cached rows."""
         return self._cache.used_bytes
 
     # ------------------------------------------------------------- following the store
@@ -368,7 +359,6 @@ class SoftState:
         return cache.states_of(keys)
 
     def timers_of(self, keys: Sequence[str]) -> list[Timers]:
-        """Return the pending timers of keys that were loaded."""
         return self._cache.timers_of(keys)
 
     def apply(
@@ -429,7 +419,6 @@ class SoftState:
         return self.timers.wait_of(key, *self._clocks)
 
     def shrink(self) -> None:
-        """Evict rows if they are more than the interval may have now."""
         if self._is_over_budget():
             expectations = self._statistics.expectations(self._clocks)
             self._cache.evict(self.timers.waits(*self._clocks), self._clocks, expectations)

@@ -68,7 +68,6 @@ class _TimeSortedTimers(KeyTimers):
         self.added: list[Timer] = []
 
     def bind(self, row: Timers) -> None:
-        """Switch to the timers and the waiting records of another key."""
         waiting = tuple(timer for timer in row if timer.domain is TimeDomain.RECORD)
         self.event_due.clear()
         super().bind(
@@ -84,11 +83,9 @@ class _TimeSortedTimers(KeyTimers):
 
     @property
     def waiting(self) -> int:
-        """The number of records that wait once the turn ends."""
         return len(self._still) + len(self.added)
 
     def pop_event_due(self, limit: int) -> Timer | None:
-        """Remove and return the first event timer that is due and not after ``limit``."""
         due = self.event_due
         while due and due[0][0] <= limit:
             timer = heappop(due)[2]
@@ -109,7 +106,6 @@ class _TimeSortedTimers(KeyTimers):
         return None if merged == self._stored else merged
 
     def restore(self, savepoint: TimersSavepoint) -> None:
-        """Undo all changes since the savepoint, which stays usable."""
         super().restore(savepoint)
         self.event_due.clear()
         for timer in savepoint.pending.values():
@@ -156,7 +152,6 @@ class _TimeSortedRecords(Records):
         self._fire = fire
 
     def bind(self, key: str, start: int, stop: int) -> None:
-        """Switch to the records of ``key``, from ``start`` up to ``stop``."""
         super().bind(key, start, stop)
         self._context.watermark = EventTimeMicros(self._columns.at[start])
 
@@ -214,7 +209,6 @@ class TimeSortedExecutor(KeyExecutor):
     def run(
         self, key: str, encoded: StoredState | None, timers: Timers, start: int, stop: int
     ) -> StoredState | None:
-        """Run a key's turn, and return its new state."""
         settled = super().run(key, encoded, timers, start, stop)
         self.waited += len(self.timers.added)
         self.resumed += len(self.timers.ready)

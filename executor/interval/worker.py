@@ -121,12 +121,10 @@ class IntervalWorker:
         self._processor = IntervalProcessor(node, self._interval, self._soft_state, self._on_stuck)
 
     def leave(self) -> None:
-        """Release the memory: the process keeps nothing of the interval any more."""
         self._soft_state.leave()
 
     @property
     def state(self) -> WorkerState:
-        """The worker's knowledge of the committed files."""
         return self._state
 
     def run(self, bundle: Bundle, files: Callable[[], Sequence[LiveFile]], token: str) -> Manifest:
@@ -161,7 +159,6 @@ class IntervalWorker:
         return result
 
     def write(self, bundle: Bundle, result: BundleResult, token: str) -> RowFile | None:
-        """Write the row updates of a bundle, uncommitted; ``None`` if there are none."""
         if result.updates is None:
             return None
         file = write_row_file(

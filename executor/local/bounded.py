@@ -57,18 +57,15 @@ class _Input:
 
     @property
     def has_pieces(self) -> bool:
-        """True if more than one piece is left."""
         return self.source.count - self.consumed > BUNDLE_RECORDS_MAX
 
     @property
     def oldest_at(self) -> EventTimeMicros:
-        """The least time still to come; the beginning of time if it is not known."""
         if not self.is_left:
             return _END
         return self.oldest[self.at] if self.oldest else _BEGINNING
 
     def measure(self, node: InjectorNode) -> None:
-        """Find the least time of the remaining rows, piece by piece."""
         times = [oldest_time(node, piece) for _, piece in self._pieces()]
         oldest, found = _END, list[EventTimeMicros]()
         for at in reversed(times):
@@ -80,7 +77,6 @@ class _Input:
         return self.source.pieces(self.consumed, BUNDLE_RECORDS_MAX)
 
     def consume(self, run: LocalRun, watermarks: Mapping[str, EventTimeMicros]) -> None:
-        """Run a superstep on the next piece."""
         if self._rest is None:
             self._rest = self._pieces()
         count, piece = next(self._rest)

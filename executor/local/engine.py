@@ -125,7 +125,6 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         )
 
     def update(self, checked: CheckedUpdate) -> TableVersion:
-        """Continue with a changed pipeline, between two supersteps; see `Coordinator.update`."""
         # Abandoned code must not run into the changed pipeline.
         self._weak.await_code()
         former = self._coordinator.topology.computations
@@ -146,7 +145,6 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         return version
 
     def close(self, *, wait_for_code: bool = True) -> None:
-        """Stop the threads; with ``wait_for_code`` wait for running user code."""
         self._writer.shutdown()
         if self._helper is not None:
             self._helper.shutdown(wait=wait_for_code)
@@ -154,7 +152,6 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
     # -- the steps of a superstep ----------------------------------------------------------
 
     def extract(self, batch: LocalBatch) -> LocalInputs:
-        """Read key, time and id of the rows, for each consumer."""
         coordinator, outside = self._coordinator, batch.outside
         watermarks = coordinator.watermarks
         watches: dict[str, Watch] = {}
@@ -195,12 +192,10 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         return observations
 
     def sample_keys(self, inputs: LocalInputs, node: ComputationNode) -> pa.Array:
-        """Return the keys of the batch in a computation."""
         keys = [deliveries.keys for deliveries in inputs.extracted.by_computation.get(node.name, ())]
         return pa.concat_arrays(keys) if keys else pa.array([], pa.string())
 
     def run_intervals(self, plan: SuperstepPlan, inputs: LocalInputs) -> LocalResults:
-        """Run the bundles of a superstep: outside rows, undelivered productions and due timers."""
         self._follow_log()
         productions = self._undelivered(plan)
         topology, letters = self._coordinator.topology, list(inputs.extracted.letters)
@@ -221,7 +216,6 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         return _results(bundles, letters, [*inputs.extracted.observations, *inputs.observed])
 
     def confirm(self, results: LocalResults, report: SuperstepReport) -> SuperstepReport:
-        """Keep productions and soft state of a committed superstep for the next superstep."""
         self._produced = results.produced
         # Another writer's commit lies in between otherwise: the next superstep reads the files again.
         if self._version is not None and report.version == self._version + 1:
@@ -262,7 +256,6 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         return [*waiting, *others]
 
     def _write_all(self, ran: Sequence[RanBundle]) -> list[tuple[Manifest, pa.Table | None]]:
-        """Write the files of bundles that have run, in parallel."""
         started: list[_Writing] = []
         try:
             for number, bundle in enumerate(ran, 1):
@@ -343,7 +336,6 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         return self._workers[interval]
 
     def _forget_cut(self, cut: Cut) -> None:
-        """Forget the soft state of replaced intervals: their successors read it from the files."""
         for interval in cut.replaced:
             worker = self._workers.pop(interval, None)
             if worker is not None:
@@ -366,7 +358,6 @@ class _Writing:
     file: Future[RowFile | None] | RowFile | None
 
     def finish(self) -> tuple[Manifest, pa.Table | None]:
-        """Wait for the file; return the manifest and the productions, if any."""
         file = self.file.result() if isinstance(self.file, Future) else self.file
         manifest = self.worker.finish(self.bundle, self.result, file)
         productions = flatten_productions(self.result.updates) if self.result.productions else None

@@ -47,7 +47,6 @@ from millpond.statestore.types import EventTimeMicros
 
 
 def check_fit(topology: Topology, stream: str, rows: Rows) -> None:
-    """Refuse rows that do not fit the stream's injector and consumers."""
     injector = topology.injector(stream)
     keys = [consumer.subscription.key for consumer in topology.consumers_of(stream)]
     if isinstance(rows, pa.Table):
@@ -148,7 +147,6 @@ class UpdateEntry:
 
     @property
     def stream(self) -> str:
-        """The stream of the update."""
         return self.update.stream
 
 
@@ -173,7 +171,6 @@ class Taken:
         return unfit
 
     def settle(self, failure: BaseException | None = None) -> None:
-        """Settle all receipts: the input is durable, or the run has ended with ``failure``."""
         for update in self.updates:
             update.receipt.settle(failure)
         for arrival in self.arrivals:
@@ -316,7 +313,6 @@ class Intake:
                 self._idle = False
 
     def end(self, reason: BaseException) -> None:
-        """Refuse all entries, waiting and future, with ``reason``, and wake all waiting threads."""
         with self._condition:
             if self._ended is None:
                 self._ended = reason
@@ -474,7 +470,6 @@ def _row_of_letter(node: InjectorNode, rows: Rows, values: Values, row: int) -> 
 def _observation(
     watch: Watch, readings: Sequence[Injected], members: Sequence[str | None] | None, *, is_bounded: bool
 ) -> InputObservation:
-    """Observe the times of rows that a consumer can read; each row counts for its first consumer only."""
     at = readings[0].at if readings else np.empty(0, np.int64)
     records = len(at) - len(readings[0].errors) if readings else 0
     unreadable = set(readings[0].errors) if readings else set[int]()

@@ -64,7 +64,6 @@ class _Running:
 
     @property
     def records(self) -> int:
-        """The number of records of the bundle."""
         return sum(len(deliveries.at) for deliveries in self.bundle.deliveries)
 
 

@@ -88,7 +88,6 @@ class UpdateRequests:
             return self._waiting.popleft() if self._waiting else None
 
     def end(self, reason: BaseException) -> None:
-        """Refuse all requests, waiting and future."""
         with self._lock:
             self._ended = reason
             waiting = [*self._waiting]
@@ -195,7 +194,6 @@ def _is_input(given: Backfill) -> bool:
 
 
 def history_rows(given: Any) -> Rows:
-    """Return the rows of a backfill."""
     if not isinstance(given, str | Path):
         return rows_from(given)
     try:
@@ -219,7 +217,6 @@ def _check_rows(coordinator: Coordinator, computation: str, stream: str, rows: R
 
 
 def _of_input(coordinator: Coordinator, stream: str, inputs: Mapping[str, Rows | RowSource] | None) -> Rows:
-    """Return the rows of a bounded input that the store consumed before."""
     if inputs is None or stream not in inputs:
         raise InvalidError(
             'backfill="input" is of the rows that are given to run: this run has none, so give it rows',
@@ -313,7 +310,6 @@ class LocalWorker:
         return self.run(LocalBatch(outside=outside))
 
     def run(self, batch: LocalBatch) -> SuperstepReport:
-        """Run one superstep, report it, and maintain the store."""
         report = self.superstep.run(batch)
         self.status = self.coordinator.status()
         if self.coordinator.watermarks.skew_limits:
@@ -342,7 +338,6 @@ class LocalWorker:
             return self.run(batch)
 
     def say(self, text: str) -> None:
-        """Show a line where supersteps are reported."""
         self._progress.note(text)
 
     # -- changes of the pipeline -----------------------------------------------------------
@@ -371,7 +366,6 @@ class LocalWorker:
         return update_between(former, topology, version, elapsed_us)
 
     def _update_as_asked(self) -> None:
-        """Make the updates that other threads wait for; a refused update does not end the run."""
         while (request := self._updates.pop()) is not None:
             try:
                 request.outcome.set_result(self._update(request.topology, request.then))
@@ -416,7 +410,6 @@ class LocalWorker:
     # -- the thread ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Run the steps in a thread from now on."""
         self.is_threaded = True
         self._thread = threading.Thread(target=self._work, name="millpond-local", daemon=True)
         self._thread.start()
@@ -443,7 +436,6 @@ class LocalWorker:
     # -- the end ---------------------------------------------------------------------------
 
     def check_active(self) -> None:
-        """Raise the error that ended the run, or `InvalidError` if it was stopped."""
         self.lifecycle.check_phase(Phase.RUNNING)
 
     def end(self) -> None:
@@ -457,7 +449,6 @@ class LocalWorker:
             self._thread.join()
 
     def close(self) -> None:
-        """Wait for the sinks and give the leases back."""
         self.lifecycle.close()
         try:
             self.engine.close(wait_for_code=not self.lifecycle.is_stranded)

@@ -204,7 +204,6 @@ class CompactionSchedule(Schedule):
 
     @property
     def is_idle(self) -> bool:
-        """True if no small compaction is being prepared or waits for its commit."""
         return not self._small and not self._overtaken
 
     @property

@@ -147,7 +147,6 @@ class _Upgrade:
         return self._done
 
     def write(self, owner: Ownership, rng: Rng, pipeline: str) -> Upgraded:
-        """Commit the upgraded states of each interval."""
         for owned in owner.of(self._node.name):
             interval = owned.interval
             snapshot = self._store.committer.snapshot

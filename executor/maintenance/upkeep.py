@@ -78,7 +78,6 @@ class CollectionSchedule:
 
     @property
     def is_running(self) -> bool:
-        """True while a round is under way, or its result has not been reported."""
         return self._round is not None
 
     @property
@@ -127,7 +126,6 @@ class CollectionSchedule:
             self._sightings.append((now_us, self._store.committer.snapshot.version))
 
     def record_replaced(self, size_bytes: int) -> None:
-        """Count the bytes that a compaction has turned into garbage."""
         self._replaced_bytes += size_bytes
         self._waiting_bytes += size_bytes
         self._waiting.append((self._clock.monotonic_us(), size_bytes))
@@ -218,7 +216,6 @@ class Upkeep:
         )
 
     def open(self) -> None:
-        """Find the work that earlier runs have left."""
         self._rounds.open()
         for schedule in self._schedules:
             schedule.open()
@@ -230,7 +227,6 @@ class Upkeep:
         self._look_soon()
 
     def update(self, topology: Topology) -> None:
-        """Adapt to a changed pipeline: discard the tasks of released intervals."""
         for schedule in self._schedules:
             schedule.update(topology)
         self._look_soon()
@@ -302,7 +298,6 @@ class Upkeep:
         return tuple(writes)
 
     def close(self) -> None:
-        """Stop, and discard uncommitted tasks."""
         # Workers first: a file that is still being written could not be discarded.
         self._workers.shutdown()
         for schedule in reversed(self._schedules):

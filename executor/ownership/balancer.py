@@ -73,7 +73,6 @@ class Loads:
         self._seen: dict[Interval, _Seen] = {}
 
     def record(self, manifests: Iterable[Manifest], live: Iterable[Interval]) -> None:
-        """Record a superstep; an interval of ``live`` without a manifest has had nothing to do."""
         by_interval = {manifest.interval: manifest for manifest in manifests}
         for interval in live:
             seen = self._seen.get(interval)
@@ -92,7 +91,6 @@ class Loads:
                 seen.home = manifest.home
 
     def forget(self, intervals: Iterable[Interval]) -> None:
-        """Drop intervals that no longer exist."""
         for interval in intervals:
             self._seen.pop(interval, None)
 
@@ -106,7 +104,6 @@ class Loads:
         return self.so_far(chosen) if is_known else None
 
     def so_far(self, intervals: Iterable[Interval]) -> Mapping[Interval, IntervalLoad]:
-        """Return the loads of the intervals that have been seen at all."""
         return {
             interval: IntervalLoad(
                 work_ms=median(seen.work_us) / 1_000,
@@ -277,7 +274,6 @@ class Balancer:
         self.ask_us: int = 0
 
     def record(self, manifests: Iterable[Manifest]) -> None:
-        """Record the manifests of a committed superstep."""
         if self._policy is not None:
             self._supersteps += 1
             live = [interval for name in self._computations for interval in self._intervals(name)]

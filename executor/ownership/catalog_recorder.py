@@ -53,7 +53,6 @@ class CatalogRecorder:
         self._is_open.wait(_PATIENCE_S)
 
     def record(self, request: CommitRequest, _committed: Committed) -> None:
-        """Record the topology of a commit that has one."""
         definition = definition_from_metadata(request.metadata)
         if definition is not None and self._store.catalog_url is not None:
             # A catalog that is stuck falls behind instead of holding up commits; the log has the topology.
@@ -84,7 +83,6 @@ class CatalogRecorder:
 
 
 def definition_of(topology: Topology) -> PipelineDefinition:
-    """Convert a topology; see `code_fingerprint` for the code's hash."""
     computations = tuple(
         ComputationDefinition(
             name=node.name,

@@ -53,12 +53,10 @@ class Cut:
 
     @property
     def kind(self) -> str:
-        """``split`` or ``merge``."""
         return "split" if len(self.by) > len(self.replaced) else "merge"
 
     @classmethod
     def split(cls, interval: Interval, keys: Sequence[str]) -> Cut:
-        """Cut an interval in front of some of its keys."""
         bounds = [interval.low, *keys]
         inside = all(interval.contains(key) for key in keys)
         if not keys or not inside or any(left >= right for left, right in pairwise(bounds)):
@@ -71,7 +69,6 @@ class Cut:
 
     @classmethod
     def merge(cls, intervals: Sequence[Interval]) -> Cut:
-        """Join neighbours, in key order, into one interval."""
         if len(intervals) < 2 or any(left.high != right.low for left, right in pairwise(intervals)):
             raise InvalidError(
                 "two or more neighbours are merged", intervals=[interval.app_id for interval in intervals]
@@ -135,12 +132,10 @@ class CutRequest:
 
     @property
     def app_id(self) -> str:
-        """The name of its position."""
         return AppId.CUT.of(self.computation, self.kind, self.key)
 
     @property
     def answer(self) -> Mapping[str, int]:
-        """The position that marks the request as done."""
         return {self.app_id: self.number + 1}
 
     @classmethod

@@ -53,7 +53,6 @@ class Evolution:
 
     @property
     def leaving(self) -> frozenset[str]:
-        """The computations that end up without rows under their name."""
         return self.drops.union(self.renames)
 
 
@@ -159,7 +158,6 @@ def _with_rows(
 
 
 def check_states(topology: Topology, snapshot: Snapshot, evolution: Evolution, objects: Objects) -> None:
-    """Refuse to run code that cannot read the stored states of its computations."""
     for node, name in _with_rows(topology, snapshot, evolution):
         stored, declared = stored_state_version(snapshot.txns, name), node.computation.state_version
         if stored > declared:
@@ -199,7 +197,6 @@ def _check_columns(node: ComputationNode, snapshot: Snapshot, name: str) -> None
 
 
 def check_codecs(topology: Topology, snapshot: Snapshot, evolution: Evolution, objects: Objects) -> None:
-    """Refuse to read states with a codec that did not write them."""
     for node, name in _with_rows(topology, snapshot, evolution):
         codec = codec_of(node.computation, stored_state_version(snapshot.txns, name))
         written = recorded_word(snapshot.txns, AppId.CODEC, name)
@@ -217,7 +214,6 @@ def check_codecs(topology: Topology, snapshot: Snapshot, evolution: Evolution, o
 
 
 def _is_text(snapshot: Snapshot, computation: str, objects: Objects) -> bool | None:
-    """Return True if the newest stored state is text, ``None`` if the rows have no state."""
     for file in reversed(snapshot.files_in(computation)):
         rows = read_row_files(objects, [file.path], ["state", "state_bytes"])
         if pc.any(rows.column("state").is_valid()).as_py():
@@ -305,12 +301,10 @@ def evolution_request(
 
 
 def intervals_of(snapshot: Snapshot, computations: frozenset[str]) -> list[Interval]:
-    """Return the intervals into which the table has cut the keys of some computations."""
     return [interval for interval in snapshot.live_intervals() if interval.computation in computations]
 
 
 def moved_intervals(evolution: Evolution, leaving: list[Interval]) -> dict[Interval, Interval]:
-    """Return the former interval that each new interval of a renamed computation replaces."""
     return {
         replace(former, computation=evolution.renames[former.computation]): former
         for former in leaving
@@ -346,7 +340,6 @@ def as_stored(topology: Topology, snapshot: Snapshot) -> Topology:
 
 
 def name_records(topology: Topology, snapshot: Snapshot) -> dict[str, int]:
-    """Return the position that records a pipeline's new name, if it has one."""
     stored, title = topology.name, topology.title
     current = current_name(snapshot.txns, stored)
     if current == title:

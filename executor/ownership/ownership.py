@@ -146,7 +146,6 @@ class OwnedInterval:
         self.advance(Fence(lease.sequencer, CommitNumber(0)))
 
     def advance(self, fence: Fence) -> None:
-        """Record the fence of the last commit."""
         self.fence = fence
         # Numbers rise by exactly 1: a gap would hide a lost commit of the same sequencer (I4).
         self.next_fence = Fence(fence.sequencer, CommitNumber(fence.commit_number + 1))
@@ -164,7 +163,6 @@ class OwnedInterval:
         return False
 
     def observe(self, result: BundleResult) -> None:
-        """Replace the summary by the pending work that a committed bundle reports."""
         self.summary = IntervalSummary(
             next_event_timer=result.next_event_timer,
             next_wall_timer=result.next_wall_timer,
@@ -175,7 +173,6 @@ class OwnedInterval:
 
 
 def refuse_claimed(positions: Mapping[str, int], pipeline: str, computations: Iterable[str]) -> None:
-    """Refuse computations whose rows belong to another pipeline of the store."""
     for name in sorted(computations):
         rival = conflicting_pipeline(positions, pipeline, name)
         if rival is not None:
@@ -325,11 +322,9 @@ class Ownership:
         self._control_interval = control_interval(topology.name)
 
     def of(self, computation: str) -> tuple[OwnedInterval, ...]:
-        """Return the intervals of a computation in key order; empty when it has never run."""
         return self.by_computation.get(computation, ())
 
     def next_wall_timer(self) -> WallTimeMicros | None:
-        """Return the earliest wall timer of all intervals; ``None`` without one."""
         times = (owned.summary.next_wall_timer for owned in self.owned.values())
         return min((at for at in times if at is not None), default=None)
 
@@ -475,7 +470,6 @@ class Ownership:
         self._take(cut.by, cut=cut, records=records)
 
     def record(self, positions: Mapping[str, int]) -> None:
-        """Commit positions without rows."""
         self.commit(
             CommitRequest(kind="record", writes=(self._write(self._control_interval),), positions=positions)
         )
@@ -502,7 +496,6 @@ class Ownership:
                 owned.lease.check()
 
     def close(self) -> None:
-        """Release every lease."""
         for owned in self.owned.values():
             self._store.leases.release(owned.lease)
         self.owned.clear()
@@ -537,7 +530,6 @@ class Ownership:
             owned.lease.check()
 
     def _known(self, new_names: Collection[str]) -> list[Interval]:
-        """Return the pipeline's intervals in the table, except the control interval and intervals of ``new_names``."""
         names = self._topology.computations.keys() - new_names
         return [one for one in self.committer.snapshot.live_intervals() if one.computation in names]
 
@@ -657,10 +649,8 @@ class OwnedNames:
         self._sequencer = sequencer
 
     def random(self) -> float:
-        """Return a number in [0, 1)."""
         return self._rng.random()
 
     def token(self) -> str:
-        """Return 32 hexadecimal digits that no other owner draws."""
         drawn = f"{self._pipeline}\n{self._sequencer()}\n{self._rng.token()}"
         return hashlib.sha256(drawn.encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -58,7 +58,6 @@ class Lifecycle:
         return is_first
 
     def close(self) -> None:
-        """Record that the stopping run is about to give its leases back."""
         with self._lock:
             check(self.phase is Phase.STOPPING, "a run is stopped before it is closed", phase=self.phase)
             self.phase = Phase.STOPPED
@@ -68,7 +67,6 @@ class Lifecycle:
         return self._stopping.wait(timeout_ms / 1_000)
 
     def raise_failure(self) -> None:
-        """Raise the first error, if the run has failed."""
         if self.error is not None:
             raise self.error
 
@@ -91,12 +89,10 @@ class Deadline:
 
     @staticmethod
     def after(clock: Clock, timeout_ms: float | None) -> Deadline:
-        """Return the end of a wait that begins now."""
         return Deadline(clock, None if timeout_ms is None else clock.monotonic_us() + timeout_ms * 1_000)
 
     @property
     def has_passed(self) -> bool:
-        """True once the wait is over."""
         return self.at_us is not None and self.clock.monotonic_us() > self.at_us
 
     @property

@@ -48,7 +48,6 @@ class ProgressLine:
             self._show()
 
     def note(self, text: str) -> None:
-        """Print a separate line above the live line."""
         self._live.console.print(text, markup=False)
 
     def close(self) -> None:
@@ -140,7 +139,6 @@ class ProgressLog:
         self._written_us: int | None = None
 
     def report(self, report: SuperstepReport) -> None:
-        """Write a line, or keep the sums for the next line."""
         if self._logger.isEnabledFor(logging.INFO):
             self._waiting = report.after(self._waiting)
             self._waiting_count += 1
@@ -150,7 +148,6 @@ class ProgressLog:
                 self._write()
 
     def note(self, text: str) -> None:
-        """Write a separate line, after the waiting sums."""
         self._write()
         self._log.info(text)
 
@@ -291,7 +288,6 @@ class Progress:
             self._line.note(text)
 
     def close(self) -> None:
-        """Log the remaining supersteps, and stop the live line in its last state."""
         log, line = self._log, self._line
         self._log = self._line = None
         if line is not None:

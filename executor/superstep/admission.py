@@ -71,7 +71,6 @@ class InputAdmission:
         return admit_batch(known, position.stream, position.source, position.batch, accept_checkpoint=accept)
 
     def consumed(self, stream: str) -> dict[str, int]:
-        """Return the consumed positions of a stream's outside inputs, by source."""
         return input_positions(self._store.committer.snapshot.txns, self._topology.name, stream)
 
     def offsets(self, stream: str, source: str) -> str | None:
@@ -172,7 +171,6 @@ class ForgottenWatermarks:
         }
 
     def observe(self, counts: Totals) -> None:
-        """Check the counts of a committed superstep."""
         if not counts.dropped:
             return
         for stream, fed in list(self._fed.items()):
@@ -237,7 +235,6 @@ class KeyColumns:
         return (stream, only) in self._seen
 
     def record_columns(self, stream: str, columns: Sequence[pa.Field], only: str | None = None) -> None:
-        """Record the columns of keys among ``columns``; see `record`."""
         by_name = {column.name: column for column in columns}
         snapshot = self._store.committer.snapshot
         records: dict[str, int] = {}

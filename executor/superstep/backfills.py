@@ -68,7 +68,6 @@ class Backfills:
 
     @property
     def pending(self) -> tuple[str, ...]:
-        """The computations whose history is incomplete, in the order of their declaration."""
         return tuple(name for name in self._topology.backfills if not self._is_done(name))
 
     def consumed(self, computation: str) -> dict[str, int | None]:

@@ -82,16 +82,13 @@ class Totals:
 
     @classmethod
     def restored(cls, positions: Mapping[str, int], pipeline: str) -> Totals:
-        """Return the totals that `positions` described."""
         whole = {name: positions.get(AppId.TOTAL.of(pipeline, name), 0) for name in _COUNTERS}
         return cls(**whole, by_computation=counts_by_computation(positions, pipeline))
 
     def plus(self, other: Totals) -> Totals:
-        """Return the sums, field by field."""
         return self._with(other, add)
 
     def minus(self, other: Totals) -> Totals:
-        """Return the differences, field by field."""
         return self._with(other, sub)
 
     def _with(self, other: Totals, operation: Callable[[Any, Any], int]) -> Totals:
@@ -115,7 +112,6 @@ def _without_zeros(parts: _Counts) -> dict[str, dict[str, int]]:
 def count(
     manifests: Sequence[Manifest], letters: Sequence[DeadLetter], inputs: Sequence[InputObservation]
 ) -> Totals:
-    """Return the counts that one superstep adds to the totals."""
     by_computation: defaultdict[str, Counter[str]] = defaultdict(Counter)
     records = duplicates = timers = late = productions = 0
     for manifest in manifests:
@@ -330,7 +326,6 @@ def report_of(
     commit_ms: float,
     pending: int,
 ) -> SuperstepReport:
-    """Return the report of a superstep that has just been committed."""
     return SuperstepReport(
         superstep=plan.superstep,
         version=version,

@@ -153,7 +153,6 @@ class Coordinator:
         self.upkeep.open()
 
     def close(self) -> None:
-        """Wait for the sinks, then release the leases. Uncommitted work is lost."""
         try:
             # The leases outlast the sinks, so that no successor writes a superstep to a sink ahead of this owner.
             self.sinks.close()
@@ -181,7 +180,6 @@ class Coordinator:
         self._id_scopes: dict[tuple[str, str, int | None], bytes] = {}
 
     def _restore(self, former: PipelineWatermarks | None = None) -> None:
-        """Take superstep, watermarks, counts and pending productions from the store."""
         # Before the watermarks are restored: a computation without all of its history must not see time pass.
         self.backfills.open()
         positions, pipeline = self.committer.snapshot.txns, self.topology.name
@@ -265,7 +263,6 @@ class Coordinator:
         return known
 
     def intervals_of(self, computation: str) -> tuple[Interval, ...]:
-        """Return the computation's intervals, in key order."""
         return tuple(owned.interval for owned in self.ownership.of(computation))
 
     def recut(self, cut: Cut, answer: Mapping[str, int] | None = None) -> None:
@@ -310,7 +307,6 @@ class Coordinator:
         return bool(retries.left)
 
     def status(self) -> RunStatus:
-        """Return the present status of the run."""
         return RunStatus(
             superstep=self.superstep,
             totals=self.totals,
@@ -320,7 +316,6 @@ class Coordinator:
         )
 
     def next_wall_timer(self) -> WallTimeMicros | None:
-        """Return the time of the next wall timer of any interval."""
         return self.ownership.next_wall_timer()
 
     def begin(
@@ -422,7 +417,6 @@ class Coordinator:
         manifests: Collection[Manifest],
         letters: WrittenLetters,
     ) -> None:
-        """Let a committed superstep take effect: its timers, holds, productions and watermarks."""
         self.superstep, self.totals = superstep, totals
         # Keep the journaled watermarks before holds and observations change: Spark's lateness rule refers to them.
         self.watermarks.record_commit()
@@ -452,7 +446,6 @@ class Coordinator:
                 self.recut(cut, answer)
 
     def _await(self, pending: PendingProductions) -> None:
-        """Replace the pending productions, which hold watermarks."""
         self.pending = pending
         self.watermarks.set_undelivered(pending.summaries)
 

@@ -180,7 +180,6 @@ class DeadLetters:
         self.retries: LetterRetries = LetterRetries(store, topology, clock, id_scope)
 
     def judge(self, manifests: Sequence[Manifest], unreadable: Sequence[DeadLetter]) -> LettersOfSuperstep:
-        """Return the letters of a superstep, or raise `InvalidError` if too much of it became dead letters."""
         tallies = _tallies(manifests, unreadable)
         if self._limit is not None:
             for computation, tally in tallies.items():
@@ -233,7 +232,6 @@ class DeadLetters:
         return WrittenLetters(file, (summary,))
 
     def committed(self, letters: LettersOfSuperstep) -> None:
-        """Count the letters of a committed superstep, and warn of each computation's first letter."""
         for computation, tally in letters.tallies.items():
             judged = self._judged.setdefault(computation, _Tally())
             judged.records += tally.records

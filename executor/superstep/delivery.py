@@ -53,14 +53,12 @@ class ProductionSource:
     renames: tuple[tuple[str, str], ...] = ()
 
     def current(self, productions: pa.Table) -> pa.Table:
-        """Return the file's productions under the streams' current names."""
         streams = productions.column("stream")
         for stored, name in self.renames:
             streams = pc.if_else(pc.equal(streams, stored), name, streams)
         return productions.set_column(0, PRODUCTION_SCHEMA.field(0), streams) if self.renames else productions
 
     def concerns(self, streams: Iterable[str]) -> bool:
-        """Return True if the file may hold productions of any of ``streams``."""
         return not self.streams or not self.streams.isdisjoint(streams)
 
 
@@ -74,7 +72,6 @@ def flatten_productions(updates: pa.Table) -> pa.Table:
 
 
 def read_productions(objects: Objects, sources: Sequence[ProductionSource]) -> pa.Table:
-    """Return the productions of several files, in the order of the files."""
     tables = [_read_source(objects, source) for source in sources]
     return pa.concat_tables(tables) if tables else PRODUCTION_SCHEMA.empty_table()
 
@@ -191,13 +188,11 @@ def weak_only(productions: pa.Table) -> pa.Table:
 
 
 def keys_of(productions: pa.Table, node: ComputationNode) -> pa.Array:
-    """Return the keys that a computation extracts from ``productions``, as often as they occur."""
     columns = [extracted.deliveries.keys.drop_null() for extracted in deliveries_of(productions, node)]
     return pa.concat_arrays(columns) if columns else pa.array([], pa.string())
 
 
 def within(deliveries: Deliveries, interval: Interval) -> Deliveries | None:
-    """Return the part of ``deliveries`` whose keys lie in ``interval``, if any."""
     chosen = np.flatnonzero(_inside(deliveries.keys, interval))
     if len(chosen) == len(deliveries.keys):
         return deliveries
@@ -216,7 +211,6 @@ def _inside(keys: pa.Array, interval: Interval) -> npt.NDArray[np.bool_]:
 
 
 def keyless_letters(computation: str, extracted: Extracted) -> tuple[DeadLetter, ...]:
-    """Return dead letters for the records from which the consumer's key extractor got no key."""
     deliveries = extracted.deliveries
     return tuple(
         DeadLetter.of_unreadable(
@@ -231,7 +225,6 @@ def keyless_letters(computation: str, extracted: Extracted) -> tuple[DeadLetter,
 
 
 def take(deliveries: Deliveries, chosen: npt.NDArray[np.int64]) -> Deliveries:
-    """Return the records at the positions ``chosen``, in that order."""
     return Deliveries(
         stream=deliveries.stream,
         keys=deliveries.keys.take(pa.array(chosen)),
@@ -276,7 +269,6 @@ class UndeliveredProductions:
             self._table(source)
 
     def extracted(self, node: ComputationNode) -> tuple[Extracted, ...]:
-        """Return a computation's productions, stream by stream, under its keys."""
         if not self._sources and not self._handed_on:
             return ()
         if node.name not in self._extracted:
@@ -285,7 +277,6 @@ class UndeliveredProductions:
         return self._extracted[node.name]
 
     def deliveries(self, node: ComputationNode, interval: Interval) -> list[Deliveries]:
-        """Return the part of one interval; no entry is empty."""
         parts = [within(extracted.deliveries, interval) for extracted in self.extracted(node)]
         return [part for part in parts if part is not None]
 

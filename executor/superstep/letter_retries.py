@@ -56,12 +56,10 @@ class StoredLetter:
 
     @property
     def pipeline(self) -> str:
-        """The pipeline that wrote the letter."""
         return self.name.rsplit("/", 2)[0]
 
     @property
     def superstep(self) -> int:
-        """The superstep in which the letter was written."""
         return int(self.name.rsplit("/", 2)[1])
 
     @property
@@ -137,11 +135,9 @@ class LetterSelection:
 
     @classmethod
     def of(cls, text: str) -> LetterSelection:
-        """Return the selection with this `text`."""
         return cls(**orjson.loads(text))
 
     def has(self, letter: StoredLetter) -> bool:
-        """Return True if a letter matches the selection."""
         fields = letter.fields
         same = (
             (self.computation, fields.get("computation")),
@@ -175,7 +171,6 @@ class LetterRequest:
 
     @property
     def app_id(self) -> str:
-        """The application id of the request's position."""
         return AppId.LETTERS.of(self.pipeline, self.action, self.selection.text)
 
     @property
@@ -185,7 +180,6 @@ class LetterRequest:
 
     @property
     def answer(self) -> Mapping[str, int]:
-        """The position that records that no letter of the request is left."""
         return {self.app_id: self.number + 1}
 
     @classmethod
@@ -199,7 +193,6 @@ class LetterRequest:
         return cls(pipeline=pipeline, action=action, selection=selection, number=number)
 
     def has(self, letter: StoredLetter) -> bool:
-        """Return True if the request covers a letter."""
         is_old = letter.pipeline == self.pipeline and letter.superstep <= self.until
         return is_old and self.selection.has(letter)
 
@@ -467,7 +460,6 @@ class LetterRetries:
         return dropped.union(*[manifest.result.retried for manifest in manifests])
 
     def committed(self, settled: Iterable[str]) -> None:
-        """Forget letters that a committed superstep has deleted."""
         self.chosen = None
         for name in settled:
             self.left.pop(name, None)

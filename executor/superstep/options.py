@@ -58,6 +58,5 @@ class PipelineOptions:
 
 
 def check_at_least(name: str, value: float, least: float) -> None:
-    """Refuse an option that is too small."""
     if value < least:
         raise InvalidError(f"{name} is at least {least}", value=value)

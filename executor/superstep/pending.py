@@ -32,7 +32,6 @@ from millpond.statestore.types import Superstep
 
 
 def recover_pending(store: Store, topology: Topology, superstep: Superstep) -> PendingProductions:
-    """Return the undelivered productions of the last committed superstep, from the committed files."""
     if not superstep:
         return PendingProductions()
     snapshot = store.committer.snapshot
@@ -81,7 +80,6 @@ def undelivered_sources(
 def undelivered_of(
     snapshot: Snapshot, pipeline: str, computations: Iterable[str]
 ) -> tuple[ProductionSource, ...]:
-    """Return the files of some computations that may hold undelivered productions."""
     control, superstep = control_interval(pipeline), superstep_of(snapshot.txns, pipeline)
     sources = undelivered_sources(snapshot, computations, control, superstep)
     return tuple(source for source in sources if source.interval is None)

@@ -49,7 +49,6 @@ class SinkDelivery:
         self.on_failure: Callable[[BaseException], None] = _log_failure
 
     def open(self, superstep: Superstep) -> None:
-        """Open the sinks; nothing is written yet, see `catch_up`."""
         if not self._topology.sinks:
             return
         self._writers = [
@@ -81,13 +80,11 @@ class SinkDelivery:
             self.on_failure(failure)
 
     def wait(self) -> None:
-        """Wait until the sinks have written the last superstep."""
         if self._running is not None:
             self._running.result()
             self._running = None
 
     def close(self) -> None:
-        """Wait for the last delivery and stop."""
         try:
             self.wait()
         finally:

@@ -150,7 +150,6 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
         return self._coordinator.ownership.patience.run(partial(self.prepare, batch))
 
     def prepare(self, batch: _Batch) -> Prepared[_Results]:
-        """Extract, plan and run the intervals."""
         coordinator, engine = self._coordinator, self._engine
 
         # Extract first, because rows that do not fit their stream are refused before anything else is spent on them.

@@ -42,7 +42,6 @@ def clock_name(domain: TimeDomain, percentile: float) -> str:
 
 @lru_cache(maxsize=1_024)
 def parse_clock(name: str) -> tuple[TimeDomain, float]:
-    """Return the clock that a row names."""
     try:
         if name.startswith(_PERCENTILE):
             return TimeDomain.EVENT, check_percentile(float(name.removeprefix(_PERCENTILE)))
@@ -60,7 +59,6 @@ def timer_clock_name(domain: TimeDomain, percentile: float, *, holds: bool) -> s
 
 @lru_cache(maxsize=1_024)
 def parse_timer_clock(name: str) -> tuple[TimeDomain, float, bool]:
-    """Return domain, percentile and ``holds`` of a row's timer."""
     return (*parse_clock(name.removesuffix(FREE)), not name.endswith(FREE))
 
 
@@ -96,7 +94,6 @@ _UNBOUNDED: Final = "unbounded"
 
 
 def horizon_us(horizon: LateDataHorizon) -> int:
-    """Return the lag of the output watermark in microseconds; 0 if unbounded, because no finite lag would do."""
     lag = 0 if horizon == _UNBOUNDED else duration_us(horizon)
     if lag < 0:
         raise InvalidError("late_data_horizon must not be negative", late_data_horizon=horizon)
@@ -109,7 +106,6 @@ def slack_us(horizon: LateDataHorizon) -> int:
 
 
 def held_back(watermark: EventTimeMicros, horizon: int) -> EventTimeMicros:
-    """Return a watermark less a horizon; the beginning and the end of time stay unchanged."""
     if watermark in (TIME_MIN_US, TIME_MAX_US):
         return watermark
     return EventTimeMicros(max(TIME_MIN_US, watermark - horizon))

@@ -152,7 +152,6 @@ def instant_us(value: Instant) -> EventTimeMicros:
 
 
 def datetime_us(value: datetime) -> int:
-    """Convert a `datetime` with a time zone to microseconds since 1970 UTC."""
     if value.tzinfo is None or value.utcoffset() is None:
         raise InvalidError(NO_ZONE, value=value.isoformat())
     return (value - _EPOCH) // MICROSECOND

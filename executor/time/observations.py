@@ -59,7 +59,6 @@ class DelaySketch:
         self._digest.merge(other._digest)
 
     def at(self, percentile: float) -> int:
-        """Return the delay that ``percentile`` percent of the records do not exceed; 0 without records."""
         if not len(self):
             return 0
         delay: float = self._digest.get_quantile(percentile / 100)
@@ -172,7 +171,6 @@ def observe_times(
 
 
 def times_seen(watch: Watch, at: npt.NDArray[np.int64], member: str) -> TimesSeen:
-    """Summarise the times of one member's records, at least one."""
     known = watch.newest.get(member)
     delays = None
     # Without a committed record there was no watermark to be late for.

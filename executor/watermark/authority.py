@@ -220,7 +220,6 @@ class WatermarkAuthority:
     # -- updates -------------------------------------------------------------------
 
     def restore(self, inputs: Mapping[str, EventTimeMicros]) -> None:
-        """Restore journaled input watermarks of the computations that the pipeline still has."""
         for name, at in inputs.items():
             if name in self._inputs:
                 self._inputs[name] = max(self._inputs[name], at)
@@ -235,7 +234,6 @@ class WatermarkAuthority:
             self._changed = True
 
     def set_idle(self, streams: Iterable[str]) -> None:
-        """Replace the set of idle injected streams."""
         idle = frozenset(streams)
         if idle != self.idle:
             self.idle = idle
@@ -265,7 +263,6 @@ class WatermarkAuthority:
     # -- reads ---------------------------------------------------------------------
 
     def injector_watermark(self, stream: str) -> EventTimeMicros:
-        """Return the low watermark of an injected stream."""
         return self.injected[stream]
 
     def input_watermark(self, computation: str) -> EventTimeMicros:
@@ -299,7 +296,6 @@ class WatermarkAuthority:
         return self._outputs[computation]
 
     def lowest_output(self) -> EventTimeMicros:
-        """Return the lowest output watermark of all computations."""
         if self._changed:
             self._solve()
         return min(self._outputs.values(), default=TIME_MIN_US)
@@ -343,7 +339,6 @@ class WatermarkAuthority:
 
 
 def _outside_streams(topology: Topology, node: ComputationNode) -> tuple[str, ...]:
-    """Return the injected streams that bound a computation's input directly."""
     streams = {subscription.stream for subscription in node.subscriptions}
     # An unreadable outside record becomes a dead letter before any computation sees it.
     bounds_all = DEAD_LETTERS in streams
@@ -391,7 +386,6 @@ class Conditions:
 
     @staticmethod
     def from_json(fields: Any) -> Conditions:
-        """Restore the conditions from `to_json`."""
         try:
             return Conditions(
                 wall_time=WallTimeMicros(fields["wall_time"]),

@@ -120,7 +120,6 @@ class PipelineWatermarks:
         self.has_changed = former.has_changed
 
     def positions(self) -> dict[str, int]:
-        """Return the positions that `restore` needs, by application id."""
         positions: dict[str, int] = {}
         for name, injector in self._injectors.items():
             for member, version in injector.standings().items():
@@ -138,7 +137,6 @@ class PipelineWatermarks:
         return positions
 
     def conditions(self) -> Conditions:
-        """Return the conditions of a superstep that is planned now."""
         watermarks: dict[str, dict[float, EventTimeMicros]] = {}
         for percentile, authority in self._layers:
             for stream in self._injectors:
@@ -171,17 +169,14 @@ class PipelineWatermarks:
         return mark
 
     def percentile_watermarks(self, computation: str) -> PercentileTimes:
-        """Return all percentile watermarks of the computation's input that the pipeline keeps."""
         if not self._percentiles:
             return {}
         return {percentile: self.mark(computation, percentile) for percentile in self._percentiles}
 
     def input_watermarks(self) -> dict[str, EventTimeMicros]:
-        """Return the input low watermark of each computation."""
         return self._authority.input_watermarks()
 
     def input_watermark(self, computation: str) -> EventTimeMicros:
-        """Return the computation's input low watermark."""
         return self._authority.input_watermark(computation)
 
     def settled(self, computation: str, injected: Mapping[str, EventTimeMicros]) -> EventTimeMicros | None:
@@ -206,7 +201,6 @@ class PipelineWatermarks:
         return marks
 
     def low_watermark(self) -> EventTimeMicros:
-        """Return the lowest output watermark of all computations."""
         return self._authority.lowest_output()
 
     def behind_us(self, stream: str) -> int:
@@ -214,12 +208,10 @@ class PipelineWatermarks:
         return self._injectors[stream].behind_us
 
     def injector_watermark(self, stream: str) -> EventTimeMicros:
-        """Return the low watermark of an injected stream."""
         return self._injectors[stream].watermark
 
     @property
     def ended(self) -> frozenset[str]:
-        """The injected streams whose input has ended for good."""
         ended = []
         for name, injector in self._injectors.items():
             if injector.watermark == TIME_MAX_US and not self._topology.injectors[name].signals:
@@ -303,7 +295,6 @@ class PipelineWatermarks:
         member: str | None = None,
         percentile: float = EXACT,
     ) -> None:
-        """Move an injector's watermark explicitly."""
         self._injectors[stream].advance(watermark, self._clock.monotonic_us(), member, percentile)
         self._settle()
 
@@ -313,13 +304,11 @@ class PipelineWatermarks:
             authority.hold_back(computation, at)
 
     def declare(self, stream: str, status: MemberStatus, member: str | None = None) -> None:
-        """Declare a stream or one of its members idle, gone, or expected again."""
         self._injectors[stream].declare(status, self._clock.monotonic_us(), member)
         self.has_changed = True
         self._settle()
 
     def finish(self, stream: str) -> None:
-        """End the stream's input."""
         self._injectors[stream].finish(self._clock.monotonic_us())
         self._settle()
 
@@ -346,7 +335,6 @@ class PipelineWatermarks:
             authority.update_interval(interval, sequencer, percentile_watermarks.get(percentile, hold))
 
     def set_undelivered(self, summaries: Mapping[str, ProductionSummary]) -> None:
-        """Replace the productions that wait for their consumers, by stream."""
         for percentile, authority in self._layers:
             oldest = {}
             for stream, summary in summaries.items():

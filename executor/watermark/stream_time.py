@@ -174,14 +174,12 @@ class InjectorTime:
         self.settle(now_us)
 
     def finish(self, now_us: int) -> None:
-        """End the input, even if members are missing."""
         for member in self._members.values():
             member.logic.finish()
         self.watermark = TIME_MAX_US
         self.settle(now_us)
 
     def declare(self, status: MemberStatus, now_us: int, member: str | None = None) -> None:
-        """Declare a member (``None``: the stream) idle, gone, or expected again."""
         for sender in self._chosen(member):
             sender.declare(status)
             sender.heard_us = now_us
