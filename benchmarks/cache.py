@@ -1,9 +1,9 @@
-"""What each eviction policy costs, by how much of the state is in memory (MillWheel §8.3, figure 16).
+"""The cost of each eviction policy, by the share of the state in memory (MillWheel §8.3, figure 16).
 
 One interval's soft state runs five loads: the routes of the Zeitgeist demo's flights by hour, whose windows close a day
 later; sessions of users; sliding windows; a Zipf load with timers; and a hot set that a scan of all keys interrupts.
-Memory holds a part of all rows, and the policies choose which: none are kept, the least recently used are evicted,
-those that the engine expects to be used last, and, with the future known, those that are (Belady's optimum).
+Memory holds a part of all rows, and the policies choose it: keep none, evict the least recently used rows, evict the
+rows that the engine expects to be used last, or, knowing the future, those used last (Belady's optimum).
 
     python -m benchmarks.cache --json build/bench/cache.json --picture docs/pictures/cache.png
 """
@@ -102,7 +102,7 @@ class _CountingReader(RowReader):
 
 
 class _CountingState(SoftState):
-    """Counts the rows that supersteps use, and tells a `Future` which they are."""
+    """Counts the rows that supersteps use, and passes them to a `Future`."""
 
     future: Future | None = None
     used = 0

@@ -42,7 +42,6 @@ class Load:
     """Records, and the timers that they set.
 
     Attributes:
-        name: what it is called in figures.
         size_us: how long after a record its key's last timer may fire.
         period_us: timers fire at multiples of this; 0: ``size_us`` after the last record; negative: none is set.
         steps: makes the records.
@@ -55,7 +54,7 @@ class Load:
 
 
 class Rows(mp.Computation):
-    """Keeps bytes that do not compress, and wakes up when its load says."""
+    """Keeps incompressible bytes, and sets timers as its load requires."""
 
     codec = mp.BytesCodec()
 

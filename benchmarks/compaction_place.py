@@ -1,7 +1,7 @@
-"""Where to prepare compactions: supersteps on Spark next to a helper process that compacts, and next to Spark jobs that do.
+"""Two places for compactions: supersteps on Spark next to a compacting helper process, and next to compacting Spark jobs.
 
-Two pipelines on two stores take the same batches in turns, so other load on the machine affects both.
-Compactions are frequent, so that one is running nearly all the time. The figure is the ratio of the
+Two pipelines on two stores get the same batches in turns, so other load on the machine affects both.
+Compactions are so frequent that one is running nearly all the time. The figure is the ratio of the
 times of a superstep, including its commit and the maintenance after it.
 
     python -m benchmarks.compaction_place --supersteps 60 --master 'local[2]'

@@ -1,11 +1,11 @@
-"""The driver alone: what it does in a superstep, by the number of intervals.
+"""The driver's work in a superstep, by the number of intervals.
 
-A real store on disk, whose intervals all have work in every superstep. The driver plans, pickles the plan as Spark
-takes it, reads the reports of the tasks, and commits. What tasks and Spark do between these is made up beforehand and
+A real store on disk, whose intervals all have work in every superstep. The driver plans, pickles the plan for
+Spark, reads the reports of the tasks, and commits. The work of tasks and Spark in between is prepared beforehand and
 not counted: each interval gets a row file with one row, and a report that names it.
 
-Intervals get a file in each superstep, so their number of files rises while it is measured: from ``--files`` on, by
-one a superstep. With ``--upkeep`` files are compacted meanwhile, as by default, by a helper process on the same machine.
+Intervals get a file in each superstep, so their number of files rises during the measurement: from ``--files`` on, by
+one a superstep. With ``--upkeep`` a helper process on the same machine compacts files meanwhile, as by default.
 
     python -m benchmarks.driver --intervals 100,1000 --json build/bench/driver.json
 """
@@ -117,7 +117,7 @@ class Driver:
         self.coordinator.close()
 
     def step(self) -> dict[str, float]:
-        """Run a superstep, and say how many milliseconds each of its phases took, and what it sent and wrote."""
+        """Run a superstep; return the milliseconds of its phases, and the bytes sent and written."""
         figures: defaultdict[str, float] = defaultdict(float)
         with self._timed(figures, "plan"):
             batch = self.coordinator.superstep

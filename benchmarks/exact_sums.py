@@ -1,7 +1,7 @@
-"""What exact sums cost: `Sum` next to one that rounds at each addition.
+"""The cost of exact sums: `Sum` next to a combiner that rounds at each addition.
 
-First the combiner alone, in nanoseconds of processor time a number: floats, whole numbers and both, added one
-by one, as triggers need it that look after each element, and a hundred at a time. Then whole runs of
+First the combiner alone, in nanoseconds of processor time per number: floats, whole numbers and both, added one
+by one, as for triggers that look after each element, and a hundred at a time. Then whole runs of
 `LocalRunner` over many keys, with rows as dicts and as an Arrow table, and with a trigger that waits for the
 window's end and one that shows each element. Both sums run in turns in one process, so that other load
 affects both; ``ratio`` is the median of exact to rounding.

@@ -1,7 +1,7 @@
-"""Forks: the seconds and the bytes that a store of its own costs, next to one of many rows.
+"""Forks: the seconds and bytes that a fork of a store with many rows costs.
 
-A store on disk gets a row per key, and is forked several times. New bytes are what the file system keeps for the fork
-alone: files that have a second name in the original are not counted, and small ones are counted by whole blocks.
+A store on disk gets a row per key, and is forked several times. New bytes are those that the file system keeps for the
+fork alone: files that have a second name in the original are not counted, and small ones are counted by whole blocks.
 
     python -m benchmarks.fork --rows 1000000 --json build/bench/fork.json
 """
@@ -43,14 +43,9 @@ class Keep(Computation):
 def measure_forks(rows: int, folder: Path, *, times: int = 5) -> dict[str, Any]:
     """Fill a store, and fork it several times.
 
-    Args:
-        rows: how many keys it gets.
-        folder: an empty one.
-        times: how many forks.
-
     Returns:
-        ``files`` and ``file_bytes`` of the version that is forked, ``fork_s`` and ``new_bytes`` of the median fork, and
-        ``copy_s`` and ``copy_bytes``: what a copy of the store's folder takes.
+        ``files`` and ``file_bytes`` of the forked version, ``fork_s`` and ``new_bytes`` of the median fork, and
+        ``copy_s`` and ``copy_bytes`` of a copy of the store's folder.
     """
     clock, registry = SystemClock(), MemoryRegistry()
     pipeline = Pipeline("forked")
@@ -94,7 +89,7 @@ def measure_forks(rows: int, folder: Path, *, times: int = 5) -> dict[str, Any]:
 
 
 def new_bytes(folder: Path) -> int:
-    """What a folder takes on its disk of its own: its files of one name, and its folders."""
+    """Return the bytes that a folder adds to its disk: files with a single name, and folders."""
     stats = [path.lstat() for path in (folder, *folder.rglob("*"))]
     alone = [
         stat

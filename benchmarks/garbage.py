@@ -1,7 +1,7 @@
 """Garbage: the cost of a long-running store in bytes, files and time.
 
-The pipeline counts the records of each key in windows of a minute and sums the counts of closed windows
-for ever; records have ids, of which the last minute is kept. Each superstep is a second of event time and of
+The pipeline counts the records of each key in windows of a minute and keeps a running sum of the counts of closed
+windows; records have ids, of which the last minute is kept. Each superstep is a second of event time and of
 the clock that retention uses, so 2,000 supersteps are half an hour of a Spark pipeline. Retention is zero:
 files that no reader needs should be deleted. The figures:
 
@@ -115,13 +115,7 @@ class Pond:
 
 
 def measure_garbage(supersteps: int, keys: int, folder: Path, reads: int = _READS) -> dict[str, Any]:
-    """Run the pipeline, and say what the store weighs and what a read of one key costs.
-
-    Args:
-        supersteps: how many.
-        keys: how many keys there are.
-        folder: an empty one.
-        reads: how many point reads of either store.
+    """Run the pipeline; measure the store's size and point reads.
 
     Returns:
         ``disk_bytes``, ``live_bytes`` and ``ratio`` at the end, ``ratio_max`` over the second half of the run,
@@ -157,12 +151,7 @@ def measure_garbage(supersteps: int, keys: int, folder: Path, reads: int = _READ
 
 
 def measure_commits(versions: int, folder: Path, turns: int = _TURNS) -> dict[str, Any]:
-    """Compare commits of an old store with those of a young one, in turns.
-
-    Args:
-        versions: version of the old store.
-        folder: an empty folder.
-        turns: number of commits of each.
+    """Compare commits of an old store, at ``versions``, and a young one, in turns.
 
     Returns:
         ``commit_young_p50_ms`` around version 100, ``commit_old_p50_ms`` from ``versions`` on, ``commit_ratio``.

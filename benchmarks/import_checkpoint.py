@@ -1,10 +1,10 @@
-"""A Spark query with a million keys and a timer for each, stopped, moved and resumed; what it takes, and that nothing is lost.
+"""The import of a Spark query with a million keys and a timer each: time, memory, and proof that nothing is lost.
 
     python -m benchmarks.import_checkpoint --keys 1000000 --json build/bench/import_checkpoint.json
 
-Spark runs ``transformWithState`` over the first half of the files and stops. The import reads its checkpoint. What the
-store then has is compared with the state as Spark's own data source reads it: value by value, timer by timer. Then
-Millpond runs over the other half, and all counts and all timers that fired are compared with what the files say.
+Spark runs ``transformWithState`` over the first half of the files and stops. The import reads its checkpoint. The
+resulting rows are compared with Spark's state data source, value by value and timer by timer. Then
+Millpond runs over the other half, and all counts and fired timers are compared with the files.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _in_millpond(spark: SparkSession, folder: Path) -> None:
 
 
 def _state_differences(spark: SparkSession, folder: Path) -> dict[str, int]:
-    """In how many keys or timers the store's rows are not those of Spark's state data source."""
+    """Return the number of keys or timers that differ between the store and Spark's state data source."""
 
     def theirs(**options: Any) -> DataFrame:
         reader = spark.read.format("statestore").options(**options)

@@ -1,7 +1,7 @@
 """The processor time of a record and of a key in the interval processor, without Spark.
 
 Run it with ``python -m benchmarks.interval_processor``; ``--profile`` adds a profile. The bundle is
-that of the throughput benchmark: a keyed count with state and record ids.
+the throughput benchmark's: a keyed count with state and record ids.
 """
 
 from __future__ import annotations

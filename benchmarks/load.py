@@ -1,8 +1,8 @@
-"""Loads: what it takes to make rows of a table, with a state and a timer each, and to start a pipeline on them.
+"""Loads: the cost of rows from a table, with a state and a timer each, and of starting a pipeline on them.
 
 Keys come in no order. By kind of source: an Arrow table with states in a struct, the same in a Parquet file, JSON text
-in CSV, and mappings. Each goes into a new store in a local folder, and in one commit; then a pipeline opens that has the
-computation, and handles a record of a key that was loaded.
+in CSV, and mappings. Each goes into a new store in a local folder, in one commit. Then a pipeline with the computation
+opens, and handles a record of a loaded key.
 
     python -m benchmarks.load --json build/bench/load.json
 
@@ -45,10 +45,10 @@ class _Total(mp.Computation):
 
 
 def measure(rows: int = 1_000_000, intervals: int = 4) -> dict[str, Any]:
-    """Load each kind of source into a store of its own.
+    """Load each kind of source into a new store.
 
     Returns:
-        ``sources``: by kind, ``load_s``, ``cpu_s`` of it, ``rows_per_second``, ``store_mib`` and ``open_s``, the time
+        ``sources``: by kind, ``load_s``, its ``cpu_s``, ``rows_per_second``, ``store_mib`` and ``open_s``, the time
         until a pipeline has handled a record; ``bound_s``, and ``peak_mib`` of the process, which holds the table.
     """
     table = _table(rows)
@@ -154,7 +154,7 @@ def _shown(figures: Mapping[str, Any]) -> Table:
 @click.option("--intervals", default=4, show_default=True)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the result to a file.")
 def main(rows: int, intervals: int, json_path: Path | None) -> None:
-    """Measure loads, and what a pipeline takes to start on what was loaded."""
+    """Measure loads, and the start of a pipeline on the loaded rows."""
     figures = measure(rows, intervals)
     Console(stderr=True).print(_shown(figures))
     tell_result(figures, json_path)

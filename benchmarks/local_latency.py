@@ -131,16 +131,10 @@ def measure(
 ) -> dict[str, Any]:
     """Inject ``rate`` records per second one by one, evenly, and measure the latency of each.
 
-    Args:
-        seconds: duration.
-        rate: records per second.
-        store: the store; ``None`` creates one on disk with its own ZooKeeper, as for a user.
-        stages: computations before the measuring one.
-        productions: their production mode.
-        durability: of a store on disk; ``None`` takes a user's default.
+    Without ``store`` a new one is on disk with its own ZooKeeper, as for a user. ``stages`` come before the measuring one.
 
     Returns:
-        ``p50_ms``, ``p95_ms``, ``p99_ms``, and what was measured.
+        ``p50_ms``, ``p95_ms``, ``p99_ms``, and the settings.
     """
     Second.latencies_us.clear()
     with (

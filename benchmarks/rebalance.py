@@ -1,8 +1,8 @@
 """A hot range of keys that wanders: throughput over time, with and without the balancer, and with an even load.
 
-Nine tenths of the records have keys of one range, narrower than an interval, which moves on every so many supersteps.
-Each record takes the same small computation. The three runs do the same supersteps on ``local[2]``; what they count is
-compared in the end, with faults as without: with ``--faults`` another owner takes the pipeline over in the middle.
+Nine tenths of the records have keys of one range, narrower than an interval, which moves every so many supersteps.
+Each record costs the same small computation. The three runs do the same supersteps on ``local[2]``, and their counts
+are compared in the end. With ``--faults`` another owner takes the pipeline over in the middle.
 
     python -m benchmarks.rebalance --json build/bench/rebalance.json --picture docs/pictures/rebalance.png
 """
@@ -130,7 +130,7 @@ def _run(spark: SparkSession, folder: Path, *, balanced: bool) -> Iterator[Spark
 def measure(
     loads: Sequence[str], supersteps: int, records: int, wander_every: int, *, faults: bool = False
 ) -> list[dict[str, Any]]:
-    """Measure each load, in a process of its own each."""
+    """Measure each load in a separate process."""
     # By this module's own name, under which the workers import the computation.
     from benchmarks.rebalance import run_once as run_by_name
 

@@ -91,16 +91,11 @@ def records(first: int, count: int, keys: int) -> Iterator[pa.Table]:
 
 
 def measure(rows: int, undelivered: int, intervals: int = 4) -> dict[str, Any]:
-    """Build a store, and take it over twice.
-
-    Args:
-        rows: rows with a timer each.
-        undelivered: productions that the second taking over finds.
-        intervals: key intervals of each computation.
+    """Build a store with a timer per row, and take it over twice, the second time with undelivered productions.
 
     Returns:
         ``open_s``: until the runner has started; ``first_commit_s``: from its start until a new
-        record is durable; ``replay_s``: from the start until what was undelivered is consumed;
+        record is durable; ``replay_s``: from the start until the undelivered productions are consumed;
         ``rate_before`` and ``rate_after`` in records a second, over keys that have rows.
     """
     clock = SystemClock()
@@ -154,7 +149,7 @@ def _take_over(pond: _Pond, rows: int) -> dict[str, float]:
 
 def _rate(run: LocalRun, first: int, keys: int, count: int = 100_000) -> float:
     clock = SystemClock()
-    # The first bundle pays for soft state, which `first_commit_s` has told already.
+    # The first bundle pays for soft state, which `first_commit_s` includes already.
     _feed(run, "rows", first, 1_000, keys)
     started_us = clock.monotonic_us()
     _feed(run, "rows", first + 1_000, count, keys)
@@ -180,7 +175,7 @@ class _Pond:
         self._store.close()
 
     def start(self, *, stepping: bool = False) -> LocalRun:
-        """A new run, with soft state of its own."""
+        """A new run with separate soft state."""
         runner = LocalRunner(self._store, intervals=self._intervals, progress=False)
         return runner.start(build(), stepping=stepping)
 

@@ -1,10 +1,10 @@
-"""Retention: what it costs on disk that versions stay readable.
+"""Retention: the disk space that readable old versions cost.
 
-A pipeline keeps a row per key, and each superstep updates a part of the keys at random; compaction is as by default.
-For days of a clock by hand nothing is collected, and the log tells when each file came and went, and how long it was.
-From that follows for each retention what it keeps on disk at any moment: what is live, and what went less than the
-retention ago, of the log too. Garbage between two rounds of collection comes on top: one retention is run as well, to
-hold its real disk against that.
+A pipeline keeps a row per key, and each superstep updates a random part of the keys; compaction is as by default.
+For days of a simulated clock nothing is collected, and the log shows the lifetime and size of each file. From these
+follow the bytes on disk at any moment for each retention: live files, and files and commits that went less than the
+retention ago. Garbage between two rounds of collection comes on top, so one retention is run as well, to compare its
+real disk with the calculation.
 
     python -m benchmarks.retention --json build/bench/retention.json
 """
@@ -59,13 +59,7 @@ class Life:
 
 
 def disk_ratio(files: Sequence[Life], log: Sequence[Life], kept_s: float, end_s: float) -> float:
-    """The greatest ratio of the bytes on disk to those of live files, from when it is steady on.
-
-    Args:
-        files: the row files.
-        log: the commits; one goes as the next one comes.
-        kept_s: the retention.
-        end_s: when the run ended.
+    """Return the greatest ratio of the bytes on disk to the live bytes, once it is steady, for a retention of ``kept_s``.
 
     Example:
         >>> files = [Life(n, n + 1, 100) for n in range(100)]
@@ -95,20 +89,13 @@ def measure_retention(
     intervals: int = 1,
     check: str = "1h",
 ) -> dict[str, Any]:
-    """Run the pipeline without collection, and say what each retention costs.
+    """Run the pipeline without collection for ``hours`` of its clock, and calculate the cost of each retention.
 
-    Args:
-        folder: an empty one.
-        hours: how long it runs, by its clock.
-        superstep_s: the time between supersteps.
-        keys: how many keys there are.
-        records: how many records a superstep gets.
-        intervals: into how many intervals the keys are divided.
-        check: the retention that is run as well; "" for none.
+    The retention ``check`` is run as well; "" for none.
 
     Returns:
-        ``ratio_R`` for each retention R that is half as long as the run at most, ``ratio_R_run`` of the one that was
-        run, ``live_bytes``, and ``updates_per_key_per_day``.
+        ``ratio_R`` for each retention R of at most half the run, ``ratio_R_run`` of ``check``, ``live_bytes``, and
+        ``updates_per_key_per_day``.
     """
     supersteps = int(hours * 3_600 / superstep_s)
     open_pond = partial(_open, keys=keys, records=records, superstep_s=superstep_s, intervals=intervals)

@@ -1,7 +1,7 @@
-"""The arithmetic of a large pipeline: bytes, log entries, objects and nodes, from what the code itself writes.
+"""The arithmetic of a large pipeline: bytes, log entries, objects and nodes, by the code that writes them.
 
-Nothing runs. The parts of a thousand intervals in a plan, a report, a log entry, a checkpoint and ZooKeeper are made
-by the code that makes them in a pipeline; their mean lengths are multiplied. ``docs/scale.md`` shows the result.
+Nothing runs. The code of a pipeline makes the parts of a thousand intervals in a plan, a report, a log entry, a
+checkpoint and ZooKeeper; their mean lengths are multiplied. ``docs/scale.md`` shows the result.
 
     python -m benchmarks.scale_arithmetic --intervals 1000 --executors 100 --seconds 1,10,60
 """
@@ -162,7 +162,7 @@ def multiply(load: Load, sizes: Sizes) -> dict[str, int]:
     upkeep_bytes = replaced * sizes.log_remove + compactions * (sizes.log_add + sizes.log_txn)
     plan_bytes = count * (sizes.plan_interval + load.files * sizes.plan_file)
     supersteps = _DAY_S / load.seconds
-    # A round comes after so many versions, two of them in a superstep, and takes what is older than the retention.
+    # A round comes after so many versions, two per superstep, and collects everything older than the retention.
     kept = upkeep.kept.keep_ms / 1_000 / load.seconds + upkeep.collect_every / 2
     live, garbage = count * load.files, kept * replaced
     intervals = intervals_from_boundaries("visits", [f"key-{n:08d}" for n in range(1, count)])

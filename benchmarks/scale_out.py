@@ -1,8 +1,8 @@
 """The cost of a superstep by the number of executors, for the same work.
 
 A pipeline of one or two stages counts records by key on Spark's ``local-cluster``, whose executors are processes of
-one core each; 0 executors are ``local[2]``, in one process. All share this machine, so that not the time but the
-processor time of all processes says what executors cost, and the bytes that are read say what they lose.
+one core each; 0 executors are ``local[2]``, in one process. All share this machine, so the cost of executors shows in
+the processor time of all processes, not in the elapsed time, and lost soft state shows in the bytes read.
 
     python -m benchmarks.scale_out --executors 1,2,4,8 --stages 1,2 --json build/bench/scale_out.json
 """
@@ -57,13 +57,9 @@ class Visits(mp.Computation):
 
 
 def run_once(executors: int, stages: int, records: int, supersteps: int) -> dict[str, Any]:
-    """Run a pipeline of that many stages, and return the medians of its supersteps.
+    """Run a pipeline of one or two stages, and return the medians of its supersteps; all records have different keys.
 
-    Args:
-        executors: of one core each; 0 for ``local[2]``.
-        stages: 1 or 2.
-        records: in a superstep, each with a key of its own.
-        supersteps: how many are measured.
+    The executors have one core each; 0 is ``local[2]``.
     """
     with tempfile.TemporaryDirectory(prefix="millpond-scale-") as folder:
         spark = _session(Path(folder), executors)
@@ -134,7 +130,7 @@ def _pipeline(stages: int) -> mp.Pipeline:
 
 
 def _cpu_s() -> dict[str, float]:
-    """Processor seconds so far of this process and all that it has started, ended ones included."""
+    """Return the processor seconds so far of this process and its descendants, ended ones included."""
     used = {"jvm": 0.0, "python": 0.0}
     this = psutil.Process()
     for process in (this, *this.children(recursive=True)):
@@ -149,7 +145,7 @@ def _cpu_s() -> dict[str, float]:
 def measure(
     executors: Sequence[int], stages: Sequence[int], records: int, supersteps: int
 ) -> list[dict[str, Any]]:
-    """Measure each number of stages on each number of executors, in a process of its own each."""
+    """Measure each number of stages on each number of executors, each in a separate process."""
     # By this module's own name, under which the executors import the computation.
     from benchmarks.scale_out import run_once as run_by_name
 

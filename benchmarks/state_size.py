@@ -1,8 +1,8 @@
-"""Supersteps over state that is larger than memory: what they read, how fast they are, and what they take.
+"""Supersteps over state that is larger than memory: bytes read, speed and memory.
 
-Each key has 400 bytes of state that do not compress. The keys are loaded, the pipeline is started again, and supersteps
-touch so many of them, drawn at random. Millpond's workers may keep 128 MiB of rows each; next to it, where it ends
-within the time, the same on ``transformWithState`` with RocksDB, which may use the same memory.
+Each key has 400 incompressible bytes of state. The keys are loaded, the pipeline is started again, and supersteps
+touch random selections of them. Millpond's workers may keep 128 MiB of rows each. The comparison, if it ends
+within the time, is ``transformWithState`` with RocksDB, which may use the same memory.
 
     python -m benchmarks.state_size --keys 1000000 --touched 1000,20000 --json build/bench/state_size.json
 """
@@ -95,12 +95,9 @@ def run_on_millpond(keys: int, touched: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def run_on_rocksdb(keys: int, touched: Sequence[int], limit_s: float) -> list[dict[str, Any]]:
-    """The same on ``transformWithState``; its memory is that of Spark's JVM, in which RocksDB runs.
+    """The same on ``transformWithState``, whose RocksDB uses memory of Spark's JVM.
 
-    Args:
-        keys: how many are loaded.
-        touched: how many a micro-batch touches.
-        limit_s: how long a query may take; a run has ``unfinished_after_s`` if that is too short.
+    A query that exceeds ``limit_s`` gives ``unfinished_after_s``.
     """
     clock, runs = SystemClock(), []
     settings = spark_settings(_CORES, _CORES * _BUDGET_MIB)
@@ -175,7 +172,7 @@ def _session(settings: dict[str, str]) -> Iterator[SparkSession]:
 
 
 def _loaded(spark: SparkSession, keys: int) -> Iterator[DataFrame]:
-    """The numbers of all keys, as they are loaded."""
+    """The numbers of all keys, in the order of the load."""
     for start in range(0, keys, _AT_ONCE):
         yield spark.range(start, min(start + _AT_ONCE, keys), 1, _CORES)
 
@@ -219,7 +216,7 @@ def _is_jvm(process: psutil.Process) -> bool:
 
 @contextmanager
 def _peak_of(is_watched: Callable[[psutil.Process], bool]) -> Iterator[list[int]]:
-    """The most memory that one of the watched processes has of its own, in bytes, as long as the block runs."""
+    """Yield the greatest private memory of any watched process while the block runs, in bytes."""
     peak, done = [0], threading.Event()
     this = psutil.Process()
 
@@ -242,13 +239,7 @@ def _peak_of(is_watched: Callable[[psutil.Process], bool]) -> Iterator[list[int]
 
 
 def measure(keys: Sequence[int], touched: Sequence[int], limit_s: float = 0.0) -> list[dict[str, Any]]:
-    """Measure each size, in a process of its own each.
-
-    Args:
-        keys: how many keys there are.
-        touched: how many of them a superstep touches.
-        limit_s: how long ``transformWithState`` may take for a size; 0 leaves it out.
-    """
+    """Measure each size in a separate process; ``limit_s=0`` leaves ``transformWithState`` out."""
     # By this module's own name, under which the workers import the computation.
     from benchmarks.state_size import run_on_millpond as on_millpond
     from benchmarks.state_size import run_on_rocksdb as on_rocksdb

@@ -75,9 +75,8 @@ class Batch:
     """A micro-batch as Spark reports it.
 
     Attributes:
-        records: how many it had.
         batch_ms: from the search for input to the checkpoint.
-        read_bytes: what RocksDB says that it has read.
+        read_bytes: RocksDB's count.
     """
 
     records: int

@@ -32,8 +32,9 @@ def measure(rounds: int = 40, session_timeout_ms: int = 2_000) -> dict[str, Any]
     """Take the owner down so many times, by SIGKILL and SIGSTOP in turns.
 
     Returns:
-        ``p50_ms`` and ``p99_ms`` of all takeovers, ``open_p50_ms`` until the rows are the next owner's,
-        ``rate_p99_ms`` until it writes at four fifths of the former rate, the worst of each kind, the bounds, and what the ledger shows: ``acknowledged``, ``lost``, ``repeated``.
+        ``p50_ms`` and ``p99_ms`` of all takeovers, ``open_p50_ms`` until the next owner has the rows,
+        ``rate_p99_ms`` until it writes at four fifths of the former rate, the worst of each kind, the bounds, and the
+        ledger's ``acknowledged``, ``lost`` and ``repeated``.
     """
     clock = SystemClock()
     with tempfile.TemporaryDirectory(prefix="millpond-takeover-") as folder:

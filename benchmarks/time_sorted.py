@@ -89,7 +89,7 @@ def run_once(form: str, records: int, keys: int, pieces: int) -> dict[str, Any]:
 
 
 def measure(records: int, keys: int, pieces: int, rounds: int) -> list[dict[str, Any]]:
-    """Measure each form in a process of its own, by turns; the least of some rounds is the figure."""
+    """Measure each form in a separate process, in turns; the figure is the minimum of some rounds."""
     best: dict[str, dict[str, Any]] = {}
     for _ in range(rounds):
         for form in FORMS:

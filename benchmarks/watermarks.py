@@ -2,11 +2,11 @@
 
 - *Lag*: three computations in a row, each passing every record on; their input watermarks are
   polled as in MillWheel §8.2 (figure 15: 1.8 s at the first stage, then less than 200 ms a stage).
-  The first figure is the lag of the first stage behind real time, each other one that of a stage
-  behind the one before it.
-- *Authority*: 500,000 intervals report holds in random order, and the watermark is asked for now
-  and then (§7.2). Then supersteps in which 2,000 of them report what their tasks found to be the
-  least, and the driver merges that and asks for the watermark: its milliseconds.
+  The first figure is the lag of the first stage behind real time; each other figure is a stage's lag behind the
+  stage before it.
+- *Authority*: 500,000 intervals report holds in random order, and the watermark is computed now
+  and then (§7.2). Then come supersteps in which 2,000 intervals report the least holds of their tasks; the figure is
+  the driver's milliseconds to merge them and to compute the watermark.
 - *Percentile*: records of heavily skewed disorder under `ObservedPercentile(99)`.
 
     python -m benchmarks.watermarks --json build/bench/watermarks.json
@@ -224,7 +224,7 @@ def percentile(records: int, p: float = 99) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure everything, print it, and write it where ``--json`` says."""
+    """Measure everything, print it, and write it to ``--json``."""
     parser = argparse.ArgumentParser(description="watermarks: lag, authority, percentiles")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true", help="a sample of everything, in about a minute")

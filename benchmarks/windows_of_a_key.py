@@ -1,9 +1,9 @@
 """The time of a run over one key, by the number of its windows.
 
 One key has a record in each of W windows: fixed, sliding, sessions and unaligned, on sorted bounded
-input, whose windows close as it goes on, and fixed ones that all stay open to the end. Each figure is the
-processor time of a fresh process's run, without start and import; ``against_linear`` divides it by that of
-a tenth of the windows, times ten.
+input, whose windows close during the run, and fixed ones that all stay open to the end. Each figure is the
+processor time of a run in a fresh process, without start and import; ``against_linear`` divides it by ten times the
+figure for a tenth of the windows.
 
     python -m benchmarks.windows_of_a_key --json build/bench/windows_of_a_key.json \
         --picture docs/pictures/windows_of_a_key.png
@@ -63,7 +63,7 @@ def run_once(shape: str, windows: int) -> dict[str, Any]:
 
 
 def measure(counts: Sequence[int] = _COUNTS, shapes: Sequence[str] = tuple(SHAPES)) -> list[dict[str, Any]]:
-    """Measure each shape at each number of windows, in a process of its own each."""
+    """Measure each shape at each number of windows, each in a separate process."""
     figures: list[dict[str, Any]] = []
     for shape in shapes:
         for number, windows in enumerate(counts):

@@ -76,7 +76,7 @@ def main(
     rows: int,
     master: str,
 ) -> None:
-    """Run queries, show their answers, and compare them with what was expected."""
+    """Run queries, print their answers, and compare these with the expected ones."""
     console = Console()
     queries = list(QUERIES.values()) if everything else [_query(name) for name in names]
     if not queries:

@@ -68,7 +68,7 @@ def expected_answers(folder: Path) -> dict[str, Bag]:
 
 
 def _published(folder: Path) -> dict[str, Bag]:
-    """The answers in ``expected.json``; and that of q13, which follows from that of q0."""
+    """Return the answers in ``expected.json``, and q13's, which follows from q0's."""
     found = json.loads(need(folder / "expected.json").read_text(encoding="utf-8"))["queries"]
     answers = {name: bag_of(query["rows"]) for name, query in found.items()}
     with_side = ([*row, str(row[0] % 10_000)] for row in found["q0"]["rows"])

@@ -1,11 +1,11 @@
-"""The generator: events of an auction site without end, after Nexmark's rules, the same for the same seed.
+"""The generator: an endless stream of an auction site's events by Nexmark's rules, equal for equal seeds.
 
-Of fifty events in a row one is a person, three are auctions and 46 are bids. Event number n is a function of the
+Of fifty consecutive events one is a person, three are auctions and 46 are bids. Event number n is a function of the
 seed and n alone: numbers are drawn in blocks of 50,000 events, each from a generator that is seeded with its number,
 so any process can generate any part of the stream, in any order.
 
-Rules and constants are those of nexmark/nexmark (Apache-2.0), restated in the shared file
-``generator_and_queries.json``; where its own generator adds the first person's id twice to a bidder, this one does not.
+Rules and constants come from nexmark/nexmark (Apache-2.0), restated in the shared file
+``generator_and_queries.json``. Unlike the original, this generator does not add the first person's id to a bidder twice.
 """
 
 from __future__ import annotations

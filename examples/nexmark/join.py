@@ -10,13 +10,13 @@ from examples.nexmark.query import Row
 
 
 class Join(mp.Computation):
-    """Joins every fact to the row of its key. The row is kept, as later facts may need it; facts are kept only until it arrives.
+    """Join every fact to the row of its key. Rows are kept for later facts; facts are kept until their row arrives.
 
     Args:
-        row_stream: the stream of each key's one row; records of other streams are facts.
+        row_stream: the stream of each key's single row; records of other streams are facts.
         output: the stream of joined rows.
-        row: selects what is kept of the row.
-        fact: selects what is kept of a fact.
+        row: selects the part of a row to keep.
+        fact: selects the part of a fact to keep.
         joined: takes a fact and the row, and returns rows of the answer.
     """
 

@@ -37,12 +37,10 @@ class Query:
     """One query.
 
     Attributes:
-        name: its name in the benchmark, which its steps begin with.
-        title: what it asks, in a line.
-        operator: what of Millpond answers it.
-        columns: the columns of its answer.
-        inputs: the streams that it needs.
-        build: given the streams and the name, declares the steps and returns the stream of the answer.
+        name: its name in the benchmark, and the prefix of its steps.
+        title: the question, in one line.
+        operator: the part of Millpond that answers it.
+        build: takes the streams and the name, declares the steps and returns the stream of the answer.
         schema: the columns of its Delta table; ``None`` keeps rows as JSON with their windows and panes.
     """
 

@@ -52,7 +52,7 @@ def print_summary(console: Console, summary: mp.RunSummary, output: Path) -> Non
 def print_verdicts(
     console: Console, queries: Sequence[Query], answers: Mapping[str, Bag], wrong: Mapping[str, Sequence[str]]
 ) -> None:
-    """Print for each query whether its answer is what was expected."""
+    """Print for each query whether its answer is as expected."""
     table = _table("query", "rows", "as expected", "what it asks")
     for query in queries:
         found = wrong.get(query.name)

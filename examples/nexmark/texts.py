@@ -1,6 +1,6 @@
 """The texts of generated events: names, cities, items, channels, and padding of the right length.
 
-Texts are drawn once a seed into pools, and an event takes its own from there: what is made for each event is a number.
+Texts are drawn into pools once per seed. Each event picks from the pools, so an event only costs drawing numbers.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Alarm after an hour of silence, over ten real series: what a timer that each record moves on finds."""
+"""Alarm after an hour of silence, over ten real series: a timer that each record postpones."""

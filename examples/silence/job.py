@@ -72,7 +72,7 @@ def run_spark(
     for place, piece in enumerate(_cut(rows, pieces or 1)):
         file = folder / f"{place:05}.parquet"
         pq.write_table(_table(piece), file)
-        # Spark takes files in the order of their times, and those of one millisecond in any order.
+        # Spark reads files in the order of their times, and in any order within a millisecond.
         os.utime(file, (place, place))
     bounded = spark.read.parquet(str(folder))
     frame: DataFrame = bounded

@@ -100,14 +100,11 @@ def stories() -> Mapping[str, Story]:
 
 
 def expected_panes(figure: int, side: str = "panes") -> list[ExpectedPane]:
-    """What the article shows.
+    """Return the panes that the article shows.
 
-    Where it errs (figures 14 and 15, right), the values are those that its own data add up to; in
-    figure 17 the sessions begin and end at the times of the story ``for_sessions``.
-
-    Args:
-        figure: its number.
-        side: the figure's half, such as ``heuristic``; ``panes`` for figures that have no halves.
+    The article errs in figures 14 and 15, right: there the values are the sums of its data. In figure 17 the sessions
+    begin and end at the times of the story ``for_sessions``. ``side`` is the figure's half, such as ``heuristic``, or
+    ``panes`` for figures without halves.
     """
     return [
         ExpectedPane(

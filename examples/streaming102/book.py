@@ -25,7 +25,7 @@ def book() -> Mapping[str, Any]:
 
 
 def book_cases() -> list[str]:
-    """The cases that Millpond is held to; the file says which are left out, and why."""
+    """Return the cases that Millpond must reproduce; the file lists the excluded ones with reasons."""
     return [case["name"] for case in book()["cases"]]
 
 
@@ -51,7 +51,7 @@ def _story(name: str) -> Story:
     return Story(name=name, scores=tuple(scores), marks=tuple(marks))
 
 
-# -- what is asked -----------------------------------------------------------------------------
+# -- windows and triggers -----------------------------------------------------------------------------
 
 
 _WINDOWS: Final[Mapping[str, mp.WindowFn]] = {
@@ -91,11 +91,11 @@ def play_book(name: str) -> list[Shown]:
 
 
 def book_differences(name: str, shown: Sequence[Shown]) -> list[str]:
-    """Panes that Beam has and we do not, and the other way round; none where they agree.
+    """Return panes that only Beam or only Millpond has; empty if they agree.
 
-    Whether a pane is the last is not compared: Beam's windows end with the watermark at their end
-    plus lateness, ours the moment after, for an element at that very time is still taken. The order of panes is not the book's,
-    whose checks compare them as an unordered collection.
+    ``is_last`` is not compared. Beam's windows expire when the watermark reaches their end plus lateness, Millpond's a
+    moment later, because an element at exactly that time is still accepted. The order of panes is not compared either: the
+    book's checks treat panes as an unordered collection.
     """
     expected = sorted(map(_fields_expected, rows(_case(name)["panes"])))
     ours = sorted(map(_fields_shown, shown))

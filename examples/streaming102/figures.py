@@ -19,11 +19,11 @@ class Panel:
     """One half of a figure, or all of it.
 
     Attributes:
-        title: what is different about it.
-        story: what happens, by name.
-        step: what is asked.
-        side: what its panes are called in ``article.yaml``.
-        note: where the article errs, or what had to be moved.
+        title: the difference from the other half.
+        story: the name of the sequence of events.
+        step: the windowed step.
+        side: the name of its panes in ``article.yaml``.
+        note: an error of the article, or a necessary change.
     """
 
     title: str
@@ -225,14 +225,9 @@ FIGURES: Final[Mapping[int, Figure]] = {
 def play_figures(
     numbers: Iterable[int], spark: SparkSession | None = None
 ) -> dict[int, list[tuple[Panel, list[Shown]]]]:
-    """Run what the figures ask; figures that tell the same story share a pipeline.
+    """Run figures and return the panels of each with their panes; figures with the same story share a pipeline.
 
-    Args:
-        numbers: of figures.
-        spark: runs them on Spark; ``None`` takes the local runner.
-
-    Returns:
-        The panels of each figure, with the panes that came out.
+    Without ``spark`` the local runner is used.
     """
     figures = [FIGURES[number] for number in numbers]
     asked: dict[str, dict[str, Step]] = {}
@@ -249,7 +244,7 @@ def play_figures(
 
 
 def differences(expected: list[ExpectedPane], shown: list[Shown]) -> list[str]:
-    """Where panes are not those of the article; none where they are."""
+    """Return panes that differ from the article's; empty if they agree."""
     ours = [
         ExpectedPane(
             value=-one.value if one.is_retraction else one.value,

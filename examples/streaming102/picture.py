@@ -215,7 +215,7 @@ def _label(
     view: View,
     scale: float,
 ) -> None:
-    """The pane's value on its line, and what it takes back, where no score is in the way."""
+    """The pane's value on its line, and the retracted value, where no score is in the way."""
     taken = [one for one in panes if one.is_retraction and _is_replaced(one, pane, window)]
     shown = [(f"\N{MINUS SIGN}{one.value}", _RETRACTION) for one in taken] + [
         (str(pane.value), _COLOURS[pane.timing])

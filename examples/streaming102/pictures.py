@@ -1,7 +1,7 @@
 """``python -m examples.streaming102.pictures``: the pictures of docs/windows.md, from runs.
 
-Each picture is the article's ten scores and one answer to where, when or how; what is drawn is
-what came out. Windows are drawn as bars over event time, triggers and modes as panes.
+Each picture has the article's ten scores and one answer to where, when or how, drawn from the panes of a real run.
+Windows are drawn as bars over event time, triggers and modes as panes.
 """
 
 from __future__ import annotations
@@ -34,12 +34,7 @@ _TICKS: Final = range(NOON_US, NOON_US + 8 * MINUTE_US + 1, MINUTE_US)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """What is run for a picture.
-
-    Attributes:
-        story: what happens, by name.
-        step: what is asked.
-    """
+    """A picture's run: the name of its story, and the windowed step."""
 
     step: Step
     story: str = "heuristic"
@@ -177,7 +172,7 @@ def _told() -> dict[str, Story]:
 
 
 def _play_all(told: Mapping[str, Story]) -> dict[str, Outcome]:
-    """Run all of it; what tells the same story shares a pipeline."""
+    """Run all pictures; those with the same story share a pipeline."""
     outcomes: dict[str, Outcome] = {}
     drawn = {**WINDOWS, **TRIGGERS, **MODES}
     for name, story in told.items():

@@ -1,7 +1,7 @@
-"""Plays a story: one stream of scores, windowed steps side by side on it, a clock moved by hand.
+"""Plays a story: one stream of scores, windowed steps side by side on it, a manually moved clock.
 
-Nothing here is special to tests: the steps are what anyone would write, `LocalRunner` and
-`SparkRunner` run them, and the panes are read from Delta tables. Only the clock is not the real one.
+Nothing here is specific to tests. Users would write the same steps, `LocalRunner` and `SparkRunner` run them, and the
+panes are read from Delta tables. Only the clock is not real.
 """
 
 from __future__ import annotations
@@ -30,19 +30,14 @@ Step = Callable[[mp.DataflowStream], mp.WindowedStream]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A pane that came out.
+    """A pane as read from the table.
 
     Attributes:
-        value: the sum; of a retraction the sum that is taken back.
+        value: the sum, or the retracted sum.
         window: start and end in microseconds; ``None`` for the global window.
-        seen_us: when by the clock on the wall.
-        timing: ``early``, ``on_time`` or ``late``.
-        is_retraction: whether it takes back an earlier pane.
+        seen_us: the wall time of its production.
         index: 0, 1, 2 … over the panes of its window.
         nonspeculative_index: the same without the early ones.
-        is_last: whether none can follow.
-        at_us: its event time.
-        key: whose it is.
     """
 
     value: Any
@@ -187,7 +182,7 @@ class _OnSpark:
 
     def inject(self, scores: tuple[Score, ...]) -> None:
         frame = self._spark.createDataFrame([_row(score) for score in scores])
-        # Batches by hand, as a streaming query would bring them: the clock must stand still meanwhile.
+        # Hand over batches as a streaming query would, because the clock must stand still meanwhile.
         self._run.consume(frame, InputPosition(stream="scores", source="story", batch=self._batch))
         self._batch += 1
 
@@ -220,7 +215,7 @@ def _panes(place: Path) -> list[Shown]:
         return []
     rows = mp.read_table(place).to_pylist()
     found = [_shown(row["key"], orjson.loads(row["value"])) for row in rows]
-    # A pane's production time is that of its superstep; what it takes back comes before it.
+    # Panes of one superstep have the same production time; a retraction precedes its pane.
     return sorted(
         found, key=lambda one: (one.seen_us, not one.is_retraction, one.window or (0, 0), one.index)
     )

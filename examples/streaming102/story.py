@@ -34,16 +34,14 @@ class Story:
     """Scores, and the watermark that comes with them.
 
     Attributes:
-        name: what it is called.
         scores: in the order in which they are seen.
-        marks: when the watermark moves, and where to; ``None`` is the end of all input.
+        marks: the times at which the watermark moves, with its values; ``None`` is the end of all input.
         line: the watermark to be drawn, as pairs of event time and processing time.
-        percentile: that of a second watermark, if the story has one.
-        percentile_marks: when the second watermark moves, and where to.
-        percentile_line: the second watermark to be drawn, as ``line``.
-        by_ingress: whether event time is the time of arrival.
-        signals: when the signal ``show`` is given for all windows.
-        end_us: when the story ends.
+        percentile: the percentile of a second watermark, if the story has one.
+        percentile_marks: as ``marks``, for the second watermark.
+        percentile_line: as ``line``, for the second watermark.
+        by_ingress: event time is the time of arrival.
+        signals: the times at which the signal ``show`` is given for all windows.
     """
 
     name: str

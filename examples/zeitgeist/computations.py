@@ -1,4 +1,4 @@
-"""The three computations of Zeitgeist: count each hour, learn what is normal, report what is not.
+"""The three computations of Zeitgeist: count each hour, learn the normal values, report deviations.
 
 ::
 
@@ -7,15 +7,15 @@
                     |  +---counts--------------------------------------+   |
                     +------progress----------------------------------------+
 
-The answer is a function of the flights alone. However the stream is cut into batches, and wherever a run
-was killed and taken up again, the same alerts come out, because
+The answer is a function of the flights alone. The alerts are the same however the stream is cut into batches, and
+wherever a run was killed and resumed, because
 
-- an hour's numbers are sums, and event timers close the hour, never a clock on the wall; they close hours
-  without a flight too, so that the model learns which hours are silent, and a silence that is not one of them
-  is judged when the watermark passes it, for nothing else will tell of it (§2);
-- whether a flight is too late to be counted is decided by the flight (`PATIENCE_MINUTES`), not by the batch;
+- an hour's numbers are sums, and event timers close the hour, never the wall clock; they also close hours without a
+  flight, so that the model learns which hours are silent. The watermark decides about an unusual silence, because no
+  record would report it (§2);
+- the flight itself determines if it is too late to be counted (`PATIENCE_MINUTES`), not the batch;
 - an hour is judged by the one expectation that was made for it, from the days before;
-- an alert says what follows from total and expectation, whichever of the two came first.
+- an alert depends on total and expectation, but not on which of the two arrives first.
 
 State is plain JSON with names in it, because people read it in SQL.
 """
@@ -49,9 +49,9 @@ WARM_UP_DAYS: Final = 14
 class WindowCounter(mp.Computation):
     """Key: origin. Counts the flights of each hour; produces totals as they grow, and once more at the end.
 
-    From an airport's first flight on every hour has totals, those without a flight too: the timer of an hour sets
-    that of the next one. After an airport's last flight that goes on as far as the watermark came before the input
-    ended: what comes after the end is not silence.
+    From an airport's first flight on, every hour has totals, even without a flight: the timer of an hour sets the timer of
+    the next one. After the last flight this continues up to the watermark before the end of the input, since the time after
+    the end is not silence.
     """
 
     def process_records(self, context: mp.Context, records: mp.Records) -> None:
@@ -95,13 +95,13 @@ class WindowCounter(mp.Computation):
 
 
 class HourModel(mp.Computation):
-    """Key: origin and hour of the day. Learns what is normal, and produces what to expect on the next day.
+    """Key: origin and hour of the day. Learns the normal values, and produces the expectation for the next day.
 
     An hour is thus judged by earlier days only, and its expectation is known most of a day ahead.
     """
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Learn from the day, then say what is to be expected of the next."""
+        """Learn from the day, then produce the expectation for the next one."""
         count = record.value
         state = context.state.get({"days": 0})
         for name, measure in MEASURES.items():
@@ -113,20 +113,18 @@ class HourModel(mp.Computation):
 
 
 class Detector(mp.Computation):
-    """Key: origin. Holds totals against expectations: spikes are reported at once, dips when the hour is over.
+    """Key: origin. Compares totals with expectations: reports spikes at once, and dips when the hour is over.
 
     A spike needs no complete picture, since delayed data would only add to a total that is too high already
-    (§4.6). A dip does: a timer waits until the low watermark has passed the end of the hour.
-
-    Args:
-        sensitivity: the distance between what is normal and the alarm is divided by it.
+    (§4.6). A dip does: a timer waits until the low watermark has passed the end of the hour. ``sensitivity`` divides the
+    distance from the normal value to the alarm.
     """
 
     def __init__(self, sensitivity: float = 1) -> None:
         self._sensitivity = sensitivity
 
     def process_records(self, context: mp.Context, records: mp.Records) -> None:
-        """Note running totals, final ones and expectations, and report a spike as soon as it shows."""
+        """Store running totals, final ones and expectations, and report a spike as soon as it shows."""
         hours = context.state.get({})
         for record in records:
             hour = record.value["hour"]
@@ -144,8 +142,8 @@ class Detector(mp.Computation):
     def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
         """The hour is complete: report dips, and every spike once more with its final total.
 
-        A closed airport reports cancelled flights; one of which nothing at all is heard is a dip too, where its
-        hour is seldom silent. An hour that was never counted, because the input had ended, is not judged.
+        A closed airport reports cancelled flights. A total absence of records is a dip too, if the hour is seldom silent. An
+        hour that was never counted, because the input had ended, is not judged.
         """
         hours = context.state.get()
         entry = hours.pop(timer.tag)

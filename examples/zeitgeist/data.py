@@ -1,9 +1,8 @@
-"""The stream: every flight that was to leave New York in 2013, in the order in which it was reported.
+"""The stream: every flight scheduled to leave New York in 2013, in the order of the reports.
 
-A flight happens, in event time, when it is scheduled to leave. It is reported when it leaves, early or
-late; a cancelled flight is reported when it should have left. So the disorder of the stream is that of
-the real world: six in ten flights come after one that was scheduled later, half of these by minutes,
-one in a hundred by more than three hours, the last by 1,301 minutes.
+A flight's event time is its scheduled departure. It is reported when it leaves, early or late, or if cancelled when it
+should have left. So the stream has real disorder: six in ten flights come after one that was scheduled later, half of
+these by minutes, one in a hundred by more than three hours, the last by 1,301 minutes.
 
 The files are written in that order, about a week each, with the same bytes every time. Spark reads files
 by their modification time, so that is set too, a second apart.

@@ -30,21 +30,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _FILES_PER_TRIGGER = 4
-"""Of the replay: it is not to be watched, so it is cut into fewer supersteps."""
+"""Of the replay, which nobody watches, so fewer supersteps are enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demo:
-    """Where one run of the demo keeps its things, and how its stream is cut.
+    """The folders of one run of the demo, and the cut of its stream.
 
     Attributes:
-        output: folder for everything that the demo writes.
-        store: the store.
         first: first day of flights, ``None`` for all of the year.
-        last: last day of flights.
-        flights_per_file: how much is in a file of the stream.
-        files_per_trigger: how many files Spark takes at a time.
-        master: where Spark runs.
+        flights_per_file: the number of flights in a file of the stream.
+        files_per_trigger: the number of files that Spark reads at a time.
+        master: the Spark master.
         pipeline: makes the job, given the folder for its tables.
     """
 
@@ -94,14 +91,14 @@ class Demo:
 
 
 def forget(demo: Demo) -> None:
-    """Remove what an earlier run has left, the store included.
+    """Remove the files of an earlier run, the store included.
 
     Raises:
         SystemExit: there is something else at the store's path.
     """
     if demo.store.exists() and not (demo.store / "rows").is_dir():
         raise SystemExit(f"{demo.store} is no store, so it is not removed")
-    # First what says that something has finished: a kill in between leaves nothing that is said to be there.
+    # Remove the marks of completion first: after a kill in between, none may claim files that are gone.
     for path in (demo.summary, demo.what_if_numbers, demo.picture, demo.what_if_picture):
         path.unlink(missing_ok=True)
     unfinished = (demo.output / "input.unfinished", demo.output / ".what_if.forking")
@@ -110,10 +107,10 @@ def forget(demo: Demo) -> None:
 
 
 def run(demo: Demo, console: Console) -> None:
-    """Run the demo, going on where an earlier run was killed; show its answer once more when it had finished.
+    """Run the demo, resuming a killed run; print the answer again if it had finished.
 
     Raises:
-        SystemExit: the answer is not that of a plain computation.
+        SystemExit: the answer differs from a plain computation's.
     """
     _prepare(demo, console)
     with _sessions(demo, console) as session:
@@ -179,7 +176,7 @@ def _flights(demo: Demo, spark: SparkSession, files_per_trigger: int) -> DataFra
 
 
 def _show(demo: Demo, console: Console, summary: Summary, results: Results) -> None:
-    # It takes a while to import, and a run that is killed and goes on draws only once.
+    # Imported here, because it is slow and a resumed run draws only once.
     from examples.zeitgeist.picture import draw
 
     print_alerts(console, results)

@@ -13,11 +13,10 @@ _PROC: Final = Path("/proc")
 
 
 def peak_memory_mib() -> dict[str, int]:
-    """The peak resident memory of this process and its descendants, by the name of the program.
+    """Return the peak resident memory of this process and its descendants, by the name of the program.
 
-    Each process's own peak is taken, so the sum is an upper bound: peaks need not fall together, and pages
-    that a forked worker shares with its parent count twice. Where there is no ``/proc``, this process is all
-    that can be seen.
+    The sum of the processes' own peaks is an upper bound: peaks need not coincide, and pages
+    that a forked worker shares with its parent count twice. Without ``/proc`` only this process is measured.
     """
     if not _PROC.is_dir():
         unit = 1 << 20 if sys.platform == "darwin" else 1 << 10

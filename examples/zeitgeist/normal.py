@@ -1,9 +1,8 @@
-"""What is normal: a mean and a variance that follow the days, in which yesterday counts a tenth.
+"""The normal values: a mean and a variance that follow the days, with a weight of a tenth for yesterday.
 
-Pure arithmetic. Two things make it robust. A day far from the mean teaches no more than one three
-deviations away, or the blizzard would make cancellations normal. And the variance has a floor that grows
-with the mean, as that of anything counted does, or the first cancellation after a quiet month would be a
-sensation.
+Pure arithmetic, robust in two ways. A day far from the mean teaches no more than one three
+deviations away; otherwise the blizzard would make cancellations normal. And the variance has a floor that grows
+with the mean, as for any count; otherwise the first cancellation after a quiet month would be a sensation.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ _DIP: Final = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """What is known of a measure beforehand.
+    """Prior knowledge of a measure.
 
     Attributes:
-        grain: what one event adds to it, about; its variance is at least ``grain * (mean + base)``.
+        grain: the typical contribution of one event; the variance is at least ``grain * (mean + base)``.
         base: keeps that floor above zero where the mean is zero.
         step: its running total is reported at multiples of this; ``None`` for a measure that cannot spike.
-        is_wild: whether a day may be far from all others; one that is yes or no cannot, so all of it is learned.
+        is_wild: whether a day may be far from all others; a yes-or-no measure cannot be, so it is learned in full.
     """
 
     grain: float
@@ -72,19 +71,12 @@ class Expectation:
         return self.mean - _DIP / sensitivity * self.deviation
 
     def strength(self, value: float) -> float:
-        """How many deviations the value is away from the mean."""
+        """Return the distance of the value from the mean, in deviations."""
         return round(abs(value - self.mean) / self.deviation, 2)
 
 
 def learned(normal: Mapping[str, float] | None, days: int, value: int, measure: Measure) -> dict[str, float]:
-    """The mean and variance after one more day.
-
-    Args:
-        normal: ``mean`` and ``variance`` so far, ``None`` before the first day.
-        days: number of days in them.
-        value: what the day brought.
-        measure: its floor of variance.
-    """
+    """Return the mean and variance after one more day; ``days`` is the number of days in ``normal``."""
     if normal is None:
         return {"mean": float(value), "variance": 0.0}
     mean, variance = normal["mean"], normal["variance"]

@@ -1,7 +1,7 @@
 """The same answer without Millpond: one table in memory, sorted, and a loop.
 
-Written from the description of the job and sharing no code with it, so that both can only agree by being
-right. It takes the whole year at once, which is what a stream cannot do.
+Written from the description of the job and sharing no code with it, so that agreement means that both are right.
+It processes the whole year at once, which a stream cannot do.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def compute(arrivals: pd.DataFrame, sensitivity: float = 1) -> Answer:
 
 
 def differences(answer: Answer, found: Answer) -> list[str]:
-    """Where what was found departs from the answer; empty when they agree."""
+    """Return the deviations of the results from this answer; empty if they agree."""
     lines = [] if answer.late == found.late else [f"late: {found.late} instead of {answer.late}"]
     for name in ("counts", "expectations", "alerts"):
         ours, theirs = getattr(answer, name), getattr(found, name)

@@ -49,13 +49,7 @@ def draw(results: Results, path: Path) -> None:
 
 
 def draw_what_if(results: Results, sensitive: Results, path: Path) -> None:
-    """Draw the alerts of two alarms, day by day, into a PNG file.
-
-    Args:
-        results: the tables of the run.
-        sensitive: those of the replay with the more sensitive alarm.
-        path: the file; replaced when it exists.
-    """
+    """Draw the alerts of the run and of the replay with the more sensitive alarm, day by day, into a PNG file."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(13, 6.2), dpi=110, facecolor="white")
         figure.text(0.055, 0.93, "If the alarm had been twice as sensitive", fontsize=19, fontweight="bold")

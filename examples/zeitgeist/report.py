@@ -48,7 +48,7 @@ def print_question(console: Console, question: str, sql: str) -> None:
 
 
 def print_answer(console: Console, columns: Sequence[str], rows: Sequence[Any], title: str | None) -> None:
-    """Print the rows that came back, under a line that says from where."""
+    """Print the rows of an answer under a line that names their source."""
     console.print(f"[dim]{title}[/dim]")
     table = _table()
     for position, column in enumerate(columns):
@@ -69,14 +69,7 @@ def print_summary(console: Console, summary: Summary) -> None:
 
 
 def print_what_if(console: Console, what_if: WhatIf, results: Results, sensitive: Results) -> None:
-    """Print what a replay with the more sensitive alarm has made different.
-
-    Args:
-        console: where to.
-        what_if: what the replay has come to.
-        results: the run's tables.
-        sensitive: those of the replay.
-    """
+    """Print how a replay with the more sensitive alarm differs from the run."""
     console.print("\n[bold]What if the alarm had been twice as sensitive?[/bold]")
     console.print(
         f"The flights that came after version {what_if.version} of the store, when nothing from {what_if.day} on was "

@@ -20,11 +20,11 @@ _ALERT_PLACE: Final = ["origin", "hour", "kind", "measure", "stage"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """The job's tables; each has a column ``time`` with what the clocks in New York showed.
+    """The job's tables; each has a column ``time`` with New York's local time.
 
     Attributes:
-        counts: a row for each origin and hour from its first flight on, those without a flight too.
-        expectations: a row for each origin and hour that was expected.
+        counts: a row for each origin and hour from its first flight on, also for hours without a flight.
+        expectations: a row for each origin and hour with an expectation.
         alerts: spikes at once, and everything once more when its hour is complete.
     """
 

@@ -19,18 +19,18 @@ _DAYS: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a finished run has come to.
+    """The result of a finished run.
 
     Attributes:
-        records: flights consumed, each once, by this run and those that it took up again.
-        supersteps: commits that it took, likewise.
+        records: flights consumed, each once, by this run and the runs that it resumed.
+        supersteps: commits, likewise.
         records_per_second: flights by this run's time from the first superstep to the last.
         late_records: flights that were too late to be counted in their hour.
-        behind_watermark: records that came behind the low watermark; how many depends on the cut into batches.
+        behind_watermark: records behind the low watermark, a number that depends on the cut into batches.
         alerts: spikes and dips, each counted once.
         strongest_days: the days with the strongest alerts, by their dates in New York.
-        final_watermark: ``+inf`` once the input has ended, else the time before which all is done.
-        peak_memory_mib: all processes together, at most.
+        final_watermark: ``+inf`` once the input has ended, else the time up to which everything is processed.
+        peak_memory_mib: an upper bound for all processes together.
         peak_memory_mib_by_program: the same, by the name of the program.
         elapsed_seconds: this run's time, without the start of Spark.
     """

@@ -1,7 +1,7 @@
-"""What if the alarm had been twice as sensitive? The flights once more, from the middle of January, and what differs.
+"""Twice as sensitive an alarm: a replay of the flights from the middle of January, and the differences.
 
-The replay is a store of its own in the folder ``what_if``, with tables of its own; the demo's store and tables are only
-read, but for a savepoint. It goes on where it was killed, as the run itself does.
+The replay has a separate store and tables in the folder ``what_if``. The demo's store and tables are only
+read, except for a savepoint. A killed replay is resumed, as the run itself is.
 """
 
 from __future__ import annotations
@@ -78,15 +78,9 @@ def replay_what_if(
     flights: DataFrame,
     spark: SparkSession,
 ) -> WhatIf:
-    """Replay a finished run with the more sensitive alarm, or go on with that, and compare.
+    """Replay a finished run with the more sensitive alarm, or resume the replay, and compare the two.
 
-    Args:
-        store: the run's store.
-        folder: where the replay's store lies.
-        tables: the folder of the run's tables.
-        days: the first and the last day of the run's flights; ``None`` for those of the year.
-        flights: the run's input.
-        spark: the session.
+    ``days`` is the first and the last day of the run's flights; ``None`` for the year.
     """
     first, last = days[0] or _YEAR[0], days[1] or _YEAR[1]
     day = _MIDDLE if first <= _MIDDLE <= last else first + (last - first) / 2
