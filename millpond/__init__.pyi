@@ -46,7 +46,7 @@ from .executor.time.watermark_policies import ManualWatermark as ManualWatermark
 from .executor.time.watermark_policies import MarkColumn as MarkColumn
 from .executor.time.watermark_policies import Monotone as Monotone
 from .executor.time.watermark_policies import Perfect as Perfect
-from .executor.windows.combine_fn import CombineFn as CombineFn
+from .executor.windows.combiners import CombineFn as CombineFn
 from .executor.windows.combiners import Count as Count
 from .executor.windows.combiners import CountDistinct as CountDistinct
 from .executor.windows.combiners import LastN as LastN

@@ -1,6 +1,6 @@
 """Names of windows, triggers, combiners and panes that few pipelines need; the common ones are in `millpond`."""
 
-from millpond.executor.windows.combine_fn import ValueExtractor as ValueExtractor
+from millpond.executor.windows.combiners import ValueExtractor as ValueExtractor
 from millpond.executor.windows.composite_triggers import Never as Never
 from millpond.executor.windows.composite_triggers import OrFinally as OrFinally
 from millpond.executor.windows.composite_triggers import RepeatCount as RepeatCount

@@ -47,7 +47,7 @@ class Computation:
         late_data_horizon: how far before a record's event time the code may produce, as a duration. The
             output watermark always lags by this much. ``"unbounded"`` does not hold it back, so a production
             before the record's time may be late.
-        counters: the names of the counters, summed over all keys, that the code uses with ``context.count``.
+        counters: the names of the counters that the code uses with ``context.count``.
         in_order_of_arrival: pass a bundle's records in order of arrival instead of event time.
         in_micro_batches: pass a key's records of a bundle in one call of ``process_records``, even after a
             failure, and fire its due timers afterwards, as Spark's stateful operators do. A timer set by a
@@ -56,8 +56,7 @@ class Computation:
             in order of event time with the key's event timers between them (docs/how-to/order.md).
         waiting_max: the greatest number of records of one key that may wait; one more ends the run.
         holds_watermark: the code always owes productions at earlier times than those it waits for, as windows
-            do. In a cycle such a computation would wait for itself, so the pipeline is refused unless an edge
-            is a ``feedback``.
+            do. The pipeline refuses a cycle of such computations without a ``feedback``.
 
     Example::
 

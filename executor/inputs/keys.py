@@ -23,14 +23,10 @@ from millpond.statestore.rows.key_text import encode_key
 from millpond.statestore.types import Key
 
 KeyExtractor: TypeAlias = str | Sequence[str] | Callable[[Any], Any] | None
-"""A field's name, a list of names, a function of the value that returns text or a tuple, or ``None`` for the
-record's own key.
-"""
+"""A field's name, several, a function of the value that returns text or a tuple, or ``None`` for the record's key."""
 
 KeyField: TypeAlias = str | Sequence[str] | Callable[[Any], Any]
-"""How an injector reads a key: a column's name, a list of names, or a function of the row as a ``dict`` that
-returns text or a tuple.
-"""
+"""A column's name, several, or a function of the row as a ``dict`` that returns text or a tuple."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,11 +33,6 @@ def counts_by_computation(positions: Mapping[str, int], pipeline: str) -> dict[s
     return counts
 
 
-def stream_number(stream: str) -> int:
-    """Return a stream's name as a number that a Delta ``txn`` can hold."""
-    return pipeline_number(stream)
-
-
 def claimed_by(positions: Mapping[str, int], pipeline: str) -> frozenset[str]:
     """Return every computation that a pipeline has ever run, including former ones."""
     number = pipeline_number(pipeline)

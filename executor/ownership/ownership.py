@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.computation.timers import oldest_but
-from millpond.executor.inputs.positions import conflicting_pipeline, id_slack_position, stream_number
+from millpond.executor.inputs.positions import conflicting_pipeline, id_slack_position
 from millpond.executor.interval.row_cache import clock_names
 from millpond.executor.interval.row_update import BundleResult
 from millpond.executor.ownership.catalog_recorder import definition_metadata
@@ -199,7 +199,7 @@ def claims_of(
     for name in sorted((names & topology.computations.keys()) - moved):
         stream = topology.bare_stream(name)
         if stream is not None and AppId.BARE_IDS.of(name) not in positions:
-            claims[AppId.BARE_IDS.of(name)] = stream_number(stream)
+            claims[AppId.BARE_IDS.of(name)] = pipeline_number(stream)
         slack = AppId.ID_SLACK.of(name)
         if stream is not None:
             claims[slack] = id_slack_position(positions.get(slack), topology.id_slack_us(name))

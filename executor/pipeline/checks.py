@@ -371,11 +371,15 @@ def check_key_field(key: object, stream: str) -> None:
         check_field("key", key, stream)
 
 
-def positive_us(stream: str, argument: str, duration: Duration) -> int:
-    """Return a positive duration in microseconds."""
+def check_count(name: str, value: object, *, least: int = 1, **subject: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidError(f"{name} must be a whole number of at least {least}", **subject, value=value)
+
+
+def positive_us(name: str, duration: Duration, **subject: object) -> int:
     micros = duration_us(duration)
     if micros <= 0:
-        raise InvalidError(f"{argument} must be positive", stream=stream, value=duration)
+        raise InvalidError(f"{name} must be positive", **subject, value=duration)
     return micros
 
 

@@ -197,28 +197,21 @@ class ComputationOptions(TypedDict, total=False):
     """Deduplicate records that carry an id; ``True`` by default (MillWheel §6.1.1)."""
 
     on_error: OnError
-    """The fate of a record whose code still raises after all ``retries``. ``"dead_letter"``, the default,
-    writes it to the stream of dead letters and continues, unless the runner's ``dead_letter_limit`` is
-    exceeded; ``"stop"`` ends the run.
-    """
+    """The fate of a record whose code still raises after all ``retries``: ``"dead_letter"``, the default, unless the
+    runner's ``dead_letter_limit`` is exceeded; or ``"stop"``, which ends the run."""
 
     retries: int
     """The number of times that a failing record is retried before ``on_error`` applies; 2 by default."""
 
     intervals: int | None
-    """The number of key intervals into which the keys are cut at the first input; by default the runner
-    chooses. A later change of the number is refused when the pipeline opens.
-    """
+    """The number of key intervals at the first input, by default the runner's choice; it cannot change later."""
 
     on_late: OnLate | Mapping[str, OnLate]
-    """The fate of a record behind the input low watermark: ``"process"``, the default, passes it to the code;
-    ``"drop"`` only counts it. A mapping sets it by stream; streams outside the mapping are processed.
-    """
+    """The fate of a record behind the input low watermark: ``"process"``, the default, or ``"drop"``, which only
+    counts it. A mapping sets it by stream; streams outside the mapping are processed."""
 
     productions: ProductionMode
-    """``"strong"``, the default, delivers a production once it is durable; ``"weak"`` delivers it within the
-    superstep that made it (MillWheel §6.1.3).
-    """
+    """``"strong"``, the default, delivers a production once it is durable; ``"weak"`` in its superstep (§6.1.3)."""
 
     user_code_timeout: str | timedelta | None
     """The time limit, as ``"30s"``, for the code's work on one key of a bundle. Code that exceeds the

@@ -21,6 +21,7 @@ from millpond.executor.inputs.extraction import FieldExtractor, InjectorNode
 from millpond.executor.inputs.keys import KeyExtractor, KeyField, check_key_extractor, settled_key
 from millpond.executor.inputs.payload import Payload
 from millpond.executor.pipeline.checks import (
+    check_count,
     check_field,
     check_hooks,
     check_ingress,
@@ -223,10 +224,8 @@ class EnginePipeline(Generic[StreamT_co]):
                 type, or a list, makes a typed key; `decode_key` returns its values. In a list any column may
                 be null. A single null is no key: the row becomes a dead letter.
             at: where a row's event time is, likewise: an ``int`` since 1970 UTC, a ``datetime``, or ISO 8601
-                text; see ``at_unit`` and ``at_zone``. ``IngressTime()`` uses the time of arrival instead and
-                has its own watermark.
-            id: where the publisher's id of a record is, likewise. Records that repeat an id are dropped; with
-                ``None`` every row counts, including a repeated one.
+                text; see ``at_unit`` and ``at_zone``. ``IngressTime()`` is the time of arrival, with its own watermark.
+            id: where the publisher's id of a record is, likewise. Records that repeat an id are dropped.
             watermark: how the stream's low watermark follows from its records. By default rows are assumed to
                 arrive in order of event time, as with ``BoundedDisorder("0s")``; a warning names the first
                 record that this drops. On Spark the default is the delay of the frame's ``withWatermark``, if
@@ -238,18 +237,17 @@ class EnginePipeline(Generic[StreamT_co]):
                 senders are accepted and do not move the watermark.
             member: where the name of a row's sender is: a column's name, or a function of the row.
             skew_limit: how far the stream's watermark may run ahead of the slowest computation's before the
-                stream pauses. This bounds the state and memory of records that wait for a slower stream. If
-                that stream sends nothing, this one stays paused until the other is idle or declared gone.
-                Bounded runs (``run``) ignore the limit.
-            id_slack: how long a sender may repeat a record, three hours by default. An id is kept until the
-                slack has passed both on the wall clock since it first arrived and in event time since ``at``.
-                A later repetition counts as a new record. A longer slack keeps more ids, about 20 bytes of
-                disk each. A computation with several streams keeps all ids for the longest slack.
+                stream pauses. This bounds the records that wait for a slower stream. If that stream sends nothing,
+                this one stays paused until the other is idle or declared gone. Bounded runs (``run``) ignore the limit.
+            id_slack: how long a sender may repeat a record. An id is kept until the slack has passed both on the
+                wall clock since it first arrived and in event time since ``at``; a later repetition counts as new. A
+                longer slack keeps more ids, about 20 bytes of disk each. A computation with several streams keeps all
+                ids for the longest slack.
             at_unit: the unit of times that are whole numbers: ``"s"``, ``"ms"``, ``"us"`` or ``"ns"``. By
                 default microseconds; then numbers that are dates from 2000 to 2099 in milliseconds are
                 unreadable, because they would be days in January and February of 1970.
-            at_zone: the zone of times without one, in text, in a ``datetime`` or in a column of timestamps:
-                ``"UTC"`` or an offset such as ``"+02:00"``. By default such times are unreadable.
+            at_zone: the zone of times without one: ``"UTC"`` or an offset such as ``"+02:00"``. By default such
+                times are unreadable.
             change: the column with the kind of change, if the rows are the changes of a table: Debezium's
                 envelope (``op``, with ``before`` and ``after``), Delta's change data feed (``_change_type``),
                 or ``+I -U +U -D``. The stream then has an element for each row that appears and a retraction
@@ -292,11 +290,11 @@ class EnginePipeline(Generic[StreamT_co]):
             at=at,
             id=id,
             watermark=watermark,
-            idle_after_us=None if idle_after is None else positive_us(name, "idle_after", idle_after),
+            idle_after_us=None if idle_after is None else positive_us("idle_after", idle_after, stream=name),
             members=tuple(members),
             member=member,
-            skew_limit_us=None if skew_limit is None else positive_us(name, "skew_limit", skew_limit),
-            id_slack_us=positive_us(name, "id_slack", id_slack),
+            skew_limit_us=None if skew_limit is None else positive_us("skew_limit", skew_limit, stream=name),
+            id_slack_us=positive_us("id_slack", id_slack, stream=name),
             times=TimeReading.of(at_unit, at_zone, stream=name),
             change=change,
             payload=payload,
@@ -532,7 +530,7 @@ def _check_order(name: str, computation: Computation) -> None:
         )
     if computation.time_sorted and computation.in_order_of_arrival:
         raise InvalidError("in_order_of_arrival and time_sorted cannot be combined", computation=name)
-    _check_count(name, "waiting_max", computation.waiting_max, least=1)
+    check_count("waiting_max", computation.waiting_max, computation=name)
 
 
 def _checked_options(name: str, options: ComputationOptions) -> dict[str, Any]:
@@ -559,15 +557,8 @@ def _checked_options(name: str, options: ComputationOptions) -> dict[str, Any]:
         duration_ms("user_code_timeout", timeout, least="1us")
     if options.get("renamed_from") is not None:
         check_name("computation", options["renamed_from"])
-    _check_count(name, "retries", options.get("retries", 0), least=0)
+    check_count("retries", options.get("retries", 0), least=0, computation=name)
     intervals = options.get("intervals")
     if intervals is not None:
-        _check_count(name, "intervals", intervals, least=1)
+        check_count("intervals", intervals, computation=name)
     return {option: value for option, value in options.items() if option not in ("backfill", "feedback")}
-
-
-def _check_count(name: str, option: str, value: object, *, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidError(
-            f"{option} must be a whole number of at least {least}", computation=name, value=value
-        )

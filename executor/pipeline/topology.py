@@ -18,7 +18,6 @@ from functools import cached_property
 from graphlib import TopologicalSorter
 
 from millpond.executor.inputs.extraction import InjectorNode
-from millpond.executor.inputs.positions import stream_number
 from millpond.executor.pipeline.nodes import (
     DEAD_LETTERS,
     SIGNALS,
@@ -31,6 +30,7 @@ from millpond.executor.pipeline.nodes import (
     is_addressed,
 )
 from millpond.executor.time.clocks import EXACT
+from millpond.statestore.app_ids import pipeline_number
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.rows.record_ids import ID_SLACK_US
 
@@ -98,12 +98,12 @@ class Topology:
 
         Ids are unique per publisher: in a computation with several streams with ids, the same id on two
         streams identifies two records. The ids of the first such stream have no prefix; ``bare`` is its recorded
-        `stream_number`, which never changes.
+        number, which never changes.
         """
         # The recorded stream wins: stored ids stay valid when the code subscribes to the streams in another order.
         first = self.bare_stream(computation)
-        chosen = bare if bare is not None or first is None else stream_number(first)
-        return b"" if chosen in (None, stream_number(stream)) else f"{stream}\0".encode()
+        chosen = bare if bare is not None or first is None else pipeline_number(first)
+        return b"" if chosen in (None, pipeline_number(stream)) else f"{stream}\0".encode()
 
     def bare_stream(self, computation: str) -> str | None:
         """Return the first stream with record ids that a computation subscribes to."""

@@ -27,19 +27,9 @@ from millpond.statestore.view import RowsView, confined, fresh_duckdb
 if TYPE_CHECKING:
     import duckdb
 
-_ROWS: Final = pa.schema(
-    [
-        ("computation", pa.string()),
-        ("key", pa.string()),
-        ("kind", pa.string()),
-        ("parts", pa.string()),
-        ("state", pa.string()),
-        ("other_state", pa.string()),
-        ("timers", pa.string()),
-        ("other_timers", pa.string()),
-    ]
-)
-_SINK_ROWS: Final = pa.schema([("sink", pa.string()), ("kind", pa.string()), ("row", pa.string())])
+_ROW_NAMES: Final = ("computation", "key", "kind", "parts", "state", "other_state", "timers", "other_timers")
+_ROWS: Final = pa.schema([(name, pa.string()) for name in _ROW_NAMES])
+_SINK_ROWS: Final = pa.schema([(name, pa.string()) for name in ("sink", "kind", "row")])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,13 +223,8 @@ def _counts(connection: duckdb.DuckDBPyConnection, query: str) -> dict[str, int]
 
 
 def _part(name: str, counts: Mapping[str, int]) -> PartDifference:
-    return PartDifference(
-        name=name,
-        equal=counts.get("equal", 0),
-        changed=counts.get("changed", 0),
-        added=counts.get("added", 0),
-        missing=counts.get("missing", 0),
-    )
+    kinds = ("equal", "changed", "added", "missing")
+    return PartDifference(name=name, **{kind: counts.get(kind, 0) for kind in kinds})
 
 
 # ------------------------------------------------------------------ sinks

@@ -53,12 +53,14 @@ class RepairPlan:
     newest: TableVersion  # that ever existed, by the log and the mark
     state: TableState  # the restored table; the repair then advances some of its transactions
     history: TableHistory  # the log as far as it can be read
-    healed: dict[str, bytes]  # original bytes of files with one flipped bit, by path
-    restored: tuple[Restored, ...]
-    lost: tuple[str, ...]  # damaged or missing live files without a substitute
-    set_aside: tuple[str, ...]  # files to remove from the log; copies are kept
     txns: dict[str, int]  # the newest ones in any readable commit
     is_readable: bool  # the log can be read to its end, so older versions stay readable
+    healed: Mapping[str, bytes] = field(
+        default_factory=dict
+    )  # original bytes of files with one flipped bit, by path
+    restored: tuple[Restored, ...] = ()
+    lost: tuple[str, ...] = ()  # damaged or missing live files without a substitute
+    set_aside: tuple[str, ...] = ()  # files to remove from the log; copies are kept
     kind: str = "repair"  # or "rewind": the commit's kind
     source_offsets: Mapping[str, str] = field(default_factory=dict)
     watermarks: Mapping[str, int] = field(default_factory=dict)
@@ -256,10 +258,6 @@ def plan_rewind(objects: Objects, version: TableVersion, mark: Mark | None) -> R
         newest=history.newest,
         state=TableState(version=version, live=dict(replayed.adds), txns=dict(replayed.snapshot.txns)),
         history=history,
-        healed={},
-        restored=(),
-        lost=(),
-        set_aside=(),
         txns=history.state.txns,
         is_readable=True,
         kind="rewind",

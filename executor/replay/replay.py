@@ -84,6 +84,15 @@ class ReplayPlan:
     recorded: bool
     has_ended: bool  # all inputs had ended by the last version
 
+    def replayed(self, fork: Store, records: int) -> Replayed:
+        return Replayed(
+            version=self.first.version,
+            until=self.last.version,
+            supersteps=len(self.supersteps),
+            records=records,
+            newest=fork.snapshot().version,
+        )
+
     def parts(
         self, topology: Topology, given: Mapping[str, RowSource], *, since_version: bool
     ) -> dict[str, RowSource]:
@@ -225,24 +234,21 @@ def with_own_sinks(pipeline: EnginePipeline, fork: Store, clock: Clock, rng: Rng
     return pipeline.with_sinks(place)
 
 
+@dataclass(slots=True)
 class ReplayClock:
     """A `Clock` with a set wall time; the machine's clock measures durations and waits."""
 
-    def __init__(self, machine: Clock, now_us: WallTimeMicros) -> None:
-        self._machine = machine
-        self._now_us = now_us
-
-    def set(self, now_us: WallTimeMicros) -> None:
-        self._now_us = now_us
+    machine: Clock
+    wall_us: WallTimeMicros
 
     def now_us(self) -> WallTimeMicros:
-        return self._now_us
+        return self.wall_us
 
     def monotonic_us(self) -> int:
-        return self._machine.monotonic_us()
+        return self.machine.monotonic_us()
 
     def sleep_ms(self, duration_ms: float) -> None:
-        self._machine.sleep_ms(duration_ms)
+        self.machine.sleep_ms(duration_ms)
 
 
 def repeat_supersteps(
@@ -265,7 +271,7 @@ def repeat_supersteps(
     consumed = {stream: run.consumed(stream).get(LOCAL_SOURCE, 0) for stream in cursors}
     for number, superstep in enumerate(supersteps, start=1):
         if superstep.superstep > done:
-            wall.set(superstep.conditions.wall_time)
+            wall.wall_us = superstep.conditions.wall_time
             _repeat_one(run, superstep, cursors, consumed)
         on_progress(number, len(supersteps))
 
@@ -398,13 +404,7 @@ def replay(
             else:
                 repeat_supersteps(run, plan.supersteps, parts, fork.snapshot(), wall, told)
             summary = run.stop()
-        return Replayed(
-            version=plan.first.version,
-            until=plan.last.version,
-            supersteps=len(plan.supersteps),
-            records=summary.run.records,
-            newest=fork.snapshot().version,
-        )
+        return plan.replayed(fork, summary.run.records)
 
 
 def _run_on(run: LocalRun, plan: ReplayPlan, parts: Mapping[str, RowSource]) -> None:
@@ -467,10 +467,4 @@ def replay_on_spark(
         )
         own = with_own_sinks(pipeline, fork, clock, rng)
         summary = runner.run(own, inputs, finish=plan.has_ended)
-        return Replayed(
-            version=plan.first.version,
-            until=plan.last.version,
-            supersteps=0,
-            records=summary.run.records,
-            newest=fork.snapshot().version,
-        )
+        return plan.replayed(fork, summary.run.records)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
 import orjson
 import pyarrow as pa
@@ -115,6 +115,9 @@ def _check_no_others(snapshot: Snapshot, schema: pa.Schema, name: str, url: str)
 class TableWriter:
     """The open Delta table of one sink, with the sink's record in it."""
 
+    default_schema: ClassVar[pa.Schema]
+    is_whole: ClassVar[bool] = False
+
     def __init__(
         self,
         objects: Objects,
@@ -123,16 +126,17 @@ class TableWriter:
         *,
         name: str,
         record: SinkRecord,
-        schema: pa.Schema,
-        whole: bool = False,
+        schema: pa.Schema | None,
     ) -> None:
         self._objects = objects
         self._clock = clock
         self._rng = rng
         self._name = name
         self._record = record
-        self._watch = ColumnWatch(schema, name)
-        self._writer = open_table(objects, clock, rng, name, schema, whole=whole)
+        self._schema = schema
+        self._columns = self.default_schema if schema is None else schema
+        self._watch = ColumnWatch(self._columns, name)
+        self._writer = open_table(objects, clock, rng, name, self._columns, whole=self.is_whole)
         record.check_on_opening(self._writer.snapshot, objects.url)
 
     @property
@@ -161,19 +165,7 @@ class TableWriter:
 class DeltaSinkWriter(TableWriter):
     """Appends supersteps to one Delta table: one file and one commit each; `SINK_SCHEMA` without a schema."""
 
-    def __init__(
-        self,
-        objects: Objects,
-        clock: Clock,
-        rng: Rng,
-        *,
-        name: str,
-        record: SinkRecord,
-        schema: pa.Schema | None,
-    ) -> None:
-        columns = SINK_SCHEMA if schema is None else schema
-        super().__init__(objects, clock, rng, name=name, record=record, schema=columns)
-        self._schema = schema
+    default_schema = SINK_SCHEMA
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
         # The table has it: a runner repeats the last superstep after a crash.

@@ -63,6 +63,9 @@ class _Leaf:
 class UpsertSinkWriter(TableWriter):
     """Updates one Delta table with each superstep, in one commit; `ROW_SCHEMA_BY_WINDOW` without a schema."""
 
+    default_schema = ROW_SCHEMA_BY_WINDOW
+    is_whole = True
+
     def __init__(
         self,
         objects: Objects,
@@ -75,8 +78,7 @@ class UpsertSinkWriter(TableWriter):
         keys: Sequence[str],
         leaf_rows_max: int = LEAF_ROWS_MAX,
     ) -> None:
-        self._schema = ROW_SCHEMA_BY_WINDOW if schema is None else schema
-        super().__init__(objects, clock, rng, name=name, record=record, schema=self._schema, whole=True)
+        super().__init__(objects, clock, rng, name=name, record=record, schema=schema)
         self._keys = tuple(keys)
         self._leaf_rows_max = leaf_rows_max
         self._known: dict[str, _Leaf] = {}
@@ -89,7 +91,7 @@ class UpsertSinkWriter(TableWriter):
         # The table has it: a runner repeats the last superstep after a crash.
         if superstep <= self.delivered or not productions.num_rows:
             return
-        rows = sink_table(productions, self._schema, self._name, self._watch)
+        rows = sink_table(productions, self._columns, self._name, self._watch)
         changes = net_changes(rows, self._keys, retractions(productions, self._name))
         for _ in range(_TRIES):
             # Read the leaves again after each conflict: they are rewritten from their current rows.
@@ -201,7 +203,7 @@ class UpsertSinkWriter(TableWriter):
         data = self._objects.get(leaf.file.path)
         try:
             table = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
-            return table.select(self._schema.names).cast(self._schema)
+            return table.select(self._columns.names).cast(self._columns)
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             raise DataError(
                 "a file of the sink's table cannot be read",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from millpond.executor.pipeline.checks import check_name
+from millpond.executor.pipeline.checks import check_count, check_name
 from millpond.executor.windows.trigger import Trigger, TriggerContext
 from millpond.executor.windows.window import Element
 from millpond.statestore.errors import InvalidError
@@ -42,11 +42,6 @@ class _AfterAmount(Trigger):
         return True
 
 
-def _check_count(name: str, count: object) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InvalidError(f"{name} must be an integer of at least 1", value=count)
-
-
 @dataclass(frozen=True)
 class AfterCount(_AfterAmount):
     """A trigger that fires once, when the window has received ``count`` elements, at least 1.
@@ -57,7 +52,7 @@ class AfterCount(_AfterAmount):
     count: int
 
     def __post_init__(self) -> None:
-        _check_count("a count", self.count)
+        check_count("a count", self.count)
 
     @property
     def _bound(self) -> int:
@@ -77,7 +72,7 @@ class AfterBytes(_AfterAmount):
     size: int
 
     def __post_init__(self) -> None:
-        _check_count("a size", self.size)
+        check_count("a size", self.size)
 
     @property
     def _bound(self) -> int:

@@ -20,7 +20,7 @@ from millpond.executor.computation.context import Context
 from millpond.executor.computation.timers import Timer
 from millpond.executor.time.clocks import EXACT, Clocks
 from millpond.executor.time.instants import INSTANT_MAX_US
-from millpond.executor.windows.combine_fn import CombineFn
+from millpond.executor.windows.combiners import CombineFn
 from millpond.executor.windows.pane import Pane, Timing, WindowedValue
 from millpond.executor.windows.strategy import WindowingStrategy
 from millpond.executor.windows.trigger import Firing, TriggerContext, TriggerTimer, parse_timer

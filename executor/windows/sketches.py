@@ -13,8 +13,14 @@ from typing import Any, Final
 
 from datasketches import hll_sketch, hll_union, tdigest_double
 
-from millpond.executor.windows.combine_fn import CombineFn, ValueExtractor, check_extractor, extract
-from millpond.executor.windows.combiners import canonical_text, check_quantiles
+from millpond.executor.windows.combiners import (
+    CombineFn,
+    ValueExtractor,
+    canonical_text,
+    check_extractor,
+    check_quantiles,
+    extract,
+)
 from millpond.statestore.errors import InvalidError
 
 _COMPRESSION: Final = 200

@@ -11,8 +11,15 @@ from millpond.executor.computation.records import Record
 from millpond.executor.inputs.keys import KeyExtractor
 from millpond.executor.pipeline.nodes import Backfill, ComputationOptions
 from millpond.executor.pipeline.pipeline import Stream
-from millpond.executor.windows.combine_fn import CombineFields, CombineFn, ValueExtractor, check_extractor
-from millpond.executor.windows.combiners import ToList, TopN, without_element
+from millpond.executor.windows.combiners import (
+    CombineFields,
+    CombineFn,
+    ToList,
+    TopN,
+    ValueExtractor,
+    check_extractor,
+    without_element,
+)
 from millpond.executor.windows.pane import Pane
 from millpond.executor.windows.strategy import Accumulation, Asked, Closing, WindowingStrategy
 from millpond.executor.windows.time_triggers import Default

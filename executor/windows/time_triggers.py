@@ -11,13 +11,13 @@ from datetime import datetime
 from functools import cached_property
 from typing import Final, Literal, TypeAlias
 
+from millpond.executor.pipeline.checks import positive_us
 from millpond.executor.time.clocks import EXACT
 from millpond.executor.time.instants import Instant, instant_us
 from millpond.executor.time.observations import check_percentile
 from millpond.executor.windows.composite_triggers import NotifyingActive, Repeatedly
 from millpond.executor.windows.trigger import Trigger, TriggerContext
 from millpond.executor.windows.window import Element
-from millpond.executor.windows.window_fns import positive_us
 from millpond.statestore.durations import Duration, duration_us
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain

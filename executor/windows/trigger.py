@@ -17,7 +17,7 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from millpond.executor.time.clocks import EXACT, PercentileTimes, clock_name, parse_clock
-from millpond.executor.windows.combine_fn import CombineFn
+from millpond.executor.windows.combiners import CombineFn
 from millpond.executor.windows.window import Element, Window, WindowState
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain

@@ -10,16 +10,10 @@ from functools import lru_cache
 from typing import ClassVar, Final, Literal, Self, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from millpond.executor.pipeline.checks import positive_us
 from millpond.executor.windows.window import GLOBAL_WINDOW, Element, Merge, Window, WindowFn
 from millpond.statestore.durations import Duration, duration_us
 from millpond.statestore.errors import InvalidError
-
-
-def positive_us(name: str, duration: Duration) -> int:
-    micros = duration_us(duration)
-    if micros <= 0:
-        raise InvalidError(f"{name} must be positive", value=duration)
-    return micros
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from millpond.executor.pipeline.nodes import SIGNALS
 from millpond.executor.pipeline.signals import read_signal
 from millpond.executor.time.clocks import Clocks, LateDataHorizon
 from millpond.executor.time.instants import Instant, instant_us
-from millpond.executor.windows.combine_fn import CombineFn, ValueExtractor, extract
+from millpond.executor.windows.combiners import CombineFn, ValueExtractor, extract
 from millpond.executor.windows.key_windows import (
     WINDOW_COUNTERS,
     Finish,

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from millpond.executor.windows.combine_fn import CombineFn
-from millpond.executor.windows.combiners import LastN, ToList
+from millpond.executor.windows.combiners import CombineFn, LastN, ToList
 from millpond.executor.windows.composite_triggers import (
     AfterAll,
     AfterAny,

@@ -10,8 +10,7 @@ import orjson
 
 from millpond.executor.time.clocks import LateDataHorizon, horizon_us
 from millpond.executor.time.watermark_policies import IngressTime, ManualWatermark
-from millpond.executor.windows.combine_fn import CombineFn
-from millpond.executor.windows.combiners import ToList
+from millpond.executor.windows.combiners import CombineFn, ToList
 from millpond.executor.windows.pipeline import Pipeline
 from millpond.executor.windows.strategy import WindowingStrategy
 from millpond.executor.windows.stream import DataflowStream

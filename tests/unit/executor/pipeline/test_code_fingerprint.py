@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from millpond.executor.pipeline.code_fingerprint import code_fingerprint
-from millpond.executor.windows.combine_fn import CombineFn
-from millpond.executor.windows.combiners import Count, Sum
+from millpond.executor.windows.combiners import CombineFn, Count, Sum
 from millpond.executor.windows.pipeline import Pipeline
 from millpond.executor.windows.window_fns import FixedWindows
 

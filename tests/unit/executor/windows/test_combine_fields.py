@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millpond as mp
-from millpond.executor.windows.combine_fn import CombineFields
+from millpond.executor.windows.combiners import CombineFields
 from millpond.statestore.rows.codec import JsonCodec
 
 _PARTS: dict[str, mp.CombineFn] = {

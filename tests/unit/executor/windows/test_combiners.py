@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.executor.windows.combine_fn import CombineFn
 from millpond.executor.windows.combiners import (
+    CombineFn,
     Count,
     CountDistinct,
     Max,
