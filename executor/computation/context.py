@@ -1,6 +1,6 @@
-"""The context of a hook: everything that user code may do, for exactly one key (MillWheel §5.1).
+"""The context of a hook: the operations of user code, for exactly one key (MillWheel §5.1).
 
-Its productions are collected column by column, in order of emission (§6.1.2). Its counters add up all keys
+Productions are collected column by column, in order of emission (§6.1.2). Counters add up all keys
 over the pipeline's life: an addition counts if and only if its superstep commits.
 """
 
@@ -41,7 +41,7 @@ def declared_counters(declared: object, computation: str) -> tuple[str, ...]:
 
 
 class Counters:
-    """The additions of one bundle; those of a failing hook are rolled back with `truncate`."""
+    """The additions of one bundle; `truncate` rolls back a failing hook's additions."""
 
     __slots__ = ("_entries", "_sums")
 

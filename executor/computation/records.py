@@ -183,9 +183,6 @@ class Records(Sequence[Record]):
     With ``in_order_of_arrival`` only arrival counts. The sequence is valid until its hook returns; single
     records stay valid. During iteration a production gets the time of the current record by default; before
     and after the iteration, the time of the newest record. No production may be before the oldest record.
-
-    Example:
-        ``total = sum(record.value for record in records)``
     """
 
     __slots__ = ("_columns", "_input", "_key", "_start", "_stop")

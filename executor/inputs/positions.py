@@ -77,7 +77,7 @@ def stored_state_version(positions: Mapping[str, int], computation: str) -> int:
 def consumed_elsewhere(positions: Mapping[str, int], pipeline: str, source: str) -> str | None:
     """Return another pipeline of the store that has consumed batches of the source; ``None`` without one.
 
-    Only sources with ids of their own are found, such as Spark's streaming queries.
+    Only sources with separate ids are found, such as Spark's streaming queries.
     """
     if source in (BOUNDED_SOURCE, LOCAL_SOURCE):
         return None

@@ -42,7 +42,7 @@ _AT_WORK: Final = (
 
 
 def check_name(kind: str, name: object, *, reserved: frozenset[str] = _RESERVED) -> str:
-    """Return the name, or refuse one that could not be a table in SQL, a folder and a ZooKeeper node alike."""
+    """Return the name, or refuse one that cannot be an SQL table, a folder and a ZooKeeper node alike."""
     if not isinstance(name, str):
         raise InvalidError(f"the {kind}'s name must be text", name=name, type=type(name).__name__)
     if not name:

@@ -2,8 +2,8 @@
 
 It covers the computation's class and those bases that are neither Millpond's nor installed, with bytecode and
 attributes; the values in the instance; and functions and classes of the same module that this code names,
-recursively. It ignores line numbers, comments, other imported modules, and data that cannot be told from its
-type. Bytecode belongs to one version of Python, so another version changes the fingerprint.
+recursively. It ignores line numbers, comments, other imported modules, and values whose type does not show their
+data. Bytecode belongs to one version of Python, so another version changes the fingerprint.
 """
 
 from __future__ import annotations

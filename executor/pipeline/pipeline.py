@@ -112,20 +112,13 @@ class Stream:
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
     ) -> _Result:
-        """Apply a function to this stream as a composite, and return its result; see `Pipeline.transform`.
-
-        Example:
-            ``visits = views.transform("visits", sessionize, gap="30m")``
-        """
+        """Apply a function to this stream as a composite, and return its result; see `Pipeline.transform`."""
         return self.pipeline.transform(name, function, self, *args, **kwargs)
 
     def sink(self, name: str, sink: Sink) -> Self:
         """Write this stream's records to ``sink``, outside Millpond, each exactly once; return this stream.
 
         The name is unique within the pipeline.
-
-        Example:
-            ``counts.sink("counts", DeltaSink("out/counts"))``
         """
         self.pipeline.add_sink(name, self.name, sink)
         return self
@@ -424,7 +417,7 @@ class EnginePipeline(Generic[StreamT_co]):
         return other
 
     def check(self, inputs: Iterable[str] | None = None) -> Topology:
-        """Check everything that can be checked before the run, and return the checked, immutable graph.
+        """Check the whole declaration before the run, and return the immutable graph.
 
         Every runner calls this before it starts; call it directly to test a declaration. ``inputs`` are the names of
         the inputs given to the runner; ``None`` skips their check.
@@ -491,7 +484,7 @@ def _subscriptions(
         check_key_extractor(key, computation=name, stream=stream)
     if isinstance(feedback, str) or not isinstance(feedback, Collection):
         raise InvalidError("feedback must be a list of streams", computation=name, feedback=feedback)
-    # Within a composite, its own streams may be named as they are declared.
+    # Code within a composite may use the short names of its streams.
     returning = {f"{prefix}{stream}" if f"{prefix}{stream}" in subscribes else stream for stream in feedback}
     if unknown := sorted(returning - subscribes.keys()):
         raise InvalidError(

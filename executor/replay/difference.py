@@ -81,9 +81,6 @@ class StoreDifference:
         """Open an in-memory database with the tables ``rows`` and ``sink_rows``.
 
         Queries reach nothing else, unless ``allow_files``; see `Store.sql`.
-
-        Example:
-            ``difference.to_duckdb().sql("select computation, count(*) from rows group by all")``
         """
         connection = fresh_duckdb()
         connection.register("rows", self.rows)

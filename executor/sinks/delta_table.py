@@ -46,9 +46,7 @@ def open_table(
     if columns is not None:
         change_schema(writer, columns)
         snapshot = writer.snapshot
-    _check_fits(snapshot, schema, name, objects.url)
-    if whole:
-        _check_no_others(snapshot, schema, name, objects.url)
+    _check_fits(snapshot, schema, name, objects.url, whole=whole)
     return writer
 
 
@@ -75,7 +73,7 @@ def _new_columns(snapshot: Snapshot, schema: pa.Schema, name: str, *, may_grow: 
     return orjson.dumps({**existing, _FIELDS: [*existing[_FIELDS], *further]}).decode()
 
 
-def _check_fits(snapshot: Snapshot, schema: pa.Schema, name: str, url: str) -> None:
+def _check_fits(snapshot: Snapshot, schema: pa.Schema, name: str, url: str, *, whole: bool) -> None:
     metadata = snapshot.metadata
     if metadata is None:
         raise InvalidError("the sink's table has no metadata", sink=name, path=url)
@@ -98,12 +96,8 @@ def _check_fits(snapshot: Snapshot, schema: pa.Schema, name: str, url: str) -> N
                 wanted=column["type"],
                 found=kind,
             )
-
-
-def _check_no_others(snapshot: Snapshot, schema: pa.Schema, name: str, url: str) -> None:
-    existing = orjson.loads(snapshot.metadata.schema_string)[_FIELDS] if snapshot.metadata else ()
-    others = sorted({column["name"] for column in existing} - set(schema.names))
-    if others:
+    others = sorted(existing.keys() - set(schema.names))
+    if whole and others:
         raise InvalidError(
             f"the sink's table has columns that an upsert would lose: {_WAY_OUT}",
             sink=name,

@@ -154,7 +154,8 @@ class DeltaSink:
     @property
     def identity(self) -> str:
         """The table's URL, or its absolute path on this machine."""
-        return _absolute(self.path)
+        local = self.path.removeprefix("file://")
+        return self.path.rstrip("/") if "://" in local else str(Path(local).absolute())
 
     def following(self, durability: Durability) -> DeltaSink:
         """Return this sink with a store's durability, unless it sets one itself or its URL leaves no choice."""
@@ -167,9 +168,6 @@ class DeltaSink:
 
         With ``mode="append"`` these are all productions, including retractions; with ``mode="upsert"`` the
         current row of each key.
-
-        Example:
-            ``balances.read().sort_by("key").to_pylist()``
         """
         return read_table(self.path, self.storage_options)
 
@@ -234,8 +232,3 @@ def read_table(path: str | Path, storage_options: Mapping[str, str] | None = Non
         raise InvalidError("there is no Delta table at this path", path=path) from cause
     except (DeltaError, pa.ArrowException, OSError) as cause:
         raise UnavailableError("the Delta table cannot be read", path=path, reason=cause) from cause
-
-
-def _absolute(path: str) -> str:
-    local = path.removeprefix("file://")
-    return path.rstrip("/") if "://" in local else str(Path(local).absolute())

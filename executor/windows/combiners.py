@@ -181,12 +181,7 @@ def check_quantiles(quantiles: Iterable[float]) -> None:
 
 @dataclass(frozen=True)
 class Count(CombineFn):
-    """Number of elements.
-
-    Example:
-        >>> Count().add_all(0, ["a", "b"])
-        2
-    """
+    """Number of elements."""
 
     def create(self) -> int:
         return 0
@@ -425,12 +420,7 @@ class CountDistinct(_OfValue):
 
 @dataclass(frozen=True)
 class Quantiles(ToList):
-    """Exact quantiles ``at`` of numbers, each from 0 to 1, by nearest rank; memory grows with the number of elements.
-
-    Example:
-        >>> Quantiles(at=(0.5, 1)).extract([4, 1, 3, 2])
-        [2, 4]
-    """
+    """Exact quantiles ``at`` of numbers, each from 0 to 1, by nearest rank; memory grows with the elements."""
 
     at: tuple[float, ...] = (0.5,)
 

@@ -192,12 +192,7 @@ class Never(Trigger):
 
 @dataclass(frozen=True)
 class Repeatedly(_NotifyingAll):
-    """A trigger that restarts another each time it finishes, and never finishes itself.
-
-    Example:
-        >>> Repeatedly(AfterCount(10))
-        Repeatedly(trigger=AfterCount(count=10))
-    """
+    """A trigger that restarts another each time it finishes, and never finishes itself."""
 
     trigger: Trigger
 

@@ -124,11 +124,7 @@ class DataflowStream(Stream):
         key: KeyExtractor = None,
         **options: Unpack[ComputationOptions],
     ) -> DataflowStream:
-        """Replace each value by one value; see `flat_map`.
-
-        Example:
-            >>> lengths = lines.map(len, name="lengths")
-        """
+        """Replace each value by one value; see `flat_map`."""
         return self.flat_map(lambda value: (function(value),), name=name, key=key, **options)
 
     def union(
