@@ -121,12 +121,10 @@ EXPECTED_WIRE_TYPES: Final = {
 """Wire type of each field type."""
 
 
-def first_failure(payload: bytes, descriptor: Any) -> tuple[str, str]:
+def first_failure(
+    payload: bytes, descriptor: Any, path: str = "", depth: int = _DEPTH_MAX
+) -> tuple[str, str]:
     """Return the path of a message's first unreadable part, and the reason; both empty if not found."""
-    return _failure_in(payload, descriptor, "", _DEPTH_MAX)
-
-
-def _failure_in(payload: bytes, descriptor: Any, path: str, depth: int) -> tuple[str, str]:
     at = 0
     while at < len(payload):
         tag, after = read_varint(payload, at)
@@ -150,7 +148,7 @@ def _failure_in(payload: bytes, descriptor: Any, path: str, depth: int) -> tuple
 
 def _failure_of(part: bytes, field: Any, path: str, depth: int) -> tuple[str, str]:
     if field.type == FieldDescriptor.TYPE_MESSAGE:
-        return _failure_in(part, field.message_type, path, depth - 1)
+        return first_failure(part, field.message_type, path, depth - 1)
     if field.type == FieldDescriptor.TYPE_STRING:
         try:
             part.decode()

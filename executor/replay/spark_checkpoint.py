@@ -55,7 +55,7 @@ def checkpoints_in(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         return {}
     files = _files_in(folder)
-    # Spark would follow a link, and so would everything that is written here.
+    # Spark would follow a link, and so would the writes below.
     files.refuse_links()
     paths = [PurePath(path) for path in files.list("")]
     found = (

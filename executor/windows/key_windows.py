@@ -307,7 +307,8 @@ class KeyWindows:
         arrived = list(elements)
         if strategy.trigger.waits_for_end and not strategy.window_fn.is_merging:
             assigned, dropped = self._assign(arrived)
-            if self._latest_clock() < min((window.end for window in assigned), default=TIME_MAX_US):
+            latest = max(self._clocks.watermark, *self._clocks.percentile_watermarks.values(), TIME_MIN_US)
+            if latest < min((window.end for window in assigned), default=TIME_MAX_US):
                 # No trigger can fire before the windows end, so asking after each element would change nothing.
                 self._add_assigned(assigned, dropped)
                 return
@@ -315,9 +316,6 @@ class KeyWindows:
         for element in arrived:
             # Timers due between two elements fire between them, so that panes do not depend on how input is cut.
             self._ring(self._add_together((element,)))
-
-    def _latest_clock(self) -> int:
-        return max(self._clocks.watermark, *self._clocks.percentile_watermarks.values(), TIME_MIN_US)
 
     def _add_together(self, elements: Iterable[Element]) -> list[WindowState]:
         return self._add_assigned(*self._assign(elements))
