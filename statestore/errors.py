@@ -23,6 +23,8 @@ from difflib import get_close_matches
 from enum import StrEnum
 from pickle import PickleError
 
+from millpond.statestore.visible import visible, visible_lines, visible_value, without_secrets
+
 
 class ErrorKind(StrEnum):
     """Stable codes of the error classes; codes are added, never changed."""
@@ -43,7 +45,8 @@ class MillpondError(Exception):
 
     Args:
         message: one lower-case line: the cause and the way out.
-        details: values for the reader, printed as ``key=`value` `` pairs.
+        details: values for the reader, printed as ``key=`value` `` pairs of at most 2,000 characters. Control
+            characters are printed as Python writes them, passwords of URLs as ``***``.
 
     Example:
         >>> str(InvalidError("no such stream", stream="querys"))
@@ -55,10 +58,13 @@ class MillpondError(Exception):
     def __init__(self, message: str, **details: object) -> None:
         self.message = message
         self.details = details
-        text = message
+        text = visible(without_secrets(message))
         for name, value in details.items():
-            text += f" {name}=`{value}`"
+            text += f" {name}=`{visible_value(value)}`"
         super().__init__(text)
+
+    def add_note(self, note: str) -> None:
+        super().add_note(visible_lines(without_secrets(note)))
 
     def __reduce__(self) -> tuple[object, tuple[object, ...], dict[str, object]]:
         # The default would pass the formatted text as the message; the dictionary has the notes.

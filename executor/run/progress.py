@@ -19,6 +19,7 @@ from rich.text import Text
 
 from millpond.executor.superstep.commit import SuperstepReport
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, Clock, EventTimeMicros
+from millpond.statestore.visible import visible_value
 
 _REFRESH_US: Final = 100_000
 _SEPARATOR: Final = " · "
@@ -149,7 +150,7 @@ class ProgressLog:
 
     def note(self, text: str) -> None:
         self._write()
-        self._log.info(text)
+        self._log.info(visible_value(text))
 
     def close(self) -> None:
         """Write the waiting sums, and remove the handler if this object has added it."""
@@ -285,7 +286,7 @@ class Progress:
         else:
             self._log.note(text)
         if self._line is not None:
-            self._line.note(text)
+            self._line.note(visible_value(text))
 
     def close(self) -> None:
         log, line = self._log, self._line

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from millpond.statestore import errors
 from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError, UnpicklableError
 from millpond.statestore.leases.zookeeper_process import java_of_spark, refuse_old_java
+from millpond.statestore.visible import options_without_secrets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,6 +84,9 @@ _LISTS: Final = frozenset({_PACKAGES, _JARS, _EXTENSIONS})
 _DELTA_EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 _DELTA_CATALOG: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
+_LOCAL_IP: Final = "SPARK_LOCAL_IP"
+_ADDRESSES: Final = frozenset({"spark.driver.bindAddress", "spark.driver.host"})
+
 _DELTA: Final = re.compile(
     r"(?:^io\.delta:|/|^)delta-spark(?:_[\d.]+)*[-:](?P<version>\d[\w.-]*?)(?:\.jar)?$"
 )
@@ -99,7 +103,8 @@ def spark_session(
     """Return the active Spark session, or a new one with Delta Lake's jars and fast local checkpoints.
 
     Ivy resolves the jars, which takes some seconds and, the first time, the network. Jars in ``$SPARK_HOME/jars`` are
-    used instead where they exist.
+    used instead where they exist. A Spark of one machine listens on the loopback interface only, its web pages too;
+    ``SPARK_LOCAL_IP`` or ``spark.driver.bindAddress`` names another address.
 
     Args:
         application: the new session's name.
@@ -133,7 +138,9 @@ def spark_session(
     if active is not None:
         _warn_of_missing(active, given)
         return active
-    return _made(session_builder(application, master, given))
+    builder = session_builder(application, master, given)
+    with _on_loopback(given.get("spark.master") or master or os.environ.get("MASTER", "local[*]"), given):
+        return _made(builder)
 
 
 def session_builder(
@@ -150,6 +157,7 @@ def session_builder(
         "spark.databricks.delta.snapshotPartitions": "1",
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.showConsoleProgress": "false",
+        **_path_settings(options.get("spark.master", master)),
         **daemon_settings(options.get("spark.master", master), os.environ),
         **options,
     }
@@ -171,6 +179,23 @@ def session_builder(
     ):
         return configure_spark_with_delta_pip(builder, packages)
     return builder.config(_PACKAGES, ",".join(packages)) if packages else builder
+
+
+@contextmanager
+def _on_loopback(master: str, options: Mapping[str, str]) -> Iterator[None]:
+    """Start a Spark of one machine on the loopback interface, unless the program names an address.
+
+    Otherwise Spark opens its ports on all interfaces, and its web pages, which have no password, show queries and
+    settings to the network. Only this variable of the environment decides where the pages are.
+    """
+    if not is_one_machine(master) or _LOCAL_IP in os.environ or not _ADDRESSES.isdisjoint(options):
+        yield
+        return
+    os.environ[_LOCAL_IP] = "127.0.0.1"
+    try:
+        yield
+    finally:
+        del os.environ[_LOCAL_IP]
 
 
 def _made(builder: SparkSession.Builder) -> SparkSession:
@@ -219,7 +244,7 @@ def _warn_of_missing(active: SparkSession, options: Mapping[str, str]) -> None:
         _LOG.warning(
             "a Spark session is active, and is taken as it is: it does not have these options; stop it, or give them "
             "to the program that makes it missing=`%s`",
-            {name: options[name] for name in missing},
+            options_without_secrets({name: options[name] for name in missing}),
         )
 
 
@@ -251,6 +276,17 @@ def daemon_settings(
     except PackageNotFoundError:
         return {}
     return {"spark.python.daemon.module": DAEMON}
+
+
+def _path_settings(master: str) -> dict[str, str]:
+    """Return the settings that keep workers from importing from the current folder where this program does not.
+
+    Spark starts them with ``python -m``, for which a ``json.py`` of the current folder comes before Python's own.
+    """
+    imports_from_here = {"", str(Path.cwd())} & set(sys.path)
+    return (
+        {"spark.executorEnv.PYTHONSAFEPATH": "1"} if is_one_machine(master) and not imports_from_here else {}
+    )
 
 
 def spark_has_delta() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,7 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.objects.obstore import open_objects
 
+_HARMLESS: Final = re.compile(r"\w(?:[\w.,:+@%/=-]| (?! ))*")
 _PROGRAM: Final = "millpond"
 _VARIABLE: Final = "_MILLPOND_COMPLETE"
 _FILES: Final = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/completions/millpond.fish"}
@@ -87,4 +89,9 @@ def _snapshot(context: click.Context) -> Snapshot | None:
 
 
 def _beginning(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+    # The shell puts the name into the line as it is: `$(…)` out of somebody's store would run with the command.
+    return [
+        CompletionItem(name)
+        for name in sorted(names)
+        if name.startswith(incomplete) and _HARMLESS.fullmatch(name)
+    ]

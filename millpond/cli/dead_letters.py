@@ -10,7 +10,7 @@ import click
 
 from millpond.cli.terminal.cli_help import TeachingCommand, TeachingGroup
 from millpond.cli.terminal.opening import Command, StoreAt, store_argument, version_option, zookeeper_options
-from millpond.cli.terminal.output import json_option, note, print_json, print_table
+from millpond.cli.terminal.output import json_option, note, print_json, print_table, say
 from millpond.executor.superstep.letter_retries import (
     LetterAction,
     LetterRequest,
@@ -23,6 +23,7 @@ from millpond.executor.superstep.letter_retries import (
 )
 from millpond.executor.time.instants import parse_instant_us
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.visible import visible
 
 _VALUE_SHOWN: Final = 60  # characters of a sample's value in a table
 _TIMER: Final = "(timer)"
@@ -143,9 +144,9 @@ def show(store: StoreAt, letter: str, version: str | None, *, as_json: bool) -> 
     width = max(map(len, shown))
     for name, value in shown.items():
         if value not in (None, "") and name != "diagnostics":
-            click.echo(f"{name:{width}}  {value}")
+            say(f"{name:{width}}  {visible(value)}")
     if shown.get("diagnostics"):
-        click.echo(f"\n{shown['diagnostics']}".rstrip())
+        say(f"\n{shown['diagnostics']}".rstrip())
 
 
 @dead_letters.command(
@@ -209,7 +210,7 @@ def withdraw(store: StoreAt, *, as_json: bool) -> None:
         )
         return
     for request in withdrawn:
-        click.echo(f"withdrawn: {request.action} {_words(request)}")
+        say(f"withdrawn: {request.action} {_words(request)}")
     if not withdrawn:
         note("no request waits")
 
@@ -224,7 +225,7 @@ def _ask(store: StoreAt, action: LetterAction, *, is_all: bool, as_json: bool, *
         print_json([{"action": action, **asdict(asked)}])
         return
     letters = "1 dead letter" if asked.letters == 1 else f"{asked.letters:,} dead letters"
-    click.echo(f"asked {', '.join(asked.pipelines)} to {action} {letters} in one of its next supersteps")
+    say(f"asked {', '.join(asked.pipelines)} to {action} {letters} in one of its next supersteps")
     for reason, count in asked.lost.items():
         note(f"not retried: {count:,}, because {reason}")
 

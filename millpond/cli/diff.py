@@ -9,7 +9,7 @@ import click
 
 from millpond.cli.terminal.cli_help import Example, TeachingCommand
 from millpond.cli.terminal.opening import StoreAt, store_argument, version_in
-from millpond.cli.terminal.output import json_option, print_json, print_table
+from millpond.cli.terminal.output import json_option, note, print_json, print_table
 from millpond.cli.terminal.queries import allow_files_option, told_of_query
 from millpond.executor.replay.difference import StoreDifference, compare_stores
 from millpond.statestore.errors import MillpondError
@@ -88,7 +88,7 @@ def diff(
             )
     except MillpondError as error:
         # Another code than for a difference, so that a script does not mistake an error for one.
-        click.echo(f"Error: {error}", err=True)
+        note(f"Error: {error}")
         raise SystemExit(_TROUBLE) from error
     if query is not None:
         with told_of_query(("rows", "sink_rows")):

@@ -17,7 +17,7 @@ from deltalake import write_deltalake
 from millpond.cli.completion import complete_computation
 from millpond.cli.terminal.cli_help import TeachingCommand
 from millpond.cli.terminal.opening import StoreAt, check_computation, store_argument, version_option
-from millpond.cli.terminal.output import json_option, print_json, progress_bar
+from millpond.cli.terminal.output import json_option, print_json, progress_bar, say
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.store import Store
@@ -85,7 +85,7 @@ def export(
         print_json(written)
         return
     for table in written:
-        click.echo(f"{table['path']}: {table['rows']:,} rows of {table['computation']}")
+        say(f"{table['path']}: {table['rows']:,} rows of {table['computation']}")
 
 
 def _target(folder: Path, computation: str, format_: str) -> Path:

@@ -10,7 +10,7 @@ import click
 
 from millpond.cli.terminal.cli_help import TeachingCommand
 from millpond.cli.terminal.opening import StoreAt, store_argument, zookeeper_options
-from millpond.cli.terminal.output import json_option, note, print_json, print_table, size_text
+from millpond.cli.terminal.output import json_option, note, print_json, print_table, say, size_text
 from millpond.executor.ownership.cuts import CutKind, CutRequest, waiting_requests
 from millpond.executor.pipeline.nodes import DEAD_LETTERS
 from millpond.statestore.errors import InvalidError
@@ -20,6 +20,7 @@ from millpond.statestore.log.rules import CommitRequest
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
+from millpond.statestore.visible import visible
 
 # Commits searched for load reports; a pipeline that balances its load writes a report every few supersteps.
 _COMMITS_MAX: Final = 64
@@ -68,8 +69,8 @@ def intervals(
         if as_json:
             print_json(map(asdict, asked))
         for request in () if as_json else asked:
-            click.echo(
-                f"asked for: {request.kind} {request.computation} at {request.key}; the pipeline does it after one of "
+            say(
+                f"asked for: {request.kind} {request.computation} at {visible(request.key)}; the pipeline does it after one of "
                 "its next supersteps"
             )
         return

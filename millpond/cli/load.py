@@ -16,6 +16,7 @@ from millpond.cli.terminal.output import (
     note,
     print_json,
     print_table,
+    say,
     size_text,
     stages_bar,
     time_text,
@@ -91,7 +92,7 @@ def load(
     if as_json:
         print_json([asdict(loaded)])
         return
-    click.echo(
+    say(
         f"version {loaded.version} has {loaded.rows:,} rows of {computation}: "
         f"{loaded.intervals} intervals, {loaded.files} files, {size_text(loaded.size_bytes)}"
     )
@@ -210,17 +211,17 @@ def import_checkpoint(
 
 def _print_imported(found: ImportedCheckpoint, into: str, stream: str) -> None:
     has = "would have" if found.version is None else f"has at version {found.version}"
-    click.echo(
+    say(
         f"{into} {has} {found.rows:,} rows of {found.computation} with {found.timers:,} timers, "
         f"from {found.operator} after batch {found.batch}"
     )
-    click.echo(f"key       {found.key}")
+    say(f"key       {found.key}")
     for name, kind in found.columns.items():
-        click.echo(f"{name:<9} {kind}")
+        say(f"{name:<9} {kind}")
     if found.watermark_ms:
-        click.echo(f"watermark {time_text(found.watermark_ms * _MICROS)}")
+        say(f"watermark {time_text(found.watermark_ms * _MICROS)}")
     if found.sources:
-        click.echo(f"sources   {found.sources}, which {stream} resumes")
+        say(f"sources   {found.sources}, which {stream} resumes")
     if found.unfinished is not None:
         note(f"batch {found.unfinished} was not finished: its records are read again")
     cells = [(_key_text(row["key"]), row["state"], len(row["timers"] or ())) for row in found.samples]

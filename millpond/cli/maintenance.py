@@ -16,6 +16,7 @@ from millpond.cli.terminal.output import (
     print_json,
     print_table,
     progress_bar,
+    say,
     size_text,
 )
 from millpond.executor.maintenance.offline_gc import collect_offline
@@ -100,7 +101,7 @@ def _print_collected(result: CollectionRound, *, dry_run: bool) -> None:
     for collection in result.collections:
         for reason in collection.skipped:
             note(reason)
-    click.echo(f"versions from {result.horizon} on stay readable ({result.held_by})")
+    say(f"versions from {result.horizon} on stay readable ({result.held_by})")
 
 
 @click.command(
@@ -228,7 +229,7 @@ def _print_verified(verified: Verified) -> None:
         f"{number_text(verified.files)} files with {number_text(verified.rows)} row updates"
     )
     verdict = f"{len(verified.findings)} damaged" if verified.findings else "sound"
-    click.echo(f"{verdict}: {counts}")
+    say(f"{verdict}: {counts}")
 
 
 def _read_mark(opened: Store, place: StoreAt) -> Mark | None:

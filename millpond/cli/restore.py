@@ -19,7 +19,7 @@ import click
 from millpond.cli.completion import complete_savepoint
 from millpond.cli.terminal.cli_help import Example, TeachingCommand
 from millpond.cli.terminal.opening import StoreAt, read_options, store_argument, version_in, zookeeper_options
-from millpond.cli.terminal.output import json_option, note, print_table, progress_bar, result_as_json
+from millpond.cli.terminal.output import json_option, note, print_table, progress_bar, result_as_json, say
 from millpond.executor.replay.repair import SET_ASIDE_FOLDER, hold_store, repair_store
 from millpond.executor.replay.repair_plan import RepairPlan, plan_repair, plan_rewind, sinks_of_rewind
 from millpond.executor.replay.spark_checkpoint import Reached, by_query, reached_batches, rewind_checkpoints
@@ -92,7 +92,7 @@ def adopt(store: StoreAt, kind: str, sinks: tuple[str, ...], *, as_json: bool) -
     ):
         lineage = opened.lineage
         supersteps = supersteps_of(opened.committer.snapshot.txns)
-        click.echo(f"adopted as {kind}: incarnation {lineage.current.id} of store {lineage.store_id}")
+        say(f"adopted as {kind}: incarnation {lineage.current.id} of store {lineage.store_id}")
         result |= {
             "store": store.path,
             "store_id": lineage.store_id,
@@ -162,14 +162,14 @@ def repair(context: click.Context, store: StoreAt, *, dry_run: bool, yes: bool, 
         finish = partial(_take_dependents_back, plan, held, ahead)
         if dry_run:
             if not is_needed:
-                click.echo(_WHOLE)
+                say(_WHOLE)
         elif plan.is_needed:
             with progress_bar("repairing"):
                 committed = repair_store(
                     held.objects, plan, held.leases, SystemClock(), SystemRng(), then=finish
                 )
             result["committed"] = committed.version
-            click.echo(f"repaired: version {committed.version} holds what version {plan.state.version} held")
+            say(f"repaired: version {committed.version} holds what version {plan.state.version} held")
         else:
             # A repair that was killed after its commit may have left the dependents behind.
             if ahead or plan.is_after_repair:
@@ -177,7 +177,7 @@ def repair(context: click.Context, store: StoreAt, *, dry_run: bool, yes: bool, 
                     # The plan was made without the leases: a commit since would make it outdated.
                     _check_unchanged(plan, held.objects)
                     finish()
-            click.echo("the earlier repair is finished" if ahead else _WHOLE)
+            say("the earlier repair is finished" if ahead else _WHOLE)
     context.exit(1 if dry_run and is_needed else 0)
 
 
@@ -192,7 +192,7 @@ def _describe_repair(
 ) -> None:
     if not plan.is_needed:
         for query, at in sorted(ahead.items()):
-            click.echo(f"the checkpoint of query {query} is ahead of the store and goes back to batch {at}")
+            say(f"the checkpoint of query {query} is ahead of the store and goes back to batch {at}")
         return
     rows = [(path, "one bit is turned back", "nothing") for path in sorted(plan.healed)]
     rows += [
@@ -204,7 +204,7 @@ def _describe_repair(
     rows += [(path, "set aside", "history") for path in plan.set_aside]
     print_table("", ("file", "what is done", "what is lost"), rows)
     if plan.is_rollback:
-        click.echo(f"the store goes back from version {plan.newest} to version {plan.state.version}")
+        say(f"the store goes back from version {plan.newest} to version {plan.state.version}")
     _describe_undone(undone, held)
     for one in undone["supersteps"]:
         note(f"sinks of {one['pipeline']} keep the output of these supersteps, and receive it again")
@@ -256,7 +256,7 @@ def rewind(
             plan = plan_rewind(held.objects, version, held.mark())
         undone = _undone(plan)
         result |= {"store": store.path, "dry_run": dry_run, **undone, "committed": None, "sinks": []}
-        click.echo(f"the store goes back from version {plan.newest} to version {version}")
+        say(f"the store goes back from version {plan.newest} to version {version}")
         _describe_undone(undone, held)
         if dry_run:
             return
@@ -266,7 +266,7 @@ def rewind(
         with progress_bar("rewinding"):
             committed = repair_store(held.objects, plan, held.leases, SystemClock(), SystemRng(), then=finish)
         result["committed"] = committed.version
-        click.echo(f"rewound: version {committed.version} holds what version {version} held")
+        say(f"rewound: version {committed.version} holds what version {version} held")
         lineage, supersteps = Lineage.of(store_id_of(snapshot), snapshot.txns), sinks_of_rewind(plan)
         nothing = "has nothing of the undone supersteps"
         for sink in sinks:
@@ -282,12 +282,12 @@ def _take_back(
     table = open_objects(sink, options)
     taken = take_back_sink(table, lineage, supersteps, SystemClock(), SystemRng())
     for part in taken:
-        click.echo(
+        say(
             f"sink {part.name} of {part.pipeline}: back from superstep {part.delivered} to "
             f"{part.superstep}, {part.files} files removed"
         )
     if not taken:
-        click.echo(f"{sink} {nothing}")
+        say(f"{sink} {nothing}")
     return [{"table": sink, **asdict(part)} for part in taken]
 
 
@@ -370,13 +370,11 @@ def _undone(plan: RepairPlan) -> dict[str, Any]:
 
 def _describe_undone(undone: Mapping[str, Any], held: _Held) -> None:
     for one in undone["supersteps"]:
-        click.echo(
-            f"pipeline {one['pipeline']}: supersteps {one['superstep'] + 1} to {one['was']} are undone"
-        )
+        say(f"pipeline {one['pipeline']}: supersteps {one['superstep'] + 1} to {one['was']} are undone")
     for one in undone["inputs"]:
         stream, source, kept = one["input"], one["source"], one["batch"]
         begin = f"read again from position {kept + 1} (it was at {one['was']})"
-        click.echo(f"input {stream} of {one['pipeline']}: {begin}")
+        say(f"input {stream} of {one['pipeline']}: {begin}")
         # Spark reads the input again by itself where its checkpoint goes back with the store.
         checkpoints = Path(held.root) / "checkpoints"
         if source not in rewind_checkpoints(checkpoints, {source: kept}, dry_run=True):

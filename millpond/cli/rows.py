@@ -24,6 +24,7 @@ from millpond.cli.terminal.queries import allow_files_option, told_of_query
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.key_text import is_typed
 from millpond.statestore.view import RowsView, connect
+from millpond.statestore.visible import visible, visible_json
 
 _TABLE_ROWS: Final = 100
 _COLUMNS: Final = ("timers", "hold", "superstep")
@@ -259,13 +260,15 @@ def _answer(connection: duckdb.DuckDBPyConnection, query: str, shape: str) -> No
         return
     if shape == "json":
         for (line,) in relation.project(f"to_json(struct_pack({_fields(relation)}))::varchar").fetchall():
-            click.echo(line)
+            click.echo(visible_json(line))
         return
     # As text, because Python's datetime does not cover the ends of time.
     rows = relation.project("columns(*)::varchar").fetchall()
     if shape == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(relation.columns)
+        if sys.stdout.isatty():  # a file gets the values as they are
+            rows = [tuple(value if value is None else visible(value) for value in row) for row in rows]
         writer.writerows(rows)
     else:
         print_table("", relation.columns, rows)

@@ -26,6 +26,7 @@ from millpond.cli.terminal.output import (
     print_table,
     result_as_json,
     rows_bar,
+    say,
     time_text,
 )
 from millpond.executor.inputs.extraction import RowsLike, rows_from
@@ -188,13 +189,13 @@ def _run_on_spark(wanted: _Wanted, options: _Options) -> RunSummary:
 
 
 def _print(pipeline: str, summary: RunSummary) -> None:
-    click.echo(
+    say(
         f"{pipeline}: superstep {summary.superstep:,}, {summary.supersteps:,} of them in this run, "
         f"{summary.elapsed_ms / 1_000:,.1f} s"
     )
-    click.echo(f"watermark {time_text(summary.watermark)}")
+    say(f"watermark {time_text(summary.watermark)}")
     if summary.ended:
-        click.echo(f"ended     {', '.join(summary.ended)}")
+        say(f"ended     {', '.join(summary.ended)}")
     rows = [
         (name.replace("_", " "), getattr(summary.run, name), getattr(summary.totals, name))
         for name in _COUNTS

@@ -15,7 +15,7 @@ import click
 from millpond.cli.terminal.cli_help import Example, TeachingCommand
 from millpond.cli.terminal.inputs import ConsumedInput, consumed_inputs
 from millpond.cli.terminal.opening import StoreAt, store_argument
-from millpond.cli.terminal.output import json_option, note, print_json, print_table, size_text, time_text
+from millpond.cli.terminal.output import json_option, note, print_json, print_table, say, size_text, time_text
 from millpond.executor.inputs.positions import current_name
 from millpond.executor.pipeline.nodes import DEAD_LETTERS
 from millpond.statestore.app_ids import AppId, supersteps_of
@@ -159,9 +159,9 @@ def _code_versions(store: Store) -> dict[str, int]:
 def _print(description: Mapping[str, Any]) -> None:
     committed_at = description["committed_at"] or "before the start of the remaining log"
     pipelines = description["pipelines"]
-    click.echo(f"store     {description['store']} ({description['store_id']})")
-    click.echo(f"version   {description['version']}, committed {committed_at}")
-    click.echo(f"rows      {description['files']:,} files, {size_text(description['size_bytes'])}")
+    say(f"store     {description['store']} ({description['store_id']})")
+    say(f"version   {description['version']}, committed {committed_at}")
+    say(f"rows      {description['files']:,} files, {size_text(description['size_bytes'])}")
     if pipelines:
         rows = [
             (pipeline["pipeline"], pipeline["superstep"], *map(pipeline["totals"].get, _TOTALS))

@@ -23,6 +23,7 @@ from millpond.cli.terminal.output import (
     print_table,
     progress_bar,
     result_as_json,
+    say,
     size_text,
 )
 from millpond.executor.pipeline.pipeline import EnginePipeline
@@ -84,7 +85,7 @@ def savepoint(store: StoreAt, name: str | None, version: int | None, *, drop: bo
     if as_json:
         print_json([done])
     else:
-        click.echo(message)
+        say(message)
 
 
 @click.command(
@@ -120,7 +121,7 @@ def fork(store: StoreAt, new: str, version: str | None, *, as_json: bool) -> Non
     if as_json:
         return
     copied = f", {made.copied} of them copied" if made.copied else ""
-    click.echo(
+    say(
         f"forked: {new} begins with version {made.version} of {store.path} "
         f"({made.files} files, {size_text(made.size_bytes)}{copied})"
     )
@@ -200,7 +201,7 @@ def replay(
         result |= {"store": store.path, "path": new, **asdict(done)}
     if not as_json:
         repeated = f"{done.supersteps:,} supersteps, " if done.supersteps else ""
-        click.echo(
+        say(
             f"replayed: {new} has versions {done.version} to {done.until} of {store.path} once more "
             f"({repeated}{done.records:,} records)"
         )

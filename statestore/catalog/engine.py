@@ -169,9 +169,16 @@ def replace_rows(connection: Connection, table: Table, rows: Sequence[Mapping[st
 
 def _parsed(url: str) -> URL:
     try:
-        return make_url(url)
-    except exc.ArgumentError as error:
-        raise InvalidError("not a database URL") from error
+        parsed = make_url(url)
+    except (exc.ArgumentError, ValueError):
+        # Without the cause, which may quote the URL.
+        raise InvalidError(
+            "the catalog must be a database URL, such as postgresql+psycopg://host/db"
+        ) from None
+    if "@" in (parsed.host or ""):
+        # The driver would take the end of the password for the host, and show it.
+        raise InvalidError("a catalog's URL must have at most one @: write %40 for one in the password")
+    return parsed
 
 
 def _without_password(url: URL) -> str:

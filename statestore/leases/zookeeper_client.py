@@ -14,6 +14,7 @@ import ssl
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from math import ceil
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
@@ -24,6 +25,7 @@ from kazoo.retry import KazooRetry
 from kazoo.security import ACL, Id
 
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.visible import show_in
 
 ENVIRONMENT_PREFIX: Final = "MILLPOND_ZOOKEEPER_"
 """Prefix of the environment variables that `ZooKeeperSecurity.from_environment` reads."""
@@ -183,10 +185,22 @@ def security_of(hosts: str | None, given: ZooKeeperSecurity | None) -> ZooKeeper
         InvalidError: security is given without an ensemble, or the environment is malformed.
     """
     if hosts is not None:
-        return ZooKeeperSecurity.from_environment() if given is None else given
+        found = ZooKeeperSecurity.from_environment() if given is None else given
+        if found.user is not None and not found.tls:
+            _warn_without_tls(hosts)
+        return found
     if given is not None:
         raise InvalidError("zookeeper_security is for an ensemble: pass zookeeper='host:port,…' as well")
     return OPEN_ENSEMBLE
+
+
+@cache
+def _warn_without_tls(hosts: str) -> None:
+    _log.warning(
+        "the connection to zookeeper has a user and no TLS: whoever reads the network can change leases and guess the "
+        "password; set tls=True hosts=`%s`",
+        hosts,
+    )
 
 
 def _read_file(path: str | Path) -> dict[str, Any]:
@@ -248,6 +262,7 @@ HANDSHAKE_S_MAX: Final = 2.0
 """How long a server may take to admit a session before the client tries the next one."""
 
 _log = logging.getLogger(__name__)
+show_in(_log)
 
 
 # kazoo's debug lines show requests, which may carry credentials, and the session's password.

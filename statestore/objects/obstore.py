@@ -7,6 +7,7 @@ folder with a hard link.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -61,6 +62,9 @@ _BUCKET_HOSTS: Final = (
 
 # One piece of a streamed object; a few pieces are in memory at a time.
 _PIECE_BYTES: Final = 8 << 20
+_USER: Final = re.compile(r"://.*@")
+_PASSWORD: Final = re.compile(r"://[^/@]*:[^/]*@")
+_ENDPOINTS: Final = ("aws_endpoint", "aws_endpoint_url", "aws_endpoint_url_s3", "endpoint", "endpoint_url")
 _CLOUD_PREFIXES: Final = ("aws_", "azure_", "google_")
 # Few, because callers retry as well and know which operations are idempotent. On top of `obstore`'s default of
 # ten retries, an outage would take a quarter of an hour to surface.
@@ -85,6 +89,7 @@ class ObstoreObjects:
         self._options = dict(storage_options or {})
         self.url: Final[str] = url.rstrip("/")
         _check_scheme(self.url)
+        _refuse_passwords(self.url, self._options)
         client, bucket = _split_options(self._options)
         retries: Any = _CLIENT_RETRIES
         connect = partial(from_url, config=bucket, client_options=client or None, retry_config=retries)
@@ -253,6 +258,17 @@ def _check_scheme(url: str) -> None:
             "this kind of path has no put-if-absent, on which commits rest: take a folder of a disk, or an object store "
             f"({', '.join(f'{scheme}://' for scheme in _SCHEMES_SHOWN)})",
             path=url,
+        )
+
+
+def _refuse_passwords(url: str, options: Mapping[str, str]) -> None:
+    """Refuse a password where neither the service nor its library hides it: the URL and the endpoint are in errors."""
+    given = {name: value for name, value in {**os.environ, **options}.items() if name.lower() in _ENDPOINTS}
+    wrong = [name for name, value in given.items() if _USER.search(value)]
+    if _PASSWORD.search(url) or wrong:
+        raise InvalidError(
+            "a URL of an object store must have no user and password: give them as storage options",
+            where=", ".join(wrong) or "path",
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 import click
 
 from millpond.statestore.errors import MillpondError, did_you_mean
+from millpond.statestore.visible import visible_lines
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 _NO_CODES: Final[Mapping[int, str]] = MappingProxyType({})
@@ -118,4 +119,4 @@ class TeachingGroup(click.Group):
             return super().invoke(ctx)
         except MillpondError as error:
             lines = (str(error), *getattr(error, "__notes__", ()))
-            raise click.ClickException("\n".join(lines)) from error
+            raise click.ClickException(visible_lines("\n".join(lines))) from error

@@ -27,6 +27,7 @@ from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import InvalidError, did_you_mean
+from millpond.statestore.visible import visible_lines
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -95,7 +96,9 @@ def wrong_usage() -> Iterator[None]:
     try:
         yield
     except InvalidError as error:
-        raise click.UsageError("\n".join((str(error), *getattr(error, "__notes__", ())))) from error
+        raise click.UsageError(
+            visible_lines("\n".join((str(error), *getattr(error, "__notes__", ()))))
+        ) from error
 
 
 def _module(name: str) -> ModuleType:

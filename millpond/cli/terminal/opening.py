@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
 import click
 
@@ -17,6 +19,8 @@ from millpond.statestore.history.savepoint import Savepoint
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.store import Store
+
+_OPTIONS_VARIABLE: Final = "MILLPOND_STORAGE_OPTIONS_FILE"
 
 Command: TypeAlias = Callable[..., Any]
 
@@ -89,11 +93,40 @@ def store_argument(command: Command) -> Command:
 
 
 def storage_option(command: Command) -> Command:
-    """Add the option --storage-option to a command."""
-    return click.option(
+    """Add the options --storage-option and --storage-options-file to a command, as ``storage_options``."""
+
+    @wraps(command)
+    def given(
+        *arguments: Any, storage_options: tuple[str, ...], options_file: str | None, **options: Any
+    ) -> Any:
+        in_file = () if options_file is None else options_in(options_file)
+        return command(*arguments, storage_options=(*in_file, *storage_options), **options)
+
+    add_option = click.option(
         "--storage-option", "storage_options", metavar="NAME=VALUE", multiple=True,
-        help="Credentials and endpoints of an object store; may be repeated.",
-    )(command)  # fmt: skip
+        help="An endpoint or another option of an object store; may be repeated. Every user of the machine can read it "
+        "in the list of processes: keep secrets in a file, or in the environment (AWS_SECRET_ACCESS_KEY and so on).",
+    )  # fmt: skip
+    add_file = click.option(
+        "--storage-options-file", "options_file", metavar="FILE", envvar=_OPTIONS_VARIABLE,
+        help='TOML file with options of an object store, as in aws_secret_access_key = "…"; also the environment\'s '
+        f"{_OPTIONS_VARIABLE}.",
+    )  # fmt: skip
+    return add_option(add_file(given))
+
+
+def options_in(file: str) -> tuple[str, ...]:
+    """Return the ``NAME=VALUE`` texts of a TOML file; no error quotes it, because it has secrets."""
+    try:
+        options = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidError("the file of storage options cannot be read", file=file) from error
+    except tomllib.TOMLDecodeError:
+        raise InvalidError('a file of storage options must have lines NAME = "VALUE"', file=file) from None
+    wrong = [name for name, value in options.items() if not isinstance(value, str)]
+    if wrong:
+        raise InvalidError("a storage option must be text in quotes", name=wrong[0], file=file)
+    return tuple(f"{name}={value}" for name, value in options.items())
 
 
 def version_option(command: Command) -> Command:
@@ -154,7 +187,7 @@ def version_in(savepoints: Iterable[Savepoint], named: str) -> int:
 
 def read_options(storage_options: tuple[str, ...]) -> dict[str, str]:
     pairs = [option.partition("=") for option in storage_options]
-    unusable = [name for name, equals, _ in pairs if not equals]
-    if unusable:
-        raise InvalidError("a storage option is written NAME=VALUE", option=unusable[0])
+    if any(not (name and equals) for name, equals, _ in pairs):
+        # Not shown, because it may be the value.
+        raise InvalidError("a storage option must be written NAME=VALUE, got one without a name or =")
     return {name: value for name, _, value in pairs}

@@ -30,6 +30,7 @@ from rich.text import Text
 from millpond.executor.inputs.extraction import Rows
 from millpond.executor.local.rows import RowSource
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
+from millpond.statestore.visible import visible, visible_json, visible_lines
 
 OnProgress: TypeAlias = Callable[[int, int], None]
 """Takes the amount done and the whole amount."""
@@ -50,7 +51,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
         show_edge=False,
         pad_edge=False,
     )
-    for index, column in enumerate(columns):
+    for index, column in enumerate(map(visible, columns)):
         values = [row[index] for row in listed if row[index] is not None]
         is_number = bool(values) and all(isinstance(value, int | float) for value in values)
         table.add_column(column, justify="right" if is_number else "left", overflow="fold")
@@ -67,13 +68,13 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
 def _cell(value: object) -> str:
     if value is None:
         return ""
-    return number_text(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return number_text(value) if isinstance(value, int) and not isinstance(value, bool) else visible(value)
 
 
 def print_json(values: Iterable[Mapping[str, object]]) -> None:
     """Print one JSON object per line."""
     for value in values:
-        click.echo(json.dumps(value, ensure_ascii=False, default=str))
+        click.echo(visible_json(json.dumps(value, ensure_ascii=False, default=str)))
 
 
 def json_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -100,9 +101,14 @@ def is_terminal() -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 
+def say(text: str) -> None:
+    """Print lines for people."""
+    click.echo(visible_lines(text))
+
+
 def note(text: str) -> None:
     """Print a remark to standard error, so that it does not mix with the result in a pipe."""
-    click.echo(text, err=True)
+    click.echo(visible(text), err=True)
 
 
 def time_text(at_us: int | None) -> str | None:
@@ -150,7 +156,7 @@ def number_text(number: int) -> str:
 def progress_bar(what: str) -> Iterator[OnProgress]:
     """Show a progress bar; call the yielded function to advance it."""
     with _progress(MofNCompleteColumn()) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(visible(what), total=None)
         yield lambda done, of: bar.update(task, completed=done, total=of)
 
 
@@ -161,7 +167,7 @@ def stages_bar(what: str, stages: Sequence[str]) -> Iterator[Callable[[str, int,
     The last stage has the same whole amount as the others, so it sets theirs.
     """
     with _progress(MofNCompleteColumn()) as bar:
-        tasks = {stage: bar.add_task(f"{stage} {what}", total=None) for stage in stages}
+        tasks = {stage: bar.add_task(visible(f"{stage} {what}"), total=None) for stage in stages}
 
         def on_progress(stage: str, done: int, of: int | None) -> None:
             bar.update(tasks[stage], completed=done, total=of)
@@ -181,7 +187,7 @@ def rows_bar() -> Iterator[Callable[[str, RowSource], RowSource]]:
 
 def _progress(*columns: MofNCompleteColumn | TimeRemainingColumn) -> Progress:
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         *columns,
         TimeElapsedColumn(),
@@ -197,9 +203,9 @@ class _ShownSource(RowSource):
 
     def __init__(self, source: RowSource, stream: str, bar: Progress) -> None:
         self._source = source
-        self._stream = stream
+        self._stream = visible(stream)
         self._bar = bar
-        self._task = bar.add_task(f"{stream}: opening the store", total=None)
+        self._task = bar.add_task(f"{self._stream}: opening the store", total=None)
         self._count: int | None = None
         self._has_consumed = False
 

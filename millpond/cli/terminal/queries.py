@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from textwrap import indent
 from typing import Final
 
 import click
@@ -29,7 +30,8 @@ def told_of_query(tables: Iterable[str]) -> Iterator[None]:
             f"the query was refused: {reason}{way_out}", tables=", ".join(tables) or "none has rows yet"
         )
         if more.strip():
-            refused.add_note(more.strip("\n"))
+            # Indented, because the text may quote a value, whose lines would look like ours.
+            refused.add_note(indent(more.strip("\n"), "  "))
         raise refused from error
 
 

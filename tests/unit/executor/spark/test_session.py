@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import pyarrow as pa
 import pytest
@@ -16,6 +16,8 @@ import pytest
 from millpond.executor.spark.daemon import MODULES
 from millpond.executor.spark.session import (
     DAEMON,
+    _on_loopback,
+    _warn_of_missing,
     daemon_settings,
     session_builder,
     spark_has_delta,
@@ -211,6 +213,43 @@ def test_a_worker_begins_with_its_modules_imported(spark: SparkSession) -> None:
         assert set(MODULES) <= set(look.modules)
         assert look.threads == 1
         assert look.frozen > 10_000
+
+
+def test_spark_of_this_machine_listens_on_the_loopback_interface(spark: SparkSession) -> None:
+    """Its web pages have no password."""
+    with _on_loopback("local[2]", {}):
+        assert os.environ["SPARK_LOCAL_IP"] == "127.0.0.1"
+    for master, options in (("spark://h:7077", {}), ("local", {"spark.driver.bindAddress": "0.0.0.0"})):
+        with _on_loopback(master, options):
+            assert "SPARK_LOCAL_IP" not in os.environ
+    assert spark.conf.get("spark.driver.host") in {"localhost", "127.0.0.1"}
+
+
+def test_workers_import_from_the_current_folder_if_the_program_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    safe = ("spark.executorEnv.PYTHONSAFEPATH", "1")
+    assert safe not in _settings().items()
+    monkeypatch.chdir(tmp_path)
+    assert safe in _settings().items()
+    monkeypatch.syspath_prepend("")
+    assert safe not in _settings().items()
+
+
+def test_warning_about_an_active_session_hides_secret_options(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Active:
+        class conf:  # noqa: N801
+            get = staticmethod(lambda _name, _default: None)
+
+    _warn_of_missing(
+        cast("SparkSession", Active()), {"spark.hadoop.fs.s3a.secret.key": "SECRET", "spark.x": "7"}
+    )
+
+    assert "SECRET" not in caplog.text
+    assert "spark.hadoop.fs.s3a.secret.key" in caplog.text
+    assert "'7'" in caplog.text
 
 
 def test_workers_are_used_again_and_draw_different_numbers(spark: SparkSession) -> None:

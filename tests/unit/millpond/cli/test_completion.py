@@ -76,6 +76,20 @@ def test_names_out_of_the_store(pond: Path) -> None:
         assert names(*command, incomplete="s") == ["spring"]
 
 
+@pytest.mark.parametrize(
+    "name", ["$(touch x)", "`touch x`", "a;b", "a\nb", "-x", "a>b", "~", "a\x1bb", "a'b"]
+)
+def test_names_that_a_shell_would_run_are_not_offered(
+    tmp_path: Path, zookeeper_hosts: str, name: str
+) -> None:
+    """A log can be anybody's, and what is offered is put into the command line as it is."""
+    with mp.Store.open(tmp_path / "pond", zookeeper=zookeeper_hosts) as store:
+        store.savepoint("harmless")
+        store.savepoint(name)
+
+    assert names("rewind", str(tmp_path / "pond"), "--version") == ["harmless"]
+
+
 def test_without_a_store_nothing_is_offered(tmp_path: Path, pond: Path) -> None:
     """A path with nothing, a store elsewhere, and a damaged one: no message disturbs the line."""
     damaged = tmp_path / "damaged"

@@ -124,3 +124,26 @@ class TestCloud:
 
         with pytest.raises(UnavailableError, match="after 4 retries"):
             open_objects("s3://bucket/pond").get("a")
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("s3://user:SECRET@bucket/pond", {}),
+        ("s3://bucket/pond", {"aws_endpoint_url": "http://user:SECRET@127.0.0.1:1"}),
+        ("s3://bucket/pond", {"AWS_ENDPOINT": "http://SECRET@127.0.0.1:1"}),
+        ("s3://bucket/pond", {"endpoint": "http://user:SEC/RET@127.0.0.1:1"}),
+    ],
+)
+def test_password_in_a_url_is_refused_and_not_shown(url: str, options: dict[str, str]) -> None:
+    """The library shows the endpoint in each error, whose trace would hold it."""
+    with pytest.raises(InvalidError, match="must have no user and password") as caught:
+        ObstoreObjects(url, options)
+
+    assert "SEC" not in str(caught.value)
+
+
+def test_password_of_an_endpoint_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:SECRET@127.0.0.1:1")
+    with pytest.raises(InvalidError, match="where=`AWS_ENDPOINT_URL`"):
+        ObstoreObjects("s3://bucket/pond")
