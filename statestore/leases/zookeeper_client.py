@@ -14,7 +14,7 @@ import ssl
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import lru_cache
 from math import ceil
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
@@ -194,7 +194,7 @@ def security_of(hosts: str | None, given: ZooKeeperSecurity | None) -> ZooKeeper
     return OPEN_ENSEMBLE
 
 
-@cache
+@lru_cache(maxsize=64)
 def _warn_without_tls(hosts: str) -> None:
     _log.warning(
         "the connection to zookeeper has a user and no TLS: whoever reads the network can change leases and guess the "
