@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from millpond.executor.spark.delta_jars import check_jars, files_in
 from millpond.statestore import errors
 from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError, UnpicklableError
 from millpond.statestore.leases.zookeeper_process import java_of_spark, refuse_old_java
@@ -206,11 +207,17 @@ def _made(builder: SparkSession.Builder) -> SparkSession:
     check_home()
     java = java_of_spark()
     try:
-        return builder.getOrCreate()
+        spark = builder.getOrCreate()
     except PySparkException as error:
         if "JAVA_GATEWAY_EXITED" in str(error):
             refuse_old_java(java)
         raise
+    try:
+        check_jars(files_in(spark.sparkContext.getConf().get("spark.jars", "")))
+    except MillpondError:
+        spark.stop()
+        raise
+    return spark
 
 
 def _brings_delta(jars: Iterable[str]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from pathlib import Path
 from typing import IO
 
 from delta import configure_spark_with_delta_pip
@@ -17,14 +18,15 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from millpond.statestore.errors import UnavailableError
+from millpond.executor.spark.delta_jars import check_jars, files_in, write_pins
+from millpond.statestore.errors import MillpondError, UnavailableError
 
 _PACKAGES = "spark.jars.packages"
 _REPORT_LINES_MAX = 40
 
 
-def fetch() -> str:
-    """Resolve Delta's jars into Ivy's cache, and return the Maven coordinates of the packages.
+def fetch() -> tuple[str, list[Path]]:
+    """Resolve Delta's jars into Ivy's cache, and return the Maven coordinates of the packages, and the jars.
 
     An error has the end of Ivy's report as a note.
     """
@@ -38,10 +40,11 @@ def fetch() -> str:
             unavailable = UnavailableError("cannot fetch delta's jars", packages=packages)
             unavailable.add_note(_last_lines(report))
             raise unavailable from error
+        jars = files_in(str(gateway.jvm.System.getProperty("spark.jars")))
         gateway.shutdown()
         gateway.proc.stdin.close()  # the JVM ends with its standard input
         gateway.proc.wait(timeout=60)
-    return packages
+    return packages, jars
 
 
 def _last_lines(report: IO[bytes]) -> str:
@@ -53,10 +56,14 @@ def _last_lines(report: IO[bytes]) -> str:
 def main() -> int:
     print("Fetching Delta Lake's jars for Spark (once; up to a minute) …", flush=True)
     try:
-        print(f"Delta Lake's jars are there: {fetch()}")
-    except UnavailableError as error:
-        print("\n".join([*error.__notes__, f"error: {error}"]), file=sys.stderr)
+        packages, jars = fetch()
+        if "--pin" in sys.argv:
+            write_pins(jars)
+        check_jars(jars, all_pinned=True)
+    except MillpondError as error:
+        print("\n".join([*getattr(error, "__notes__", ()), f"error: {error}"]), file=sys.stderr)
         return 1
+    print(f"Delta Lake's jars are there, with the pinned checksums: {packages}")
     return 0
 
 
