@@ -8,7 +8,6 @@ an extractor raises or returns no valid key, the record becomes a dead letter.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import date
 from types import NoneType
 from typing import Any, Final, TypeAlias
@@ -18,7 +17,7 @@ import pyarrow.compute as pc
 
 from millpond.executor.inputs.payload import ROW_DICTS, TEXT_TYPES, UndecodedRow
 from millpond.statestore.errors import InvalidError, did_you_mean
-from millpond.statestore.rows.key_columns import check_key_type, encode_key_columns
+from millpond.statestore.rows.key_columns import KeyTexts, check_key_type, encode_key_columns
 from millpond.statestore.rows.key_text import encode_key
 from millpond.statestore.types import Key
 
@@ -27,14 +26,6 @@ KeyExtractor: TypeAlias = str | Sequence[str] | Callable[[Any], Any] | None
 
 KeyField: TypeAlias = str | Sequence[str] | Callable[[Any], Any]
 """A column's name, several, or a function of the row as a ``dict`` that returns text or a tuple."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExtractedKeys:
-    """The keys of a column, null exactly where ``errors`` has an entry."""
-
-    keys: pa.StringArray
-    errors: Mapping[int, str] = field(default_factory=dict)
 
 
 def check_key_extractor(extractor: object, **subject: object) -> None:
@@ -122,7 +113,7 @@ def _encodable(key: str) -> Key:
     return Key(key)
 
 
-def extract_keys(extractor: KeyExtractor, own_keys: pa.Array, value: Callable[[int], Any]) -> ExtractedKeys:
+def extract_keys(extractor: KeyExtractor, own_keys: pa.Array, value: Callable[[int], Any]) -> KeyTexts:
     """Return the keys of many records, reading values by index only if the extractor needs them."""
     if extractor is None:
         return _text_column(own_keys)
@@ -130,7 +121,7 @@ def extract_keys(extractor: KeyExtractor, own_keys: pa.Array, value: Callable[[i
         isinstance(extractor, tuple)
         and (texts := _made_at_once(extractor, [value(row) for row in range(len(own_keys))])) is not None
     ):
-        return ExtractedKeys(keys=texts)
+        return KeyTexts(keys=texts)
     keys: list[str | None] = []
     errors: dict[int, str] = {}
     for row in range(len(own_keys)):
@@ -139,7 +130,7 @@ def extract_keys(extractor: KeyExtractor, own_keys: pa.Array, value: Callable[[i
         except InvalidError as error:
             keys.append(None)
             errors[row] = str(error)
-    return ExtractedKeys(keys=pa.array(keys, pa.string()), errors=errors)
+    return KeyTexts(keys=pa.array(keys, pa.string()), errors=errors)
 
 
 def _made_at_once(names: tuple[str, ...], rows: Sequence[Any]) -> pa.StringArray | None:
@@ -151,7 +142,7 @@ def _made_at_once(names: tuple[str, ...], rows: Sequence[Any]) -> pa.StringArray
     except (KeyError, ValueError, OverflowError):
         # The slow path reports the reason for each row without a key.
         return None
-    return encode_key_columns(columns).texts
+    return encode_key_columns(columns).keys
 
 
 def _simple_column(cells: list[Any]) -> pa.Array:
@@ -171,7 +162,7 @@ _SIMPLE: Final[dict[type, pa.DataType]] = {
 }
 
 
-def extract_key_column(extractor: KeyField, rows: pa.Table) -> ExtractedKeys:
+def extract_key_column(extractor: KeyField, rows: pa.Table) -> KeyTexts:
     """Return the keys of an Arrow table; a column's name costs no decoding."""
     if callable(extractor):
         return extract_keys(extractor, pa.nulls(rows.num_rows, pa.string()), rows.to_pylist().__getitem__)
@@ -186,8 +177,7 @@ def extract_key_column(extractor: KeyField, rows: pa.Table) -> ExtractedKeys:
         column = rows.column(extractor)
         kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
         return _text_column(_text_of(column)) if kind in TEXT_TYPES else _without_nulls(column)
-    keys = encode_key_columns([rows.column(name) for name in extractor])
-    return ExtractedKeys(keys=keys.texts, errors=keys.errors)
+    return encode_key_columns([rows.column(name) for name in extractor])
 
 
 def _text_of(column: pa.ChunkedArray) -> pa.Array:
@@ -195,17 +185,17 @@ def _text_of(column: pa.ChunkedArray) -> pa.Array:
     return text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text
 
 
-def _without_nulls(column: pa.ChunkedArray) -> ExtractedKeys:
+def _without_nulls(column: pa.ChunkedArray) -> KeyTexts:
     """Return typed keys of a single column, whose nulls are no keys."""
-    keys = encode_key_columns([column])
+    typed = encode_key_columns([column])
     if not column.null_count:
-        return ExtractedKeys(keys=keys.texts, errors=keys.errors)
+        return typed
     valid = pa.chunked_array(column.is_valid()).combine_chunks()
-    return _text_column(pc.if_else(valid, keys.texts, pa.scalar(None, pa.string())), keys.errors)
+    return _text_column(pc.if_else(valid, typed.keys, pa.scalar(None, pa.string())), typed.errors)
 
 
-def _text_column(keys: pa.Array, errors: Mapping[int, str] | None = None) -> ExtractedKeys:
+def _text_column(keys: pa.Array, errors: Mapping[int, str] | None = None) -> KeyTexts:
     if not keys.null_count:
-        return ExtractedKeys(keys=keys)
+        return KeyTexts(keys=keys)
     nulls = pc.indices_nonzero(keys.is_null()).to_pylist()
-    return ExtractedKeys(keys=keys, errors={**dict.fromkeys(nulls, "the key is null"), **(errors or {})})
+    return KeyTexts(keys=keys, errors={**dict.fromkeys(nulls, "the key is null"), **(errors or {})})

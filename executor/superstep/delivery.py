@@ -19,12 +19,13 @@ import pyarrow.compute as pc
 
 from millpond.executor.computation.timers import oldest_but
 from millpond.executor.computation.values import JsonValues
-from millpond.executor.inputs.keys import ExtractedKeys, extract_keys
+from millpond.executor.inputs.keys import extract_keys
 from millpond.executor.interval.bundle import DeadLetter, Deliveries, ProductionSummary
 from millpond.executor.pipeline.nodes import ComputationNode, addressed
 from millpond.executor.time.clocks import PercentileTimes
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.files import RowFile, read_row_files
+from millpond.statestore.rows.key_columns import KeyTexts
 from millpond.statestore.rows.row import PRODUCTION_TYPE
 from millpond.statestore.types import EventTimeMicros, Objects, Superstep, quickly_pickled
 
@@ -137,7 +138,7 @@ def deliveries_of(productions: pa.Table, node: ComputationNode) -> tuple[Extract
 
 def keyed_productions(
     productions: pa.Table, node: ComputationNode
-) -> Iterator[tuple[str, pa.Table, ExtractedKeys]]:
+) -> Iterator[tuple[str, pa.Table, KeyTexts]]:
     """Yield the part of ``productions`` for a computation: stream, productions, and their keys in the computation."""
     streams = productions.column("stream")
     for subscription in node.subscriptions:

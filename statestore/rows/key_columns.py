@@ -49,9 +49,9 @@ _TOO_FINE: Final = "a time in the key has a part of a microsecond"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyTexts:
-    """The keys of rows: ``texts`` is null exactly for the rows whose index has a reason in ``errors``."""
+    """The keys of rows: ``keys`` is null exactly for the rows whose index has a reason in ``errors``."""
 
-    texts: pa.StringArray
+    keys: pa.StringArray
     errors: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -84,7 +84,7 @@ def encode_key_columns(columns: Sequence[pa.Array]) -> KeyTexts:
     r"""Return the texts of the keys that columns of one length make together, of types accepted by `check_key_type`.
 
     Example:
-        >>> encode_key_columns([pa.array(["no", None]), pa.array([4711, 7])]).texts.to_pylist()
+        >>> encode_key_columns([pa.array(["no", None]), pa.array([4711, 7])]).keys.to_pylist()
         ['\t=no\td4711', '\t!\ta7']
     """
     problems: list[tuple[_Bools, str]] = []
@@ -92,12 +92,12 @@ def encode_key_columns(columns: Sequence[pa.Array]) -> KeyTexts:
     start = pa.array([""] * len(encoded[0]), pa.string())
     texts = pc.binary_join_element_wise(start, *encoded, PART)
     if not problems:
-        return KeyTexts(texts=texts)
+        return KeyTexts(keys=texts)
     errors: dict[int, str] = {}
     for mask, why in problems:
         errors |= dict.fromkeys(np.flatnonzero(mask).tolist(), why)
     refused = np.isin(np.arange(len(texts)), list(errors))
-    return KeyTexts(texts=pc.if_else(pa.array(refused), pa.scalar(None, pa.string()), texts), errors=errors)
+    return KeyTexts(keys=pc.if_else(pa.array(refused), pa.scalar(None, pa.string()), texts), errors=errors)
 
 
 def _single(column: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -486,7 +486,7 @@ def key_lookup(values: Sequence[KeyValue], columns: Sequence[pa.Field]) -> str:
     keys = encode_key_columns([_as(value, column) for value, column in zip(values, columns, strict=True)])
     if keys.errors:
         raise InvalidError(keys.errors[0])
-    return str(keys.texts[0].as_py())
+    return str(keys.keys[0].as_py())
 
 
 def _as(value: KeyValue, column: pa.Field) -> pa.Array:

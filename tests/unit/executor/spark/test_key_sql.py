@@ -63,7 +63,7 @@ def test_jvm_and_python_agree(session: SparkSession, rows: list[tuple[Any, ...]]
     for place, name in enumerate(NAMES):
         expected = [encode_key([row[place]]) for row in rows]
         assert made.column(f"k{place}").to_pylist() == expected
-        assert encode_key_columns([table.column(name)]).texts.to_pylist() == expected
+        assert encode_key_columns([table.column(name)]).keys.to_pylist() == expected
     assert made.column("whole").to_pylist() == [encode_key(row) for row in rows]
 
 

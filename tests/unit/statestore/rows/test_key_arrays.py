@@ -27,9 +27,9 @@ def test_columns_and_values_agree(data: st.DataObject) -> None:
     sliced = encode_key_columns([column.slice(cut) for column in columns])
     chunked = encode_key_columns([pa.chunked_array([column[:cut], column[cut:]]) for column in columns])
 
-    assert encode_key_columns(columns).texts.to_pylist() == expected
-    assert sliced.texts.to_pylist() == expected[cut:]
-    assert chunked.texts.to_pylist() == expected
+    assert encode_key_columns(columns).keys.to_pylist() == expected
+    assert sliced.keys.to_pylist() == expected[cut:]
+    assert chunked.keys.to_pylist() == expected
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_layouts(column: pa.Array, values: list[Any]) -> None:
     """Other layouts of the same values give the same texts."""
     check_key_type(column.type, "column")
 
-    assert encode_key_columns([column]).texts.to_pylist() == [encode_key([value]) for value in values]
+    assert encode_key_columns([column]).keys.to_pylist() == [encode_key([value]) for value in values]
 
 
 def test_unreadable_values() -> None:
@@ -62,7 +62,7 @@ def test_unreadable_values() -> None:
 
     keys = encode_key_columns([days, fine])
 
-    assert keys.texts.to_pylist() == [None, None, None]
+    assert keys.keys.to_pylist() == [None, None, None]
     assert keys.errors == {
         0: "a time in the key has a part of a microsecond",
         1: "a date or time in the key is not in the years 1 to 9999",

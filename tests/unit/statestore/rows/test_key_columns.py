@@ -149,7 +149,7 @@ def test_an_unknown_record() -> None:
 def test_structs_shift_parts() -> None:
     """Columns behind a struct are found, too."""
     kind = pa.struct([("a", pa.int64()), ("b", pa.string())])
-    texts = encode_key_columns([pa.array([{"a": 1, "b": "x"}], kind), pa.array(["z"])]).texts
+    texts = encode_key_columns([pa.array([{"a": 1, "b": "x"}], kind), pa.array(["z"])]).keys
 
     columns = typed_columns(pa.chunked_array([texts]), fields(kind, pa.string()))
 
