@@ -101,6 +101,31 @@ class AppId(StrEnum):
         return tuple(unquote(part) for part in app_id.removeprefix(self).split("/"))
 
 
+# The kinds whose readers take an id apart.
+_PARTS: Final = {
+    **dict.fromkeys((AppId.INCARNATION, AppId.FORK, AppId.CODEC, AppId.STATE_VERSION), 2),
+    **dict.fromkeys(
+        (AppId.KEY_COLUMNS, AppId.STATE_COLUMNS, AppId.DECLARED_INTERVALS, AppId.PIPELINE_NAME), 2
+    ),
+    **dict.fromkeys((AppId.INTERVAL, AppId.INPUT, AppId.COUNT, AppId.BACKFILL), 3),
+    **dict.fromkeys((AppId.LETTERS, AppId.CUT, AppId.WATERMARK), 3),
+}
+
+
+@lru_cache(maxsize=65_536)
+def is_app_id(app_id: str) -> bool:
+    """Return False for an id of ours that lacks a part or has one too many; ids of other applications are free.
+
+    Example:
+        >>> [is_app_id(app_id) for app_id in ("millpond/input/p/s/q", "millpond/input/p", "theirs/input")]
+        [True, False, True]
+    """
+    own, _, rest = app_id.partition("/")
+    kind, _, parts = rest.partition("/")
+    wanted = _PARTS.get(f"{own}/{kind}/")  # type: ignore[call-overload]
+    return wanted is None or parts.count("/") + 1 == wanted
+
+
 def quoted(*parts: str | int) -> str:
     """Join quoted parts with slashes."""
     return "/".join(quote(str(part), safe="") for part in parts)

@@ -24,6 +24,7 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.committer import PendingFiles, pending_files
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.objects.obstore import refuse_outside
 from millpond.statestore.rows.files import LARGE_BYTES, read_row_files
 from millpond.statestore.rows.key_columns import key_columns_in, key_lookup
 from millpond.statestore.rows.key_text import KeyValue, encode_key
@@ -207,6 +208,9 @@ class RowsView:
                 "it (delta.configure_spark_with_delta_pip)",
                 store=url,
             ) from error
+        # Spark reads the log by itself, perhaps with checkpoints that this view did not need.
+        root = url if "://" in url else f"file:{url}"
+        refuse_outside((file.removeprefix(f"{root}/") for file in table.inputFiles()), url)
         if STATE_VERSION not in table.columns:
             # A table that was made before there were versions gets the column when one is first used.
             table = table.selectExpr("*", f"cast(null as int) as {STATE_VERSION}")

@@ -20,7 +20,7 @@ from millpond.executor.sinks.delta_table import DeltaSinkWriter
 from millpond.executor.sinks.delta_upsert import UpsertSinkWriter, key_columns
 from millpond.statestore.errors import InvalidError, UnavailableError, did_you_mean
 from millpond.statestore.log.action import delta_schema
-from millpond.statestore.objects.obstore import is_local, open_objects
+from millpond.statestore.objects.obstore import is_local, open_objects, refuse_outside
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import DURABILITIES, Clock, Durability, Rng, Superstep
 
@@ -223,6 +223,8 @@ def read_table(path: str | Path, storage_options: Mapping[str, str] | None = Non
 
     try:
         table = DeltaTable(path, storage_options=None if storage_options is None else dict(storage_options))
+        # The table's log could name any file that this user may read.
+        refuse_outside(pa.table(table.get_add_actions())["path"].to_pylist(), str(path))
         # Not to_pyarrow_table: its threads may outlive the program's last line, which then exits with 134
         # (delta-rs issue 2184).
         rows = pa.table(QueryBuilder().register("rows", table).execute("SELECT * FROM rows"))

@@ -78,18 +78,31 @@ def definition_from_metadata(metadata: Mapping[str, object]) -> PipelineDefiniti
     if not isinstance(value, Mapping):
         return None
     try:
-        return PipelineDefinition(
+        definition = PipelineDefinition(
             name=value["name"],
-            computations=tuple(ComputationDefinition(**fields) for fields in value["computations"]),
+            computations=tuple(ComputationDefinition(**one) for one in value["computations"]),
             streams=tuple(
-                StreamDefinition(name=fields["name"], producers=tuple(fields["producers"]))
-                for fields in value["streams"]
+                StreamDefinition(name=one["name"], producers=tuple(map(str, one["producers"])))
+                for one in value["streams"]
             ),
-            subscriptions=tuple(SubscriptionDefinition(**fields) for fields in value["subscriptions"]),
-            sinks=tuple(SinkDefinition(**fields) for fields in value.get("sinks", ())),
+            subscriptions=tuple(SubscriptionDefinition(**one) for one in value["subscriptions"]),
+            sinks=tuple(SinkDefinition(**one) for one in value.get("sinks", ())),
         )
     except (KeyError, TypeError) as error:
-        raise DataError("a commit carries a malformed pipeline definition") from error
+        raise DataError(_MALFORMED) from error
+    if not _is_typed(definition):
+        raise DataError(_MALFORMED)
+    return definition
+
+
+_MALFORMED: Final = "a commit carries a malformed pipeline definition"
+_KINDS: Final[Mapping[str, type]] = {"options": Mapping, "producers": tuple}
+
+
+def _is_typed(definition: PipelineDefinition) -> bool:
+    name, *kinds = asdict(definition).values()
+    values = (value for parts in kinds for part in parts for value in part.items())
+    return isinstance(name, str) and all(isinstance(value, _KINDS.get(of, str)) for of, value in values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +194,8 @@ def logged_topologies(log: Log, newest: TableVersion) -> list[LoggedTopology]:
     Raises:
         DataError: a commit file is damaged.
     """
-    is_whole = log.inventory().versions[: newest + 1] == tuple(range(newest + 1))
+    versions = log.inventory().versions[: newest + 1]
+    is_whole = len(versions) == newest + 1 == versions[-1] + 1
     known: dict[str, PipelineDefinition] = {}
     topologies: list[LoggedTopology] = []
     for commit in reversed(list(newest_commits(log, newest, naming=DEFINES))):

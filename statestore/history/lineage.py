@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from millpond.statestore.app_ids import AppId, supersteps_of
-from millpond.statestore.errors import ConflictError, InvalidError
+from millpond.statestore.errors import ConflictError, DataError, InvalidError
 from millpond.statestore.leases.lease import exclusive
 from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.high_water import (
@@ -90,7 +90,7 @@ class Lineage:
     def of(store_id: str, txns: Mapping[str, int]) -> Lineage:
         """Return the lineage in a table's transactions; a store from before lineages has one incarnation."""
         later = [
-            Incarnation(name, Origin(origin), began)
+            Incarnation(name, _origin(origin, app_id), began)
             for app_id, began in txns.items()
             if app_id.startswith(AppId.INCARNATION)
             for name, origin in (AppId.INCARNATION.parts(app_id),)
@@ -275,6 +275,13 @@ NO_STORE: Final = "there is no store at this path: name the folder that a runner
 
 ROWS_FOLDER: Final = "rows"
 """The folder of the table within that of the store."""
+
+
+def _origin(text: str, app_id: str) -> Origin:
+    try:
+        return Origin(text)
+    except ValueError as error:
+        raise DataError("the log names an incarnation of no known origin", app_id=app_id) from error
 
 
 def place_of(path: str | Path) -> str:

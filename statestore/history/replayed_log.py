@@ -203,11 +203,11 @@ class ReplayedLog(LoggedTable):
 
     def actions(self, *, on_disk: Iterable[str]) -> Iterator[Action]:
         """Yield the actions of a checkpoint of this version; removed files are remembered while they are on disk."""
-        check(self.metadata is not None, "a table has metadata", version=self.version)
+        if self.metadata is None:
+            raise DataError("the log has no metadata", version=self.version)
         exists = frozenset(on_disk)
         yield self.protocol
-        if self.metadata is not None:
-            yield self.metadata
+        yield self.metadata
         yield from self.txns.values()
         yield from self.adds.values()
         yield from (remove for path, remove in self.removes.items() if path in exists)

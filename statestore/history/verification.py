@@ -7,7 +7,7 @@ after a damaged file to report all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.app_ids import AppId
-from millpond.statestore.errors import DataError, MillpondError
+from millpond.statestore.errors import DataError, InvalidError, MillpondError
 from millpond.statestore.history.replayed_log import LoggedCommit, read_commit
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.checkpoint import Checkpoint
@@ -30,6 +30,8 @@ from millpond.statestore.rows.row import unpack_fence
 from millpond.statestore.types import Objects, TableVersion
 
 _COLUMNS: Final = ("key", "sequencer", "commit_number", "superstep")
+# More missing commits are counted, not named.
+_MISSING_MAX: Final = 1_000
 _RISING_PREFIXES: Final = (AppId.INPUT, AppId.SUPERSTEP)
 
 
@@ -74,7 +76,7 @@ def verify_store(
     try:
         snapshot = load(log)
         check_high_water(mark, snapshot, log)
-    except DataError as error:
+    except (DataError, InvalidError) as error:
         path = str(error.details.get("path", commit_path(inventory.latest or 0)))
         if all(finding.path != path for finding in findings):
             findings.append(Finding(path=path, held="the table's newest version", fault=str(error)))
@@ -100,7 +102,13 @@ def _check_commits(
         yield Finding(path=commit_path(0), held="the table", fault="there is no commit at all")
         return
     before, txns = "", dict[str, int]()
-    for number in range(versions[0] if versions else latest, latest + 1):
+    numbers: Sequence[int] = range(versions[0] if versions else latest, latest + 1)
+    if len(numbers) - len(versions) > _MISSING_MAX:
+        # A name alone makes a gap of any size.
+        fault = f"{len(numbers) - len(versions)} commit files before it are missing"
+        yield Finding(path=commit_path(latest), held="the log", fault=fault)
+        numbers = versions
+    for number in numbers:
         version = TableVersion(number)
         held, missing = f"table version {version}", "the commit file is missing"
         try:

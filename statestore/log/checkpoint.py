@@ -23,11 +23,14 @@ from millpond.statestore.rows.row_format import (
     file_name_of,
     has_parquet_seal,
     parquet_seal_holds,
+    read_groups,
     seal_parquet,
 )
 from millpond.statestore.types import TableVersion
 
 _CLASSIC: Final = re.compile(r"^_delta_log/(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet$")
+# A file name can hold any number. This one leaves room for later versions within Delta's 64 bits.
+VERSION_MAX: Final = 1 << 62
 _KINDS: Final = ("protocol", "metaData", "txn", "add", "remove")
 _SEALED: Final = b"millpond.sealed"
 _MAPPINGS: Final = frozenset({"partitionValues", "tags", "configuration", "options"})
@@ -91,7 +94,7 @@ def checkpoints_among(paths: Iterable[str]) -> tuple[Checkpoint, ...]:
     parts: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
     for path in sorted(paths):
         match = _CLASSIC.search(path)
-        if match:
+        if match and int(match[1]) <= VERSION_MAX:
             parts[int(match[1]), int(match[3] or 1)].append(path)
     return tuple(
         Checkpoint(TableVersion(version), tuple(part_paths))
@@ -111,19 +114,24 @@ def read_part(data: bytes, path: str) -> Iterator[Action]:
         # The schema repeats the mark, because one flipped bit could otherwise pass for a file without a seal.
         if not has_seal and _has_seal_mark(file):
             _check_seal(data, path)
-        table = file.read()
+        table = read_groups(file, range(file.num_row_groups), None, len(data))
         for kind in _KINDS:
             if kind in table.column_names:
                 for fields in table.column(kind).drop_null().to_pylist():
                     yield action_from_fields(kind, _with_mappings(fields))
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+    except DataError as error:
+        raise DataError(error.message, **{"path": path, **error.details}) from error
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError("the checkpoint cannot be read", path=path) from error
 
 
 def write_part(actions: Iterable[Action], path: str) -> bytes:
     """Return a checkpoint in one part, sealed under its file name and readable by any Delta reader."""
     rows = [_to_row(action) for action in actions]
-    table = pa.Table.from_pylist(rows, schema=_SCHEMA.with_metadata({_SEALED: b"1"}))
+    try:
+        table = pa.Table.from_pylist(rows, schema=_SCHEMA.with_metadata({_SEALED: b"1"}))
+    except (pa.ArrowException, OverflowError, TypeError) as error:
+        raise DataError("the log has values that no checkpoint can hold", path=path, cause=error) from error
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return seal_parquet(memoryview(sink.getvalue()), file_name_of(path))
@@ -158,4 +166,7 @@ def _check_seal(data: bytes, path: str) -> None:
 
 def _with_mappings(fields: dict[str, Any]) -> dict[str, Any]:
     # Parquet maps arrive as lists of pairs.
-    return {name: dict(value) if name in _MAPPINGS and value else value for name, value in fields.items()}
+    return {
+        name: dict(value) if name in _MAPPINGS and value is not None else value
+        for name, value in fields.items()
+    }

@@ -15,11 +15,14 @@ from urllib.parse import quote, unquote
 
 import orjson
 
+from millpond.statestore.app_ids import is_app_id
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Other, Protocol, Remove, Txn
+from millpond.statestore.objects.system_files import is_object_path
 
 _SEAL: Final = "seal"
 _ACTIONS: Final = "actions"
+_SHOWN_MAX: Final = 80
 _UNSEALED: Final = "0" * 64
 _UNSEALED_FIELD: Final = f'"{_SEAL}":"{_UNSEALED}"'.encode()
 
@@ -53,6 +56,8 @@ def decode(data: bytes, path: str = "") -> tuple[Action, ...]:
     """Parse a commit file of any writer and verify the seal of a Millpond commit; ``path`` is for errors."""
     try:
         actions = tuple(_from_json(orjson.loads(line)) for line in data.splitlines() if line)
+    except DataError as error:
+        raise DataError(error.message, path=path, **error.details) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError("the commit file cannot be parsed", path=path) from error
     if not actions:
@@ -182,33 +187,123 @@ def _from_json(line: dict[str, Any]) -> Action:
     return Other(name=next(iter(line), ""))
 
 
+_NONE: Final = type(None)
+# The fields that are read, with their types; ``None`` where a field may be missing.
+_FIELDS: Final[Mapping[str, Mapping[str, tuple[type, ...]]]] = {
+    "add": {
+        "path": (str,),
+        "size": (int,),
+        "partitionValues": (dict, _NONE),
+        "modificationTime": (int, _NONE),
+        "stats": (str, _NONE),
+        "tags": (dict, _NONE),
+        "dataChange": (bool, _NONE),
+    },
+    "remove": {
+        "path": (str,),
+        "deletionTimestamp": (int, _NONE),
+        "dataChange": (bool, _NONE),
+        "partitionValues": (dict, _NONE),
+        "size": (int, _NONE),
+    },
+    "txn": {"appId": (str,), "version": (int,), "lastUpdated": (int, _NONE)},
+    "commitInfo": {
+        "operation": (str, _NONE),
+        "timestamp": (int, _NONE),
+        "operationParameters": (dict, _NONE),
+        "operationMetrics": (dict, _NONE),
+        "engineInfo": (str, _NONE),
+        "readVersion": (int, _NONE),
+        "millpond": (dict, _NONE),
+    },
+    "protocol": {"minReaderVersion": (int,), "minWriterVersion": (int,)},
+    "metaData": {
+        "id": (str,),
+        "name": (str, _NONE),
+        "schemaString": (str,),
+        "partitionColumns": (list, _NONE),
+        "configuration": (dict, _NONE),
+        "createdTime": (int, _NONE),
+    },
+}
+_LONG_MAX: Final = (1 << 63) - 1
+_INT_OR_NONE: Final = (int, _NONE)
+_TEXTS: Final[frozenset[type]] = frozenset({str})
+_TEXTS_OR_NONE: Final[frozenset[type]] = frozenset({str, _NONE})
+
+
+def _check_types(kind: str, fields: Mapping[str, Any]) -> None:
+    for name, types in _FIELDS[kind].items():
+        value = fields.get(name)
+        # The exact type: to isinstance a bool is an int.
+        if type(value) not in types or (type(value) is int and not -_LONG_MAX <= value <= _LONG_MAX):
+            raise _wrong(kind, name, value)
+
+
+def _wrong(kind: str, name: str, value: object) -> DataError:
+    shown = repr(value)[:_SHOWN_MAX]
+    return DataError("the log has a field that cannot be right", field=f"{kind}.{name}", value=shown)
+
+
+def _path_of(kind: str, fields: Mapping[str, Any]) -> str:
+    path = unquote(fields["path"])
+    if not is_object_path(path):
+        raise _wrong(kind, "path", path)
+    return path
+
+
+def _texts_of(kind: str, name: str, fields: Mapping[str, Any], types: frozenset[type] = _TEXTS) -> Any:
+    values = fields.get(name) or {}
+    if not types.issuperset(map(type, values.values())):
+        raise _wrong(kind, name, values)
+    return values
+
+
 def _read_add(fields: dict[str, Any]) -> Add:
+    _check_types("add", fields)
+    if fields["size"] < 0:
+        raise _wrong("add", "size", fields["size"])
     return Add(
-        path=unquote(fields["path"]),
+        path=_path_of("add", fields),
         size_bytes=fields["size"],
-        partition_values=fields.get("partitionValues") or {},
+        partition_values=_texts_of("add", "partitionValues", fields, _TEXTS_OR_NONE),
         modification_time_ms=fields.get("modificationTime") or 0,
         stats=fields.get("stats"),
-        tags=fields.get("tags") or {},
+        tags=_texts_of("add", "tags", fields),
         data_change=fields.get("dataChange", True),
     )
 
 
 def _read_remove(fields: dict[str, Any]) -> Remove:
+    _check_types("remove", fields)
+    values = _texts_of("remove", "partitionValues", fields, _TEXTS_OR_NONE)
     return Remove(
-        path=unquote(fields["path"]),
+        path=_path_of("remove", fields),
         deletion_time_ms=fields.get("deletionTimestamp") or 0,
         data_change=fields.get("dataChange", True),
-        partition_values=fields.get("partitionValues"),
+        partition_values=None if fields.get("partitionValues") is None else values,
         size_bytes=fields.get("size"),
     )
 
 
 def _read_txn(fields: dict[str, Any]) -> Txn:
-    return Txn(app_id=fields["appId"], version=fields["version"], updated_ms=fields.get("lastUpdated"))
+    app_id, version, updated_ms = fields["appId"], fields["version"], fields.get("lastUpdated")
+    # Most actions are transactions: the other kinds are checked field by field.
+    if (
+        type(app_id) is not str
+        or type(version) is not int
+        or type(updated_ms) not in _INT_OR_NONE
+        or not -_LONG_MAX <= version <= _LONG_MAX
+        or (updated_ms or 0) > _LONG_MAX
+    ):
+        _check_types("txn", fields)
+    if not is_app_id(app_id):
+        raise _wrong("txn", "appId", app_id)
+    return Txn(app_id=app_id, version=version, updated_ms=updated_ms)
 
 
 def _read_commit_info(fields: dict[str, Any]) -> CommitInfo:
+    _check_types("commitInfo", fields)
     return CommitInfo(
         operation=fields.get("operation") or "",
         timestamp_ms=fields.get("timestamp") or 0,
@@ -222,18 +317,23 @@ def _read_commit_info(fields: dict[str, Any]) -> CommitInfo:
 
 
 def _read_protocol(fields: dict[str, Any]) -> Protocol:
+    _check_types("protocol", fields)
     return Protocol(
         min_reader_version=fields["minReaderVersion"], min_writer_version=fields["minWriterVersion"]
     )
 
 
 def _read_metadata(fields: dict[str, Any]) -> Metadata:
+    _check_types("metaData", fields)
+    columns = fields.get("partitionColumns") or ()
+    if not _TEXTS.issuperset(map(type, columns)):
+        raise _wrong("metaData", "partitionColumns", columns)
     return Metadata(
         table_id=fields["id"],
         name=fields.get("name"),
         schema_string=fields["schemaString"],
-        partition_columns=tuple(fields.get("partitionColumns") or ()),
-        configuration=fields.get("configuration") or {},
+        partition_columns=tuple(columns),
+        configuration=_texts_of("metaData", "configuration", fields),
         created_ms=fields.get("createdTime"),
     )
 
@@ -250,4 +350,4 @@ _READERS: Final[Mapping[str, Callable[[dict[str, Any]], Action]]] = {
 
 def _quote_path(path: str) -> str:
     # Readers decode the path as a URI, so every character with a meaning in URIs is escaped.
-    return quote(path, safe="/=-_.~:" if "://" in path else "/=-_.~")
+    return quote(path, safe="/=-_.~")

@@ -20,6 +20,8 @@ from millpond.statestore.rows.row import PARTITION_COLUMN
 from millpond.statestore.types import TableVersion
 
 _KEY_CHARACTERS_MAX: Final = 64
+# Of a number of 64 bits.
+_DIGITS_MAX: Final = 19
 _LAST_CHARACTER: Final = "\U0010ffff"
 
 _UNPACKED_MAX: Final = 4_096
@@ -64,8 +66,7 @@ class LiveFile:
     @property
     def productions(self) -> int | None:
         """Number of productions in the file; ``None`` when unknown, as after another engine's rewrite."""
-        text = self.tags.get("productions")
-        return None if text is None else int(text)
+        return _number(self.tags.get("productions", ""))
 
     def overlaps(self, interval: Interval) -> bool:
         """Return True if the file may hold keys of the interval."""
@@ -87,18 +88,18 @@ class LiveFile:
     def from_add(add: Add, version: TableVersion) -> LiveFile:
         """Return the live file of an add action that was committed at ``version``, or read from a checkpoint of it."""
         stats = _parse(add.stats)
-        low, high = stats.get("minValues") or {}, stats.get("maxValues") or {}
+        low, high = _known(stats, "minValues", dict) or {}, _known(stats, "maxValues", dict) or {}
         added = _number_tag(add.tags, "version")
         return LiveFile(
             path=add.path,
             size_bytes=add.size_bytes,
             computation=add.partition_values.get(PARTITION_COLUMN) or "",
             partition_values=add.partition_values,
-            min_key=low.get("key"),
-            max_key=high.get("key"),
-            min_superstep=low.get("superstep"),
-            max_superstep=high.get("superstep", _number_tag(add.tags, "superstep")),
-            num_records=stats.get("numRecords"),
+            min_key=_known(low, "key", str),
+            max_key=_known(high, "key", str),
+            min_superstep=_known(low, "superstep", int),
+            max_superstep=_known(high, "superstep", int, _number_tag(add.tags, "superstep")),
+            num_records=_known(stats, "numRecords", int),
             tags=add.tags,
             added_version=version if added is None else TableVersion(added),
         )
@@ -163,8 +164,11 @@ def row_file_moved(file: LiveFile, computation: str, modification_time_ms: int, 
 
 def _number_tag(tags: Mapping[str, str], name: str) -> int | None:
     # Only together with our own tag: another engine may use the same name for something else.
-    text = tags.get(name, "") if "interval" in tags else ""
-    return int(text) if text.isdecimal() else None
+    return _number(tags.get(name, "")) if "interval" in tags else None
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) <= _DIGITS_MAX else None
 
 
 def _statistics(file: RowFile, *, rewrite: bool) -> str:
@@ -194,6 +198,12 @@ def _shorten_upward(key: str) -> str | None:
     if key[_KEY_CHARACTERS_MAX] == _LAST_CHARACTER:
         return None
     return key[:_KEY_CHARACTERS_MAX] + _LAST_CHARACTER
+
+
+def _known(values: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
+    """Return a statistic; the default if it is missing or not of this type, so that it does not prune."""
+    value = values.get(name)
+    return value if type(value) is kind else default
 
 
 def _parse(stats: str | None) -> dict[str, Any]:

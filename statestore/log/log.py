@@ -15,7 +15,7 @@ import orjson
 
 from millpond.statestore.errors import DataError, ObjectMissingError
 from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Remove, Txn
-from millpond.statestore.log.checkpoint import Checkpoint, checkpoints_among, read_part
+from millpond.statestore.log.checkpoint import VERSION_MAX, Checkpoint, checkpoints_among, read_part
 from millpond.statestore.rows.row_format import has_parquet_seal
 from millpond.statestore.types import Objects, TableVersion
 
@@ -79,7 +79,11 @@ class Log:
 
     def inventory(self) -> LogInventory:
         paths = self.objects.list(LOG_FOLDER)
-        versions = sorted(TableVersion(int(match[1])) for path in paths if (match := _COMMIT.search(path)))
+        versions = sorted(
+            TableVersion(version)
+            for path in paths
+            if (match := _COMMIT.search(path)) and (version := int(match[1])) <= VERSION_MAX
+        )
         return LogInventory(tuple(versions), checkpoints_among(paths))
 
     def read_checkpoint(self, checkpoint: Checkpoint) -> Iterator[Action]:

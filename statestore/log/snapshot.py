@@ -193,7 +193,7 @@ def catch_up(log: Log, snapshot: Snapshot) -> Snapshot:
     inventory = log.inventory()
     there = inventory.versions[bisect_left(inventory.versions, snapshot.version) :]
     latest = NO_TABLE if inventory.latest is None else inventory.latest
-    if not there or there != tuple(range(snapshot.version, latest + 1)):
+    if not there or there[0] != snapshot.version or len(there) != latest + 1 - snapshot.version:
         # The log was cut or cleaned up meanwhile, so the snapshot may describe a past that no longer exists.
         return load(log)
     try:

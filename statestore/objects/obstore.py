@@ -20,9 +20,16 @@ import obstore
 from obstore.exceptions import AlreadyExistsError
 from obstore.store import from_url
 
-from millpond.statestore.errors import InvalidError, ObjectExistsError, ObjectMissingError, UnavailableError
+from millpond.statestore.errors import (
+    DataError,
+    InvalidError,
+    ObjectExistsError,
+    ObjectMissingError,
+    UnavailableError,
+)
 from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.ranges import ByteRange, Tail, put_new
+from millpond.statestore.objects.system_files import is_object_path
 from millpond.statestore.types import Durability, Objects
 
 _Result = TypeVar("_Result")
@@ -236,6 +243,21 @@ def open_objects(
             durability=durability,
         )
     return ObstoreObjects(url, storage_options)
+
+
+def refuse_outside(paths: Iterable[str], root: str) -> None:
+    """Raise `DataError` for a path of a log that would lead another reader out of the root.
+
+    Readers of Delta tables follow links, and absolute paths with the user's credentials.
+    """
+    local = _local_path(root)
+    files = None if local is None else LocalObjects(local.resolve())
+    for path in paths:
+        if not is_object_path(path):
+            raise DataError("the log names a file outside of the table", path=path, table=root)
+        if files is not None:
+            with suppress(ObjectMissingError):
+                files.read_ranges(path, ())
 
 
 def is_local(url: str) -> bool:

@@ -46,6 +46,7 @@ from millpond.statestore.rows.row_format import (
     file_name_of,
     paged_options,
     parquet_file_seal_holds,
+    read_groups,
     rows_per_page,
     seal_parquet_file,
 )
@@ -377,7 +378,8 @@ def open_runs(
         if name is not None:
             return [_batches(file, path, interval, _rows_of(batch_bytes, file))]
         groups = range(file.num_row_groups)
-        return [_sorted_group(file, group, interval, scratch, batch_bytes) for group in groups]
+        size_bytes = local.stat().st_size
+        return [_sorted_group(file, group, interval, scratch, batch_bytes, size_bytes) for group in groups]
 
 
 def _batches(file: pq.ParquetFile, path: str, interval: Interval, rows: int) -> Run:
@@ -389,9 +391,9 @@ def _batches(file: pq.ParquetFile, path: str, interval: Interval, rows: int) -> 
 
 
 def _sorted_group(
-    file: pq.ParquetFile, group: int, interval: Interval, scratch: Path, batch_bytes: int
+    file: pq.ParquetFile, group: int, interval: Interval, scratch: Path, batch_bytes: int, size_bytes: int
 ) -> Run:
-    rows = file.read_row_group(group, use_threads=False)
+    rows = read_groups(file, [group], None, size_bytes)
     table = rows_within(conform(rows, _NAMES), interval)
     # Arrow's sort is stable, so updates of a key stay in the file's order.
     table = table.take(pc.sort_indices(table.column("key"))).combine_chunks()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Final, Protocol, TypeAlias
@@ -93,6 +93,10 @@ _NAMELESS_SEAL: Final = b"MPSEAL01"
 _PARQUET: Final = b"PAR1"
 _PARQUET_TAIL_BYTES: Final = 8
 _IPC: Final = b"MPROWS01"
+# Of a file that is read whole, however small it is.
+DECODED_BYTES_MAX: Final = 1 << 30
+_EXPANSION_MAX: Final = 1 << 10
+_VALUE_BYTES: Final = 16
 _SMALL_BYTES: Final = 1 << 16
 _PIECE_BYTES: Final = 1 << 20
 _KEPT_FILE_BYTES: Final = 1 << 14
@@ -203,8 +207,47 @@ class ParquetRowFormat:
             # Without a seal the statistics are unprotected, so read the keys.
             bounds = _key_bounds_of_rows if name is None else _key_bounds_of_statistics
             groups = [group for group in groups if _overlap(may_hold, bounds(file, group))]
-        table = file.read_row_groups(groups, columns=names, use_threads=False)
+        table = read_groups(file, groups, names, len(data))
         return table, len(groups) == file.num_row_groups
+
+
+def read_groups(
+    file: pq.ParquetFile, groups: Sequence[int], columns: list[str] | None, size_bytes: int
+) -> pa.Table:
+    """Read row groups of a file of this size; more than `DECODED_BYTES_MAX` and 1,024 times the size is damage.
+
+    A few KiB of dictionaries, nulls or zeros can stand for gigabytes of rows.
+    """
+    bytes_max = max(DECODED_BYTES_MAX, _EXPANSION_MAX * size_bytes)
+    if sum(_decoded_bytes_at_most(file.metadata.row_group(group)) for group in groups) <= bytes_max:
+        return file.read_row_groups(groups, columns=columns, use_threads=False)
+    batches: list[pa.RecordBatch] = []
+    held_bytes = 0
+    for group in groups:
+        metadata = file.metadata.row_group(group)
+        rows = max(
+            1,
+            min(
+                metadata.num_rows, metadata.num_rows * bytes_max // (2 * _decoded_bytes_at_most(metadata) + 1)
+            ),
+        )
+        for batch in file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False):
+            held_bytes += batch.nbytes
+            if held_bytes > bytes_max:
+                raise DataError("the file holds far more than its size allows", size_bytes=size_bytes)
+            batches.append(batch)
+    return pa.Table.from_batches(batches)
+
+
+def _decoded_bytes_at_most(group: pq.RowGroupMetaData) -> int:
+    columns = map(group.column, range(group.num_columns))
+    return sum(
+        # A value may be as long as the whole dictionary.
+        column.num_values * max(column.total_uncompressed_size, _VALUE_BYTES)
+        if column.has_dictionary_page and column.physical_type == "BYTE_ARRAY"
+        else column.num_values * _VALUE_BYTES + column.total_uncompressed_size
+        for column in columns
+    )
 
 
 class IpcRowFormat:

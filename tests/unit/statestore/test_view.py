@@ -3,14 +3,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import deltalake
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError
+from millpond.statestore.history.replayed_log import replay_log
 from millpond.statestore.interval import Interval
+from millpond.statestore.log.checkpoint import checkpoint_path, write_part
 from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.high_water import MemoryHighWater
 from millpond.statestore.log.log import Log
@@ -298,6 +302,41 @@ class TestSpark:
         for view in views:
             assert in_utc(view.to_spark(spark_as_reader).orderBy("key").toArrow()).equals(view.to_arrow())
         assert all("/part-" in file.path for file in views[-1].files)
+
+    @pytest.mark.parametrize("is_link", [True, False])
+    def test_file_outside_of_the_store_is_not_read(
+        self, spark_as_reader: SparkSession, tmp_path: Path, is_link: bool
+    ) -> None:
+        """Neither through a link, nor through a path that only a checkpoint has, which this package did not need."""
+        root, outside = tmp_path / "rows", tmp_path / "outside.parquet"
+        table = Table(open_objects(str(root)))
+        busy(table)
+        view = table.view()
+        own = root / view.files[0].path
+        own.rename(outside)
+        if is_link:
+            own.symlink_to(outside)
+        else:
+            outside_uri(root, view.files[0].path, outside)
+
+        with pytest.raises(DataError, match="must not be links" if is_link else "outside of the table"):
+            view.to_spark(spark_as_reader)
+
+
+def outside_uri(root: Path, path: str, outside: Path) -> None:
+    """Write a checkpoint of the newest version that names a file by an absolute URI."""
+    log = Log(open_objects(str(root)))
+    version = log.latest_version()
+    assert version is not None
+    replayed = replay_log(log, version)
+    part = write_part(replayed.actions(on_disk=()), checkpoint_path(version))
+    rows = pq.read_table(pa.BufferReader(part)).to_pylist()
+    for row in rows:
+        if row["add"] and unquote(row["add"]["path"]) == path:
+            row["add"]["path"] = outside.as_uri()
+    schema = pq.read_schema(pa.BufferReader(part))
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), root / checkpoint_path(version))
+    log.name_checkpoint(version, len(rows))
 
 
 def in_utc(table: pa.Table) -> pa.Table:

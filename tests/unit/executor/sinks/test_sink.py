@@ -7,6 +7,7 @@ import pickle
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
+import orjson
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -320,6 +321,26 @@ class TestRead:
     def test_missing_table_is_named(self, tmp_path):
         with pytest.raises(InvalidError, match=r"there is no Delta table at this path path=`.*nothing`"):
             read_table(tmp_path / "nothing")
+
+    @pytest.mark.parametrize("is_link", [True, False])
+    def test_table_that_names_a_file_outside_is_damage(self, tmp_path, is_link):
+        root, outside = tmp_path / "out", tmp_path / "outside.parquet"
+        sink = DeltaSink(str(root))
+        sink.open("store", "p", "spikes").write(1, productions(("a", 5, "1")))
+        (own,) = root.glob("*.parquet")
+        own.rename(outside)
+        if is_link:
+            own.symlink_to(outside)
+        else:
+            newest = max((root / "_delta_log").glob("*.json"))
+            lines = [orjson.loads(line) for line in newest.read_bytes().splitlines()]
+            for line in lines:
+                line.get("add", {})["path"] = outside.as_uri()
+                line.get("commitInfo", {}).pop("millpond", None)
+            newest.write_bytes(b"\n".join(map(orjson.dumps, lines)))
+
+        with pytest.raises(DataError, match="must not be links" if is_link else "outside of the table"):
+            read_table(root)
 
     def test_table_with_a_missing_file_is_unavailable(self, tmp_path):
         sink = DeltaSink(str(tmp_path / "out"))
