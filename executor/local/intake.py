@@ -28,6 +28,7 @@ from millpond.executor.inputs.extraction import (
     check_fields,
     delivered_values,
     member_names,
+    observe_times,
     read_injected,
     row_count,
     scoped_ids,
@@ -40,7 +41,7 @@ from millpond.executor.pipeline.checks import told_of_stream
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.run import WatermarkUpdate
 from millpond.executor.superstep.delivery import take
-from millpond.executor.time.observations import InputObservation, Watch, observe_times
+from millpond.executor.time.observations import InputObservation, Watch
 from millpond.statestore.durations import accepts_old_durations, timeout_ms
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.types import EventTimeMicros

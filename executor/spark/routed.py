@@ -26,6 +26,7 @@ from millpond.executor.computation.values import ArrowValues, ChangedValues, Jso
 from millpond.executor.inputs.changes import change_signs, in_commit_order, signed_ids
 from millpond.executor.inputs.extraction import (
     member_names,
+    observe_times,
     row_values,
     rows_to_extract,
     scoped_ids,
@@ -51,7 +52,7 @@ from millpond.executor.spark.task_plan import (
 from millpond.executor.spark.worker_process import WorkerProcess
 from millpond.executor.superstep.delivery import ProductionSource, deliveries_in, keyed_productions
 from millpond.executor.time.instants import INSTANT_MAX_US, INSTANT_MIN_US, parse_instant_us
-from millpond.executor.time.observations import InputObservation, observe_times
+from millpond.executor.time.observations import InputObservation
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError, check
 
 _DEAD_LETTERS_MAX: Final = 100_000

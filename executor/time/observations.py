@@ -7,7 +7,7 @@ watermark which the late record met.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -146,45 +146,3 @@ class InputObservation:
     delays: DelaySketch | None = None
     mark_at: EventTimeMicros | None = None
     members: Mapping[str, TimesSeen] = field(default_factory=dict)
-
-
-def observe_times(
-    watch: Watch,
-    at: npt.NDArray[np.int64],
-    members: Sequence[str | None] | None = None,
-    *,
-    records: int | None = None,
-) -> InputObservation:
-    """Summarise the times of readable records; ``records`` overrides the count, ``members`` names the senders."""
-    count = len(at) if records is None else records
-    if not len(at):
-        return InputObservation(stream=watch.stream, records=count, newest_at=None)
-    whole = times_seen(watch, at, DEFAULT_MEMBER)
-    return InputObservation(
-        stream=watch.stream,
-        records=count,
-        newest_at=whole.newest_at,
-        oldest_at=whole.oldest_at,
-        delays=whole.delays,
-        members={} if members is None else _by_member(watch, at, members),
-    )
-
-
-def times_seen(watch: Watch, at: npt.NDArray[np.int64], member: str) -> TimesSeen:
-    known = watch.newest.get(member)
-    delays = None
-    # Without a committed record there was no watermark to be late for.
-    if watch.with_delays and known is not None:
-        delays = DelaySketch()
-        delays.add(np.maximum(known - at, 0))
-    return TimesSeen(
-        newest_at=EventTimeMicros(int(at.max())), oldest_at=EventTimeMicros(int(at.min())), delays=delays
-    )
-
-
-def _by_member(
-    watch: Watch, at: npt.NDArray[np.int64], members: Sequence[str | None]
-) -> dict[str, TimesSeen]:
-    senders = np.array(["" if member is None else member for member in members], dtype=object)
-    names = sorted({member for member in members if member is not None})
-    return {name: times_seen(watch, at[senders == name], name) for name in names}

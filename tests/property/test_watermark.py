@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.executor.computation.computation import Computation
+from millpond.executor.inputs.extraction import observe_times
 from millpond.executor.interval.bundle import ProductionSummary
 from millpond.executor.pipeline.checks import check_topology
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.time.observations import observe_times
 from millpond.executor.watermark.authority import WatermarkAuthority
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.statestore.errors import InvalidError

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 import millpond as mp
-from millpond.executor.time.observations import DEFAULT_MEMBER, Watch, observe_times
+from millpond.executor.inputs.extraction import observe_times
+from millpond.executor.time.observations import DEFAULT_MEMBER, Watch
 from tests.fixtures.computations import Count
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from millpond.executor.time.observations import DEFAULT_MEMBER, TimesSeen, Watch, times_seen
+from millpond.executor.inputs.extraction import times_seen
+from millpond.executor.time.observations import DEFAULT_MEMBER, TimesSeen, Watch
 from millpond.executor.time.watermark_policies import (
     MarkColumn,
     Monotone,

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from millpond.executor.computation.computation import Computation
+from millpond.executor.inputs.extraction import observe_times
 from millpond.executor.interval.bundle import ProductionSummary
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.time.observations import observe_times
 from millpond.executor.time.watermark_policies import BoundedDisorder, IngressTime
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.statestore.interval import Interval

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from millpond.executor.computation.computation import Computation
+from millpond.executor.inputs.extraction import observe_times
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.time.observations import observe_times
 from millpond.executor.watermark.stream_time import InjectorTime
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
