@@ -31,9 +31,8 @@ from benchmarks.json_result import tell_result
 from benchmarks.numbers import numbers
 from benchmarks.tables import driver_table
 from millpond.executor.computation.computation import Computation
-from millpond.executor.interval.bundle import BundleStatistics
-from millpond.executor.interval.row_update import BundleResult, Manifest
-from millpond.executor.interval.worker import IntervalPlan
+from millpond.executor.interval.bundle import BundleStatistics, IntervalPlan
+from millpond.executor.interval.row_update import BundleResult, Manifest, PendingWork
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.spark.routing import routes_of
@@ -208,7 +207,9 @@ class Driver:
         )
         at = EventTimeMicros(int(plan.superstep) * _SECOND_US)
         statistics = BundleStatistics(records=_RECORDS, keys=1)
-        result = BundleResult(updates=None, statistics=statistics, next_event_timer=at, hold=at)
+        result = BundleResult(
+            updates=None, statistics=statistics, pending=PendingWork(next_event_timer=at, hold=at)
+        )
         return Manifest(interval=part.interval, fence=part.fence, file=file, result=result)
 
     @contextmanager

@@ -20,7 +20,7 @@ from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record, Records
 from millpond.executor.computation.timers import Timer
 from millpond.executor.computation.values import ArrowValues
-from millpond.executor.interval.bundle import Bundle, Deliveries
+from millpond.executor.interval.bundle import Bundle, Deliveries, IntervalPlan
 from millpond.executor.interval.processor import IntervalProcessor
 from millpond.executor.interval.row_reader import RowReader
 from millpond.executor.interval.row_update import BundleResult
@@ -123,11 +123,14 @@ class Run:
 
     def bundle(self, number: int, arrived: Deliveries) -> Bundle:
         """The bundle of superstep ``number``; its watermark is the end of the hour before."""
-        return Bundle(
+        plan = IntervalPlan(
             interval=_INTERVAL,
             fence=Fence(Sequencer(1), CommitNumber(number)),
-            superstep=Superstep(number),
             watermark=EventTimeMicros(number * _HOUR_US if number > 1 else TIME_MIN_US),
+        )
+        return Bundle(
+            plan=plan,
+            superstep=Superstep(number),
             wall_time=WallTimeMicros(0),
             deliveries=[arrived],
         )
@@ -149,7 +152,7 @@ class Run:
             _INTERVAL,
             updates,
             superstep=bundle.superstep,
-            fence=bundle.fence,
+            fence=bundle.plan.fence,
             token=SystemRng().token(),
         )
         self.soft_state.adopt(file)

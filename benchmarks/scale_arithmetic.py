@@ -18,9 +18,8 @@ import click
 
 from benchmarks.json_result import tell_result
 from benchmarks.numbers import numbers
-from millpond.executor.interval.bundle import BundleStatistics
-from millpond.executor.interval.row_update import BundleResult, Manifest
-from millpond.executor.interval.worker import IntervalPlan
+from millpond.executor.interval.bundle import BundleStatistics, IntervalPlan
+from millpond.executor.interval.row_update import BundleResult, Manifest, PendingWork
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.spark.task_plan import SlotReport, pack_parts
 from millpond.executor.superstep.delivery import ProductionSource
@@ -235,7 +234,9 @@ def _source(file: RowFile) -> ProductionSource:
 
 def _report(interval: Interval, file: RowFile) -> bytes:
     statistics = BundleStatistics(records=1_000, keys=1_000)
-    result = BundleResult(updates=None, statistics=statistics, next_event_timer=_AT, hold=_AT)
+    result = BundleResult(
+        updates=None, statistics=statistics, pending=PendingWork(next_event_timer=_AT, hold=_AT)
+    )
     manifest = Manifest(interval=interval, fence=_FENCE, file=file, result=result)
     return pickle.dumps(SlotReport(slot=0, manifests=(manifest,), process="process"))
 

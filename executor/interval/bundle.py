@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -20,6 +20,7 @@ from millpond.executor.interval.letters import RetriedLetter, describe_value
 from millpond.executor.pipeline.nodes import STRONG, WeakStreams
 from millpond.executor.time.clocks import PercentileTimes
 from millpond.statestore.interval import Interval
+from millpond.statestore.log.files import LiveFile
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import EventTimeMicros, Superstep, WallTimeMicros, quickly_pickled
 
@@ -41,36 +42,55 @@ class Deliveries:
     ids: pa.Array | None = None
 
 
+@quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bundle:
-    """One interval's work in one superstep.
+class IntervalPlan:
+    """One interval's part in a superstep, which travels to the tasks.
 
     Attributes:
-        fence: owner and *new* commit number under which the result will be committed.
-        watermark: the computation's input low watermark during the whole bundle.
-        wall_time: the superstep's wall time; tasks never read a clock.
-        weak: the streams whose productions are delivered before the commit.
-        settled: no later bundle has a record before this time; ``None`` means ``watermark``.
+        fence: owner and number of its next commit, under which the result will be committed.
+        watermark: input low watermark of the computation for the whole superstep.
+        files: the committed files with its rows, oldest first; empty unless requested.
+        due: the interval has work without a record: a pending timer is due, or dead letters are retried.
+        settled: no later superstep has a record before this time; ``None`` means ``watermark``.
         late_before: records before this time are late; ``None`` means ``watermark``.
-        retried: dead letters to process once more, before all other input.
+        retried: dead letters of its keys to process once more, before all other input.
     """
 
     interval: Interval
     fence: Fence
-    superstep: Superstep
     watermark: EventTimeMicros
-    wall_time: WallTimeMicros
-    deliveries: Sequence[Deliveries] = ()
+    files: tuple[LiveFile, ...] = ()
+    due: bool = False
     percentile_watermarks: PercentileTimes = field(default_factory=dict)
-    weak: WeakStreams = STRONG
     settled: EventTimeMicros | None = None
     late_before: EventTimeMicros | None = None
     retried: Sequence[RetriedLetter] = ()
 
     @property
     def until(self) -> EventTimeMicros:
-        """The time up to which all records have arrived, including this bundle's."""
+        """The time up to which all records have arrived, including this superstep's."""
         return self.watermark if self.settled is None else max(self.watermark, self.settled)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """One interval's work in one superstep: its plan, and the records for it.
+
+    Attributes:
+        wall_time: the superstep's wall time; tasks never read a clock.
+        weak: the streams whose productions are delivered before the commit.
+    """
+
+    plan: IntervalPlan
+    superstep: Superstep
+    wall_time: WallTimeMicros
+    deliveries: Sequence[Deliveries] = ()
+    weak: WeakStreams = STRONG
+
+    def restamped(self, fence: Fence, superstep: Superstep) -> Bundle:
+        """Return the same bundle as part of another superstep."""
+        return replace(self, plan=replace(self.plan, fence=fence), superstep=superstep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

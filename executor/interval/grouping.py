@@ -139,14 +139,7 @@ def encode_keys(keys: pa.StringArray) -> KeyCodes:
 def group(
     encoded: KeyCodes, at: _Index, kept: _Index | None = None, others: Collection[str] = ()
 ) -> Grouping:
-    """Sort records by key, time and arrival.
-
-    Args:
-        encoded: the keys of all records that arrived.
-        at: their event times.
-        kept: the indices of the records to sort, ascending; ``None``: all.
-        others: keys to include even without records.
-    """
+    """Sort records by key, time and arrival: those ``kept``, or all; ``others`` are keys to include without records."""
     codes, keys, named = encoded.codes, encoded.keys, pa.array([], pa.string())
     if others:
         named = pa.array(list(others), pa.string())
@@ -317,11 +310,7 @@ def admitted_letters(
 ) -> tuple[_Mask, list[RetriedLetter]]:
     """Return a mask of the admitted records that are only ids of letters, and the letters without duplicates.
 
-    Args:
-        letters: all letters to retry.
-        unseen: the last of the arrivals, from `unseen_ids`.
-        admission: the admitted arrivals.
-        arrived: the number of arrivals, ``unseen`` included.
+    ``unseen`` are the last of the ``arrived`` records.
     """
     first = arrived - len(unseen.at)
     admitted = np.arange(arrived) if admission.kept is None else admission.kept

@@ -66,13 +66,9 @@ _LOST: Final = "a record that waits for its turn in time has a value that no tex
 
 
 def waiting_timer(columns: RecordColumns, index: int, superstep: int, lag_us: int) -> Timer:
-    """Return the entry of a waiting record among its key's timers.
+    """Return the entry of a waiting record among its key's timers; its productions may be ``lag_us`` before it.
 
-    Args:
-        columns: the records of a bundle.
-        index: the record's index.
-        superstep: the bundle's superstep; with the record's position in the bundle it makes the tag unique.
-        lag_us: how far before the record's time its productions may be.
+    The superstep and the position in the bundle make its tag unique.
     """
     at, record_id = columns.at[index], columns.scoped_id(index)
     header: dict[str, Any] = {"stream": columns.streams[index], "number": [superstep, columns.sources[index]]}
@@ -215,9 +211,9 @@ class KeyExecutor:
     ) -> None:
         computation = node.computation
         clocks = Clocks(
-            watermark=bundle.watermark,
+            watermark=bundle.plan.watermark,
             wall_time=bundle.wall_time,
-            percentile_watermarks=bundle.percentile_watermarks,
+            percentile_watermarks=bundle.plan.percentile_watermarks,
         )
         self._limit = limit
         self._node = node
@@ -238,15 +234,15 @@ class KeyExecutor:
         self.retried: int = 0
         self.retried_records: int = 0
         self._letters: dict[str, list[RetriedLetter]] = {}
-        for letter in bundle.retried:
+        for letter in bundle.plan.retried:
             self._letters.setdefault(letter.key, []).append(letter)
         self._columns = columns
         self._records = Records(columns, self._input)
         self._context = Context(
             node, self.state, self.timers, self.productions, self._input, clocks, holds, self.counters
         )
-        if bundle.late_before is not None:
-            self._context.late_before = bundle.late_before
+        if bundle.plan.late_before is not None:
+            self._context.late_before = bundle.plan.late_before
         self._firings_left = 0
         self._watermark = clocks.watermark
         self._records_slack_us = slack_us

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from millpond.executor.computation.records import RecordColumns
 from millpond.executor.computation.state import StoredState
-from millpond.executor.computation.timers import Timers
+from millpond.executor.computation.timers import TimerQueue, Timers
 from millpond.executor.computation.watchdog import OnStuck, UserCodeWatchdog
 from millpond.executor.interval.bundle import Bundle, BundleStatistics
 from millpond.executor.interval.grouping import (
@@ -36,6 +36,7 @@ from millpond.executor.interval.key_executor import KeyExecutor, MicroBatchExecu
 from millpond.executor.interval.row_update import (
     BundleOutcome,
     BundleResult,
+    PendingWork,
     RowUpdateDraft,
     split_productions,
 )
@@ -91,7 +92,7 @@ class IntervalProcessor:
         Due timers and records run key by key in key order. If this raises, soft state is
         unchanged.
         """
-        node, soft_state, letters = self._node, self._soft_state, bundle.retried
+        node, soft_state, letters = self._node, self._soft_state, bundle.plan.retried
         soft_state.begin()
         deliveries, sorts = bundle.deliveries, node.time_sorted
         if sorts:
@@ -104,14 +105,16 @@ class IntervalProcessor:
         codes = encode_keys(arrivals.keys)
         # Duplicates go first: neither lateness nor user code may see a record twice.
         admission = admit(arrivals, codes, soft_state)
-        late_before = bundle.watermark if bundle.late_before is None else bundle.late_before
+        late_before = bundle.plan.watermark if bundle.plan.late_before is None else bundle.plan.late_before
         late = (arrivals.at if admission.kept is None else arrivals.at[admission.kept]) < late_before
         refused = np.zeros(len(late), np.bool_)
         if unseen is not None:
             refused, letters = admitted_letters(letters, unseen, admission, len(arrivals.at))
             late &= ~refused
         due = soft_state.timers.due_keys(
-            bundle.until if sorts else bundle.watermark, bundle.wall_time, bundle.percentile_watermarks
+            bundle.plan.until if sorts else bundle.plan.watermark,
+            bundle.wall_time,
+            bundle.plan.percentile_watermarks,
         )
         if letters:
             due |= {letter.key for letter in letters}
@@ -161,8 +164,8 @@ class IntervalProcessor:
     def _run(
         self, bundle: Bundle, letters: Sequence[RetriedLetter], columns: RecordColumns, grouping: Grouping
     ) -> tuple[KeyExecutor, BundleOutcome]:
-        if letters is not bundle.retried:
-            bundle = replace(bundle, retried=letters)
+        if letters is not bundle.plan.retried:
+            bundle = replace(bundle, plan=replace(bundle.plan, retried=letters))
         computation = self._node.computation
         turns = self._executor(self._node, bundle, columns, self._slack_us, self._limit)
         run, productions, key_timers = turns.run, turns.productions.at, turns.timers
@@ -219,30 +222,34 @@ class IntervalProcessor:
                 outcome.states,
                 {keys[index]: timers for index, timers in outcome.timers.items()},
                 admission.fingerprints,
-                (bundle.watermark, bundle.wall_time),
+                (bundle.plan.watermark, bundle.wall_time),
             )
-        queue = soft_state.timers
-        next_event, next_wall = queue.next_at(TimeDomain.EVENT), queue.next_at(TimeDomain.WALL)
-        hold = queue.hold()
         return BundleResult(
             updates=updates,
             statistics=statistics,
-            next_event_timer=None if next_event is None else EventTimeMicros(next_event),
-            next_wall_timer=None if next_wall is None else WallTimeMicros(next_wall),
-            hold=None if hold is None else EventTimeMicros(hold),
-            next_percentile_timers=queue.next_percentile_timers(),
-            percentile_holds=queue.holds(bundle.percentile_watermarks),
+            pending=_pending_work(soft_state.timers, bundle),
             productions=draft.summaries(),
             dead_letters=tuple(turns.dead_letters),
             weak=weak,
             key_sample=sample_keys(draft.grouping, _SAMPLED_KEYS),
-            retried=tuple(map(_NAME, bundle.retried)),
+            retried=tuple(map(_NAME, bundle.plan.retried)),
         )
 
     def _drops(self, arrivals: Arrivals, kept: npt.NDArray[np.int64] | None) -> npt.NDArray[np.bool_]:
         by_stream = [self._node.drops_late(stream) for stream in arrivals.streams]
         drops = np.repeat(np.array(by_stream, dtype=np.bool_), arrivals.counts)
         return drops if kept is None else drops[kept]
+
+
+def _pending_work(queue: TimerQueue, bundle: Bundle) -> PendingWork:
+    event, wall, hold = queue.next_at(TimeDomain.EVENT), queue.next_at(TimeDomain.WALL), queue.hold()
+    return PendingWork(
+        next_event_timer=None if event is None else EventTimeMicros(event),
+        next_wall_timer=None if wall is None else WallTimeMicros(wall),
+        hold=None if hold is None else EventTimeMicros(hold),
+        next_percentile_timers=queue.next_percentile_timers(),
+        percentile_holds=queue.holds(bundle.plan.percentile_watermarks),
+    )
 
 
 def _without(

@@ -136,8 +136,8 @@ class RowUpdateDraft:
             columns["productions"] = _lists("productions", values, produced)
         columns |= {
             "key": self.grouping.key_column,
-            "sequencer": pa.repeat(bundle.fence.sequencer, count),
-            "commit_number": pa.repeat(bundle.fence.commit_number, count),
+            "sequencer": pa.repeat(bundle.plan.fence.sequencer, count),
+            "commit_number": pa.repeat(bundle.plan.fence.commit_number, count),
             "superstep": pa.repeat(bundle.superstep, count),
             "deleted": pa.array(deleted),
             **_states(outcome.states, changed & ~deleted, outcome.state_version),
@@ -151,10 +151,10 @@ class RowUpdateDraft:
         else:
             streams = self.kept.values.field("stream").to_pylist()
             times = self.kept.values.field("at").view(pa.int64()).to_pylist()
-        return _summaries(streams, times, self.bundle.percentile_watermarks) if streams else ()
+        return _summaries(streams, times, self.bundle.plan.percentile_watermarks) if streams else ()
 
     def restamped(self, fence: Fence, superstep: Superstep) -> RowUpdateDraft:
-        return replace(self, bundle=replace(self.bundle, fence=fence, superstep=superstep))
+        return replace(self, bundle=self.bundle.restamped(fence, superstep))
 
     def with_upgrades(self) -> RowUpdateDraft:
         """Replace each former state that code has read by its upgraded form, if its row is written anyway.
@@ -374,15 +374,30 @@ def _readdressed(values: pa.StructArray, chosen: _Mask, consumer: str) -> pa.Str
 
 @quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PendingWork:
+    """The timers and the held output times of a whole interval.
+
+    Attributes:
+        hold: oldest output time that a row still owes.
+        next_percentile_timers: earliest pending timer for each percentile watermark.
+        percentile_holds: by percentile *p*, the oldest output time without the oldest 100 - *p* percent of the rows.
+    """
+
+    next_event_timer: EventTimeMicros | None = None
+    next_wall_timer: WallTimeMicros | None = None
+    hold: EventTimeMicros | None = None
+    next_percentile_timers: PercentileTimes = field(default_factory=dict)
+    percentile_holds: PercentileTimes = field(default_factory=dict)
+
+
+@quickly_pickled
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BundleResult:
     """The result of a bundle.
 
     Attributes:
         updates: row updates with `ROW_SCHEMA`, sorted by key; ``None`` when nothing changed.
-        next_event_timer: earliest pending event timer of the whole interval.
-        next_wall_timer: earliest pending wall timer of the whole interval.
-        hold: oldest output time that any row of the interval still owes.
-        percentile_holds: by percentile *p*, the oldest output time without the oldest 100 - *p* percent of the rows.
+        pending: the pending work of the whole interval.
         productions: one summary per stream of the productions that rows keep.
         weak: the productions to deliver within the superstep.
         key_sample: keys of the bundle; a key with more records occurs more often.
@@ -391,11 +406,7 @@ class BundleResult:
 
     updates: pa.Table | None
     statistics: BundleStatistics
-    next_event_timer: EventTimeMicros | None = None
-    next_wall_timer: WallTimeMicros | None = None
-    hold: EventTimeMicros | None = None
-    next_percentile_timers: PercentileTimes = field(default_factory=dict)
-    percentile_holds: PercentileTimes = field(default_factory=dict)
+    pending: PendingWork = PendingWork()
     productions: tuple[ProductionSummary, ...] = ()
     dead_letters: tuple[DeadLetter, ...] = ()
     weak: WeakProductions | None = None

@@ -216,14 +216,7 @@ class SoftState:
     # ------------------------------------------------------------- following the store
 
     def synchronise(self, files: Sequence[LiveFile]) -> None:
-        """Follow the committed files: read the new ones, and undo bundles that they lack.
-
-        Args:
-            files: all live files that may hold the interval's rows.
-
-        Raises:
-            DataError: a file is missing or its bytes are wrong; the soft state is then empty.
-        """
+        """Follow the committed files: read the new ones, and undo bundles that they lack."""
         try:
             self._resolve_tentative({file.path for file in files})
             with collector_paused():

@@ -195,12 +195,12 @@ class TimeSortedExecutor(KeyExecutor):
     ) -> None:
         super().__init__(node, bundle, columns, slack_us, limit)
         self._superstep = bundle.superstep
-        self._until = bundle.until
+        self._until = bundle.plan.until
         self._is_batch = type(node.computation).process_records is not Computation.process_records
         self._bundle_records = self._sorted(columns)
 
     def _make_timers(self, clocks: Clocks, bundle: Bundle) -> KeyTimers:
-        return _TimeSortedTimers(clocks, bundle.until)
+        return _TimeSortedTimers(clocks, bundle.plan.until)
 
     def _sorted(self, columns: RecordColumns) -> _TimeSortedRecords:
         due = self.timers.event_due

@@ -9,53 +9,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import Enum, auto
 
 from millpond.executor.computation.watchdog import OnStuck
-from millpond.executor.interval.bundle import Bundle, Deliveries
-from millpond.executor.interval.letters import RetriedLetter
+from millpond.executor.interval.bundle import Bundle
 from millpond.executor.interval.processor import IntervalProcessor
 from millpond.executor.interval.row_cache import MemoryBudget
 from millpond.executor.interval.row_reader import RowReader
 from millpond.executor.interval.row_update import BundleResult, Manifest
 from millpond.executor.interval.soft_state import SoftState
-from millpond.executor.pipeline.nodes import STRONG, ComputationNode, WeakStreams
-from millpond.executor.time.clocks import PercentileTimes
+from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.statestore.errors import check
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.rows.files import PARQUET, RowFile, write_row_file
-from millpond.statestore.rows.row import Fence
 from millpond.statestore.rows.row_format import RowFormat
-from millpond.statestore.types import EventTimeMicros, Objects, Superstep, WallTimeMicros, quickly_pickled
-
-
-@quickly_pickled
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IntervalPlan:
-    """One interval's part in a superstep, which travels to the tasks.
-
-    Attributes:
-        fence: the fence of its next commit.
-        watermark: input low watermark of the computation for the whole superstep.
-        files: the committed files with its rows, oldest first; empty unless requested.
-        due: the interval has work without a record: a pending timer is due, or dead letters are retried.
-        settled: no later superstep has a record before this time; ``None`` means ``watermark``.
-        late_before: records before this time are late; ``None`` means ``watermark``.
-        retried: dead letters of its keys to retry.
-    """
-
-    interval: Interval
-    fence: Fence
-    watermark: EventTimeMicros
-    files: tuple[LiveFile, ...]
-    due: bool
-    percentile_watermarks: PercentileTimes = field(default_factory=dict)
-    settled: EventTimeMicros | None = None
-    late_before: EventTimeMicros | None = None
-    retried: tuple[RetriedLetter, ...] = ()
+from millpond.statestore.types import Objects
 
 
 class WorkerState(Enum):
@@ -166,7 +137,7 @@ class IntervalWorker:
             self._interval,
             result.updates,
             superstep=bundle.superstep,
-            fence=bundle.fence,
+            fence=bundle.plan.fence,
             token=token,
             row_format=self._row_format,
         )
@@ -183,7 +154,7 @@ class IntervalWorker:
         self._soft_state.adopt(file)
         return Manifest(
             interval=self._interval,
-            fence=bundle.fence,
+            fence=bundle.plan.fence,
             file=file,
             # The updates are in the file: the manifest travels to the driver, and must stay small.
             result=replace(result, updates=None, weak=None),
@@ -207,30 +178,3 @@ class IntervalWorker:
         """Record that another writer has committed: the next bundle reads the committed files first."""
         with self._transition:
             self._state = WorkerState.BEHIND
-
-
-def bundle_of(
-    part: IntervalPlan,
-    deliveries: Sequence[Deliveries],
-    *,
-    superstep: Superstep,
-    wall_time: WallTimeMicros,
-    weak: WeakStreams = STRONG,
-) -> Bundle:
-    """Return the bundle of an interval in a superstep.
-
-    ``wall_time`` is the wall time of the whole superstep, ``weak`` the streams delivered before the commit.
-    """
-    return Bundle(
-        interval=part.interval,
-        fence=part.fence,
-        superstep=superstep,
-        watermark=part.watermark,
-        wall_time=wall_time,
-        deliveries=deliveries,
-        percentile_watermarks=part.percentile_watermarks,
-        weak=weak,
-        settled=part.settled,
-        late_before=part.late_before,
-        retried=part.retried,
-    )

@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from millpond.executor.computation.watchdog import OnStuck
 from millpond.executor.inputs.extraction import Rows
-from millpond.executor.interval.bundle import Bundle, DeadLetter, Deliveries
+from millpond.executor.interval.bundle import Bundle, DeadLetter, Deliveries, IntervalPlan
 from millpond.executor.interval.row_cache import MemoryBudget
 from millpond.executor.interval.row_update import BundleResult, Manifest
-from millpond.executor.interval.worker import IntervalPlan, IntervalWorker, bundle_of
+from millpond.executor.interval.worker import IntervalWorker
 from millpond.executor.local.intake import ExtractedInputs, OutsideRows, extract_inputs, taken_of
 from millpond.executor.local.weak_round import RanBundle, WeakRounds
 from millpond.executor.maintenance.helpers import INLINE, HelperThread
@@ -274,8 +274,11 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         try:
             for number, (part, deliveries) in enumerate(work, 1):
                 worker = self._worker_of(part.interval)
-                bundle = bundle_of(
-                    part, deliveries, superstep=plan.superstep, wall_time=plan.conditions.wall_time
+                bundle = Bundle(
+                    plan=part,
+                    deliveries=deliveries,
+                    superstep=plan.superstep,
+                    wall_time=plan.conditions.wall_time,
                 )
                 result = worker.process(bundle, partial(self._files_of, part.interval))
                 reach("superstep.bundle_processed")

@@ -126,9 +126,6 @@ class LocalRun(Run[Receipt]):
 
         A table is refused if it lacks a column. The first mappings of a stream are refused if a field is in none of
         them; other mappings without the field become dead letters.
-
-        Raises:
-            InvalidError: the stream is not injected, or a column is missing or of the wrong type.
         """
         check_fit(self._topology, stream, rows)
 
@@ -159,15 +156,7 @@ class LocalRun(Run[Receipt]):
     ) -> None:
         """Run one superstep on a piece of a bounded input; in stepping mode only.
 
-        Args:
-            stream: an injected stream.
-            rows: the piece.
-            position: progress in the input once the superstep is committed.
-            watermarks: by stream, a time that no row of this piece or a later one is before.
-            after: by stream, a time that no row of a later piece is before.
-
-        Raises:
-            InvalidError: an earlier run has ended the stream.
+        By stream, no row of this piece or a later one is before ``watermarks``, and none of a later piece before ``after``.
         """
         self._refuse_if_ended(stream)
         with self._worker.working() as coordinator:
@@ -179,14 +168,7 @@ class LocalRun(Run[Receipt]):
             )
 
     def begin_backfills(self, inputs: Mapping[str, Rows | RowSource] | None = None) -> None:
-        """Read the missing history of computations; the run's next supersteps are on it.
-
-        Args:
-            inputs: the bounded inputs of the run, if it has any.
-
-        Raises:
-            InvalidError: a history does not fit its stream, or differs from the history that was consumed in part.
-        """
+        """Read the missing history of computations; the run's next supersteps are on it."""
         self._worker.begin_backfills(inputs)
 
     @property
@@ -210,13 +192,7 @@ class LocalRun(Run[Receipt]):
         return self._worker.coordinator.inputs.input_rows(stream)
 
     def observe(self, stream: str, rows: Iterable[Rows], position: InputPosition) -> None:
-        """Run one superstep in which consumed rows move their stream's watermark; in stepping mode only.
-
-        Args:
-            stream: an injected stream.
-            rows: rows of the stream that were consumed without moving the watermark, in pieces.
-            position: progress in the input, with the number of its rows that count from then on.
-        """
+        """Run one superstep in which consumed rows move their stream's watermark; in stepping mode only."""
         with self._worker.working():
             self._worker.run(LocalBatch(position=position, observed=(stream, rows)))
 
@@ -231,12 +207,8 @@ class LocalRun(Run[Receipt]):
     ) -> None:
         """Repeat a superstep of a past run; in stepping mode only, and for all further supersteps of this run.
 
-        Args:
-            rows: rows of the past superstep, in order: streams, each with rows.
-            conditions: conditions of the past superstep; the run's clock is at their wall time.
-            journaled: watermarks of the inputs after it, by application id.
-            position: progress in a bounded input once the superstep is committed.
-            after: by stream of a bounded input, a time that no row of a later superstep is before.
+        The run's clock is at the wall time of the ``conditions``; ``journaled`` are the watermarks of the inputs after
+        the past superstep, by application id.
         """
         outside = [OutsideRows(stream=stream, rows=part) for stream, part in rows]
         is_bounded = position is not None

@@ -16,9 +16,9 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from millpond.executor.interval.bundle import Bundle, DeadLetter, Deliveries
+from millpond.executor.interval.bundle import Bundle, DeadLetter, Deliveries, IntervalPlan
 from millpond.executor.interval.row_update import BundleResult, Straggler, WeakProductions
-from millpond.executor.interval.worker import IntervalPlan, IntervalWorker, bundle_of
+from millpond.executor.interval.worker import IntervalWorker
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.delivery import (
@@ -186,16 +186,20 @@ class WeakRounds:
 
     def _bundle(self, plan: SuperstepPlan, part: IntervalPlan, deliveries: Sequence[Deliveries]) -> Bundle:
         weak = self._topology.weak_streams(part.interval.computation)
-        return bundle_of(
-            part, deliveries, superstep=plan.superstep, wall_time=plan.conditions.wall_time, weak=weak
+        return Bundle(
+            plan=part,
+            deliveries=deliveries,
+            superstep=plan.superstep,
+            wall_time=plan.conditions.wall_time,
+            weak=weak,
         )
 
     def _run_now(self, bundle: Bundle) -> RanBundle:
-        worker = self._worker_of(bundle.interval, False)
+        worker = self._worker_of(bundle.plan.interval, False)
         return RanBundle(worker, bundle, self._process(worker, bundle))
 
     def _process(self, worker: IntervalWorker, bundle: Bundle) -> BundleResult:
-        result = worker.process(bundle, partial(self._files_of, bundle.interval))
+        result = worker.process(bundle, partial(self._files_of, bundle.plan.interval))
         reach("superstep.bundle_processed")
         return result
 
@@ -236,7 +240,7 @@ class WeakRounds:
             return None
         return RanBundle(
             self._worker_of(part.interval, False),
-            replace(running.bundle, fence=part.fence, superstep=plan.superstep),
+            running.bundle.restamped(part.fence, plan.superstep),
             _restamped(running.future.result(), part.fence, plan.superstep),
         )
 

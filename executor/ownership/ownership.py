@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
@@ -23,7 +22,7 @@ import pyarrow.compute as pc
 from millpond.executor.computation.timers import oldest_but
 from millpond.executor.inputs.positions import conflicting_pipeline, id_slack_position
 from millpond.executor.interval.row_cache import clock_names
-from millpond.executor.interval.row_update import BundleResult
+from millpond.executor.interval.row_update import PendingWork
 from millpond.executor.ownership.catalog_recorder import definition_metadata
 from millpond.executor.ownership.cuts import Cut, boundaries_of
 from millpond.executor.ownership.evolution import (
@@ -37,7 +36,7 @@ from millpond.executor.ownership.evolution import (
 )
 from millpond.executor.pipeline.nodes import ComputationNode, control_interval
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.time.clocks import EXACT, PercentileTimes
+from millpond.executor.time.clocks import EXACT
 from millpond.statestore.app_ids import AppId, pipeline_number
 from millpond.statestore.errors import (
     ConflictError,
@@ -70,24 +69,6 @@ from millpond.statestore.types import (
     WallTimeMicros,
 )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IntervalSummary:
-    """The driver's knowledge of an interval between supersteps.
-
-    Attributes:
-        hold: oldest output time that a row still owes.
-        next_percentile_timers: earliest pending timer for each percentile watermark.
-        percentile_holds: by percentile *p*, the oldest output time without the oldest 100 - *p* percent of the rows.
-    """
-
-    next_event_timer: EventTimeMicros | None = None
-    next_wall_timer: WallTimeMicros | None = None
-    hold: EventTimeMicros | None = None
-    next_percentile_timers: PercentileTimes = field(default_factory=dict)
-    percentile_holds: PercentileTimes = field(default_factory=dict)
-
-
 _STATE_COLUMNS: Final = ("state", "state_bytes", "state_version")
 # State is the bulk of a row and does not affect timers or holds, so a scan does not read it.
 _SCAN_COLUMNS: Final = tuple(name for name in MERGE_COLUMNS if name not in _STATE_COLUMNS)
@@ -95,10 +76,10 @@ _SCAN_COLUMNS: Final = tuple(name for name in MERGE_COLUMNS if name not in _STAT
 
 def scan_interval(
     objects: Objects, interval: Interval, files: Sequence[LiveFile], percentiles: Collection[float] = ()
-) -> IntervalSummary:
+) -> PendingWork:
     """Read the timers and holds of an interval from all its live files, for the pipeline's percentile watermarks."""
     if not files:
-        return IntervalSummary()
+        return PendingWork()
     updates = read_row_files(
         objects,
         [file.path for file in files],
@@ -114,7 +95,7 @@ def scan_interval(
     clocks = clock_names(timers.field("domain"))
     by_percentile = {percentile: _earliest(timers, names) for percentile, names in clocks.percentiles.items()}
     event, wall = _earliest(timers, clocks.event), _earliest(timers, clocks.wall)
-    return IntervalSummary(
+    return PendingWork(
         next_event_timer=None if event is None else EventTimeMicros(event),
         next_wall_timer=None if wall is None else WallTimeMicros(wall),
         hold=EventTimeMicros(int(holds.min())) if len(holds) else None,
@@ -139,10 +120,10 @@ class OwnedInterval:
     fence: Fence
     next_fence: Fence
 
-    def __init__(self, interval: Interval, lease: Lease, summary: IntervalSummary) -> None:
+    def __init__(self, interval: Interval, lease: Lease, pending: PendingWork) -> None:
         self.interval = interval
         self.lease = lease
-        self.summary: IntervalSummary = summary
+        self.pending: PendingWork = pending
         self.advance(Fence(lease.sequencer, CommitNumber(0)))
 
     def advance(self, fence: Fence) -> None:
@@ -152,7 +133,7 @@ class OwnedInterval:
 
     def is_due(self, now: WallTimeMicros, mark: Callable[[str, float], EventTimeMicros]) -> bool:
         """Return True if a timer fires now; ``mark`` returns a computation's input watermark at a percentile."""
-        pending, computation = self.summary, self.interval.computation
+        pending, computation = self.pending, self.interval.computation
         if pending.next_wall_timer is not None and pending.next_wall_timer <= now:
             return True
         if pending.next_event_timer is not None and pending.next_event_timer <= mark(computation, EXACT):
@@ -161,15 +142,6 @@ class OwnedInterval:
             if at <= mark(computation, percentile):
                 return True
         return False
-
-    def observe(self, result: BundleResult) -> None:
-        self.summary = IntervalSummary(
-            next_event_timer=result.next_event_timer,
-            next_wall_timer=result.next_wall_timer,
-            hold=result.hold,
-            next_percentile_timers=result.next_percentile_timers,
-            percentile_holds=result.percentile_holds,
-        )
 
 
 def refuse_claimed(positions: Mapping[str, int], pipeline: str, computations: Iterable[str]) -> None:
@@ -252,10 +224,6 @@ class ServiceRetry:
         """Call ``action`` until no service is unavailable, with ``meanwhile`` before each retry; return its result.
 
         It must be safe to repeat: it first reads back what its last call left unknown.
-
-        Raises:
-            OutcomeUnknownError: the outcome is still unknown at the timeout.
-            UnavailableError: the service is still unavailable at the timeout.
         """
         deadline_us = self._clock.monotonic_us() + self._timeout_ms * 1_000
         while True:
@@ -325,17 +293,13 @@ class Ownership:
         return self.by_computation.get(computation, ())
 
     def next_wall_timer(self) -> WallTimeMicros | None:
-        times = (owned.summary.next_wall_timer for owned in self.owned.values())
+        times = (owned.pending.next_wall_timer for owned in self.owned.values())
         return min((at for at in times if at is not None), default=None)
 
     def open(self) -> None:
         """Take every interval that the table has for this pipeline, and the control interval.
 
-        Renamed and dropped computations leave the table before this returns.
-
-        Raises:
-            InvalidError: a computation of this name belongs to another pipeline of the store, or the
-                pipeline has changed in a way that its rows do not allow; see `plan_evolution`.
+        Renamed and dropped computations leave the table before this returns. See `plan_evolution` for refused changes.
         """
         self.committer.refresh()
         # Before any lease is taken, so that a refused pipeline disturbs no running one.
@@ -348,12 +312,7 @@ class Ownership:
             raise
 
     def check_update(self, topology: Topology) -> None:
-        """Refuse a changed pipeline that could not open the store; nothing is written and no lease is touched.
-
-        Raises:
-            FencedError: another process owns the pipeline.
-            InvalidError: as for `open`.
-        """
+        """Refuse a changed pipeline that could not open the store; nothing is written and no lease is touched."""
         self.check_owner()
         refuse_claimed(self.committer.snapshot.txns, topology.name, topology.computations)
         self._plan_evolution(topology)
@@ -443,12 +402,7 @@ class Ownership:
         self._index()
 
     def create(self, node: ComputationNode, sample: pa.Array) -> None:
-        """Cut the keys of a computation that has never run, and take the intervals.
-
-        Raises:
-            FencedError: another process owns the pipeline; nothing was written.
-            InvalidError: a computation of this name belongs to another pipeline of the store.
-        """
+        """Cut the keys of a computation that has never run, and take the intervals."""
         # Before any lease is taken: a new owner may hold one on the same interval.
         self.check_owner()
         cuts = boundaries_of(sample, node.intervals or self._intervals)
@@ -461,9 +415,6 @@ class Ownership:
 
         One commit fences the replaced and the new intervals, under higher sequencers, so a process that believes to
         own any of the former is fenced. Files stay where they are, and are read by range.
-
-        Raises:
-            FencedError: another process owns the pipeline; nothing was written.
         """
         # Before any lease is taken: a new owner may hold one on the same interval.
         self.check_owner()
@@ -475,12 +426,7 @@ class Ownership:
         )
 
     def check_owner(self) -> None:
-        """Check that this process owns the pipeline, by its leases and by the fence in the table.
-
-        Raises:
-            FencedError: another process has taken the pipeline.
-            UnavailableError: ZooKeeper did not come back within the pause timeout.
-        """
+        """Check that this process owns the pipeline, by its leases and by the fence in the table."""
         self.wait_until_held()
         # A lease may be lost without notice, but the fence in the table cannot: it is part of the rival's take-over.
         stored = self.committer.refresh().fence_of(self._control_interval)
@@ -551,14 +497,10 @@ class Ownership:
         cut: Cut | None = None,
         is_scanned: bool = True,
     ) -> None:
-        """Take leases on intervals and fence them.
+        """Take leases on intervals and fence them, and record ``records`` in the same commit.
 
-        Args:
-            intervals: the intervals.
-            records: further positions for the commit that fences them.
-            above: by interval, the former interval whose rows it receives and whose sequencer it must exceed.
-            cut: the cut that the intervals result from; the replaced ones are fenced too, and released.
-            is_scanned: scan their rows for timers and holds.
+        ``above`` maps intervals to the former ones whose rows they receive and whose sequencers they must exceed. The
+        intervals that a ``cut`` replaces are fenced too, and released.
         """
         # Claims and sequencers come from the newest version: an older one could miss a rival's commit.
         snapshot = self.committer.refresh()
@@ -579,7 +521,7 @@ class Ownership:
         reach("lease.taken")
         writes = []
         for interval, lease in zip(intervals, leases, strict=True):
-            owned = self.owned[interval] = OwnedInterval(interval, lease, IntervalSummary())
+            owned = self.owned[interval] = OwnedInterval(interval, lease, PendingWork())
             if interval == self._control_interval:
                 self.control = owned
             writes.append(IntervalWrite(interval=interval, fence=owned.fence))
@@ -609,7 +551,7 @@ class Ownership:
         for interval in intervals:
             if interval != self._control_interval:
                 files = fenced.files_of(interval)
-                self.owned[interval].summary = scan_interval(
+                self.owned[interval].pending = scan_interval(
                     self._store.objects, interval, files, self._topology.percentiles
                 )
         reach("recovery.scanned")

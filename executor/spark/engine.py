@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from millpond.executor.inputs.extraction import rows_to_extract
 from millpond.executor.inputs.positions import BOUNDED_SOURCE, after_the_end
-from millpond.executor.interval.worker import IntervalPlan
+from millpond.executor.interval.bundle import IntervalPlan
 from millpond.executor.pipeline.nodes import ComputationNode, is_addressed
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.options import RunnerOptions

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.functions import col, expr, lit
 
+from millpond.executor.interval.bundle import IntervalPlan
 from millpond.executor.interval.row_update import Manifest
-from millpond.executor.interval.worker import IntervalPlan
 from millpond.executor.ownership.cuts import Cut
 from millpond.executor.spark.key_sql import quoted
 from millpond.executor.spark.session import is_one_machine

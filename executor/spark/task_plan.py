@@ -18,9 +18,8 @@ import pyarrow.compute as pc
 
 from millpond.executor.inputs.keys import KeyExtractor
 from millpond.executor.inputs.payload import Payload
-from millpond.executor.interval.bundle import DeadLetter
+from millpond.executor.interval.bundle import DeadLetter, IntervalPlan
 from millpond.executor.interval.row_update import Manifest
-from millpond.executor.interval.worker import IntervalPlan
 from millpond.executor.pipeline.nodes import WeakStreams
 from millpond.executor.superstep.delivery import ProductionSource
 from millpond.executor.time.instants import DEFAULT_READING, TimeReading

@@ -30,10 +30,10 @@ import cloudpickle
 import pyarrow as pa
 
 from millpond.executor.computation.watchdog import OnStuck
-from millpond.executor.interval.bundle import Deliveries
+from millpond.executor.interval.bundle import Bundle, Deliveries, IntervalPlan
 from millpond.executor.interval.row_cache import MemoryBudget
 from millpond.executor.interval.row_update import Manifest
-from millpond.executor.interval.worker import IntervalPlan, IntervalWorker, bundle_of
+from millpond.executor.interval.worker import IntervalWorker
 from millpond.executor.pipeline.nodes import STRONG, ComputationNode
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.spark.hand_over import Serve, SlotHomes
@@ -260,7 +260,9 @@ class WorkerProcess:
         ``on_stuck`` is called if user code exceeds its time limit and cannot be interrupted.
         """
         weak = plan.weak.get(node.name, STRONG)
-        bundle = bundle_of(part, deliveries, superstep=plan.superstep, wall_time=plan.wall_time, weak=weak)
+        bundle = Bundle(
+            plan=part, deliveries=deliveries, superstep=plan.superstep, wall_time=plan.wall_time, weak=weak
+        )
         kept = self._keep(node, part.interval)
         with kept.lock:
             kept.on_stuck = on_stuck

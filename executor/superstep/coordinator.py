@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from millpond.executor.inputs.positions import superstep_of
+from millpond.executor.interval.bundle import IntervalPlan
 from millpond.executor.interval.row_update import Manifest
-from millpond.executor.interval.worker import IntervalPlan
 from millpond.executor.maintenance.policy import CompactionWorkers
 from millpond.executor.maintenance.upkeep import Upkeep
 from millpond.executor.ownership.balancer import Balancer
@@ -135,14 +135,7 @@ class Coordinator:
     # -- life cycle ------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Take the leases, fence former owners, and recover pending productions.
-
-        Raises:
-            ConflictError: another process holds an interval and ``on_held`` is ``refuse``.
-            UnavailableError: ZooKeeper or the object store is unavailable.
-            DataError: a file is missing or its bytes are wrong.
-            InvalidError: the pipeline has changed in a way that its rows do not allow; see `plan_evolution`.
-        """
+        """Take the leases, fence former owners, and recover pending productions."""
         # Own first, read afterwards: a former owner may change the table until the fence is committed.
         self.ownership.open()
         self._restore()
@@ -280,10 +273,8 @@ class Coordinator:
     def _observe(self, owned: OwnedInterval) -> None:
         """Let the watermarks wait for what an interval still owes."""
         if owned.interval.computation != DEAD_LETTERS:
-            summary = owned.summary
-            self.watermarks.update_interval(
-                owned.interval, owned.fence.sequencer, summary.hold, summary.percentile_holds
-            )
+            hold, percentile_holds = owned.pending.hold, owned.pending.percentile_holds
+            self.watermarks.update_interval(owned.interval, owned.fence.sequencer, hold, percentile_holds)
 
     # -- supersteps ------------------------------------------------------------------------
 
@@ -326,13 +317,10 @@ class Coordinator:
         with_files: bool = True,
         after: Mapping[str, EventTimeMicros] | None = None,
     ) -> SuperstepPlan:
-        """Plan the next superstep.
+        """Plan the next superstep; consumers of ``inputs``, the streams with new records, must have intervals.
 
-        Args:
-            inputs: injected streams with new records; their consumers must have intervals.
-            backfilled: the computation that gets records of its backfill.
-            with_files: list each interval's files; a runner that follows the log itself saves that cost.
-            after: by injected stream, its watermark once the superstep is committed, if the runner knows it.
+        ``after`` are the watermarks of injected streams once the superstep is committed. A runner that follows the log
+        itself saves the cost of ``with_files``.
         """
         started_us = self.clock.monotonic_us()
         # Idle streams stop holding the watermark now, because the plan fixes it for the whole superstep.
@@ -425,7 +413,7 @@ class Coordinator:
         files[self.ownership.control.interval] += letters.file is not None
         for manifest in manifests:
             owned = self.ownership.owned[manifest.interval]
-            owned.observe(manifest.result)
+            owned.pending = manifest.result.pending
             self._observe(owned)
             files[manifest.interval] += manifest.file is not None
             written.append((manifest.file, manifest.result.productions))

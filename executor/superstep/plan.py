@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millpond.executor.interval.worker import IntervalPlan
+from millpond.executor.interval.bundle import IntervalPlan
 from millpond.executor.superstep.delivery import ProductionSource
 from millpond.executor.watermark.authority import Conditions
 from millpond.statestore.types import Superstep

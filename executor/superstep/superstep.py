@@ -129,15 +129,7 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
         self._engine = engine
 
     def run(self, batch: _Batch) -> SuperstepReport:
-        """Run one superstep: extract, plan, run the intervals; then commit, apply and deliver.
-
-        Raises:
-            InvalidError: the rows cannot be read, user code failed, or too much became dead letters; nothing was
-                written.
-            FencedError: another process has taken an interval; nothing was written.
-            OutcomeUnknownError: the store is unavailable for longer than the runner waits.
-            UnavailableError: ZooKeeper is unavailable for longer than the runner waits.
-        """
+        """Run one superstep: extract, plan, run the intervals; then commit, apply and deliver."""
         return self.commit(self.attempt(batch))
 
     def attempt(self, batch: _Batch) -> Prepared[_Results]:

@@ -78,11 +78,7 @@ class IntervalMap:
         return TIME_MAX_US
 
     def report(self, interval: Interval, sequencer: Sequencer, hold: EventTimeMicros | None) -> None:
-        """Replace the hold of an interval; ``None`` if its rows owe nothing.
-
-        Raises:
-            FencedError: the reporter is no longer the owner of some of these keys.
-        """
+        """Replace the hold of an interval; ``None`` if its rows owe nothing."""
         piece = _Piece(interval.high, sequencer, TIME_MAX_US if hold is None else hold)
         known = self._pieces.get(interval.low)
         if known is None or known.high != interval.high:

@@ -65,10 +65,7 @@ class PipelineWatermarks:
     def restore(self, positions: Mapping[str, int], former: PipelineWatermarks | None = None) -> None:
         """Continue from the watermarks that the last commits journaled.
 
-        Args:
-            positions: the transactions of the table.
-            former: the time of the pipeline before it was changed in this process, all of which is committed:
-                unchanged injectors keep their observations.
+        Injectors that are unchanged since ``former``, the time before an update, keep their observations.
         """
         app_ids = self._app_ids
         now = self._clock.monotonic_us()

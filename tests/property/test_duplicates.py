@@ -411,7 +411,7 @@ def bundles_of(run: IntervalRun, history: History) -> Iterator[BundleStatistics]
             run.attempt(bundle, turn.worker)
         attempt = run.attempt(bundle, turn.worker)
         run.commit(attempt)
-        retention = IdRetention.of(bundle.watermark, bundle.wall_time, history.slack_hours * HOUR_US)
+        retention = IdRetention.of(bundle.plan.watermark, bundle.wall_time, history.slack_hours * HOUR_US)
         rules = CompactionRules(pending_from=bundle.superstep, ids=retention)
         if turn.fate == "compacted":
             run.compact(rules)

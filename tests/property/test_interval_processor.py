@@ -230,12 +230,12 @@ def assert_same_bundle(result: BundleResult, expected: ModelBundle, model: Model
         keys=expected.keys,
     )
     assert (model.next_at(TimeDomain.EVENT), model.next_at(TimeDomain.WALL), model.hold()) == (
-        result.next_event_timer,
-        result.next_wall_timer,
-        result.hold,
+        result.pending.next_event_timer,
+        result.pending.next_wall_timer,
+        result.pending.hold,
     )
-    assert model.next_mark(50) == result.next_percentile_timers.get(50)
-    assert model.hold_mark(50) == result.percentile_holds.get(50)
+    assert model.next_mark(50) == result.pending.next_percentile_timers.get(50)
+    assert model.hold_mark(50) == result.pending.percentile_holds.get(50)
 
 
 def assert_same_rows(run: IntervalRun, model: ModelInterval) -> None:

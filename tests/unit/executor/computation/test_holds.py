@@ -58,7 +58,8 @@ def call(run: IntervalRun, at: int, hook: Hook | None, watermark: int = 0, mark:
     if hook is not None:
         keys = pa.array(["k"])
         deliveries = [Deliveries(stream="s", keys=keys, at=np.array([at]), values=PythonValues([hook]))]
-    bundle = replace(run.bundle(deliveries, watermark), percentile_watermarks={50.0: max(mark, watermark)})
+    bundle = run.bundle(deliveries, watermark)
+    bundle = replace(bundle, plan=replace(bundle.plan, percentile_watermarks={50.0: max(mark, watermark)}))
     attempt = run.attempt(bundle)
     run.commit(attempt)
     return attempt.result
@@ -74,9 +75,9 @@ def test_a_hold_is_owed_until_it_is_released():
     """A hold is part of the row, with or without a state."""
     run = start()
 
-    assert call(run, 10, lambda context: context.state.hold(10)).hold == 10
-    assert call(run, 30, lambda context: context.state.set(1), watermark=30).hold == 10
-    assert call(run, 40, lambda context: context.state.release()).hold is None
+    assert call(run, 10, lambda context: context.state.hold(10)).pending.hold == 10
+    assert call(run, 30, lambda context: context.state.set(1), watermark=30).pending.hold == 10
+    assert call(run, 40, lambda context: context.state.release()).pending.hold is None
 
 
 def test_holds_have_names():
@@ -88,8 +89,8 @@ def test_holds_have_names():
         context.state.hold(30, "b")
         context.state.hold(50, "a")
 
-    assert call(run, 10, hook).hold == 30
-    assert call(run, 60, lambda context: context.state.release("b")).hold == 50
+    assert call(run, 10, hook).pending.hold == 30
+    assert call(run, 60, lambda context: context.state.release("b")).pending.hold == 50
 
 
 def test_deleting_the_state_releases_what_it_held():
@@ -103,7 +104,7 @@ def test_deleting_the_state_releases_what_it_held():
 
     call(run, 10, hook)
 
-    assert call(run, 60, lambda context: context.state.delete()).hold == 90
+    assert call(run, 60, lambda context: context.state.delete()).pending.hold == 90
 
 
 def test_the_key_may_produce_at_the_time_that_it_holds():
@@ -144,7 +145,7 @@ def test_the_key_may_produce_at_the_time_that_a_timer_owes():
     made = call(run, 60, hook)
 
     assert times(made) == [20]
-    assert made.hold == 30
+    assert made.pending.hold == 30
     with pytest.raises(InvalidError, match="before the input"):
         call(run, 65, lambda context: context.produce("out", 1, at=29))
 
@@ -207,10 +208,18 @@ def test_a_percentile_timer_fires_at_its_own_watermark():
     run = start()
     result = call(run, 10, lambda context: context.set_timer(20, "early", percentile=50), mark=19)
 
-    assert (result.next_event_timer, result.next_percentile_timers, result.hold) == (None, {50.0: 20}, 20)
+    assert (result.pending.next_event_timer, result.pending.next_percentile_timers, result.pending.hold) == (
+        None,
+        {50.0: 20},
+        20,
+    )
     fired = call(run, 0, None, watermark=5, mark=20)
 
-    assert (fired.statistics.timers, fired.next_percentile_timers, fired.hold) == (1, {}, None)
+    assert (fired.statistics.timers, fired.pending.next_percentile_timers, fired.pending.hold) == (
+        1,
+        {},
+        None,
+    )
 
 
 def test_setting_a_timer_again_may_change_its_percentile():
@@ -220,7 +229,7 @@ def test_setting_a_timer_again_may_change_its_percentile():
 
     result = call(run, 10, lambda context: context.set_timer(20))
 
-    assert (result.next_event_timer, result.next_percentile_timers) == (20, {})
+    assert (result.pending.next_event_timer, result.pending.next_percentile_timers) == (20, {})
 
 
 def test_a_new_owner_finds_all_of_it():
@@ -242,7 +251,7 @@ def test_a_new_owner_finds_all_of_it():
     )
     assert (summary.next_event_timer, summary.next_wall_timer) == (None, None)
     result = call(run, 0, None, watermark=5, mark=20)
-    assert (result.statistics.timers, result.hold, times(result)) == (1, 10, [10])
+    assert (result.statistics.timers, result.pending.hold, times(result)) == (1, 10, [10])
 
 
 def test_the_oldest_but_a_share():

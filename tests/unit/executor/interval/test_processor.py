@@ -130,7 +130,7 @@ class TestOrder:
         result = run.step([delivery(("k", 5, "x"), ("k", 6, "timer:25"))], watermark=30)
 
         assert states(run)["k"][3:] == ["fired 20", "fired 30", "x", "timer:25", "fired 25"]
-        assert (result.statistics.timers, result.next_event_timer, result.hold) == (3, 40, 40)
+        assert (result.statistics.timers, result.pending.next_event_timer, result.pending.hold) == (3, 40, 40)
 
     def test_a_key_without_records_wakes_for_its_timer(self) -> None:
         """A due timer is reason enough for a turn; other keys have none."""
@@ -176,7 +176,7 @@ class TestOrder:
         early = run.step(watermark=50)
         late = run.step(watermark=90)
 
-        assert (early.statistics.timers, early.next_event_timer, late.statistics.timers) == (1, 90, 1)
+        assert (early.statistics.timers, early.pending.next_event_timer, late.statistics.timers) == (1, 90, 1)
         assert states(run)["k"][2:] == ["fired 10", "fired 20"]
 
     def test_timers_that_never_end_are_stopped(self) -> None:
@@ -204,7 +204,7 @@ class TestFailures:
 
         assert [entry for entry in states(run)["k"] if entry != 1] == ["a", "timer:90"]
         assert [entry for entry in states(run)["j"] if entry != 1] == ["z"]
-        assert (result.next_event_timer, result.productions) == (90, ())
+        assert (result.pending.next_event_timer, result.productions) == (90, ())
         (letter,) = result.dead_letters
         assert (letter.computation, letter.stream, letter.key, letter.value, letter.at, letter.error) == (
             "log",
@@ -225,7 +225,7 @@ class TestFailures:
         assert states(run) == {"k": ["timer:13", "timer:14", "fired 14"]}
         assert [(d.stream, d.key, d.at) for d in result.dead_letters] == [("", "k", 13)]
         assert orjson.loads(result.dead_letters[0].value)["tag"] == "13"
-        assert (result.statistics.timers, result.next_event_timer) == (2, None)
+        assert (result.statistics.timers, result.pending.next_event_timer) == (2, None)
 
     def test_a_state_that_its_codec_refuses_is_the_records_failure(self) -> None:
         """The record that set it becomes a letter, the others keep their effects."""
@@ -406,7 +406,7 @@ class TestUpdates:
         run.step([delivery(("k", 1, 0))])
         result = run.step([delivery(("k", 1, 0))])
 
-        assert (result.updates, result.next_event_timer, result.hold) == (None, 100, 100)
+        assert (result.updates, result.pending.next_event_timer, result.pending.hold) == (None, 100, 100)
         assert result.statistics.records == 1
 
     def test_only_what_changed_is_written(self) -> None:
@@ -448,7 +448,7 @@ class TestUpdates:
         result = run.step(watermark=9)
 
         assert [(row["deleted"], row["timers"]) for row in updates_of(result)] == [(True, [])]
-        assert (run.rows().num_rows, result.hold) == (0, None)
+        assert (run.rows().num_rows, result.pending.hold) == (0, None)
         assert [(p.stream, p.count, p.oldest_at) for p in result.productions] == [("out", 1, 5)]
 
     def test_productions_keep_their_order(self) -> None:
@@ -485,7 +485,7 @@ class TestUpdates:
 
         for deliveries in ([], [delivery()], [delivery(ids=[])]):
             result = run.step(deliveries, watermark=5)
-            assert (result.updates, result.statistics.keys, result.hold) == (None, 0, None)
+            assert (result.updates, result.statistics.keys, result.pending.hold) == (None, 0, None)
 
 
 def test_large_spans_of_time_are_sorted_too() -> None:

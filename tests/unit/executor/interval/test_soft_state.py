@@ -188,7 +188,7 @@ class TestFollowing:
         assert result.updates.select(["state", "timers"]).to_pylist() == [
             {"state": "[10,20]", "timers": None}
         ]
-        assert (result.hold, result.next_event_timer) == (10, 10)
+        assert (result.pending.hold, result.pending.next_event_timer) == (10, 10)
         assert result.updates.column("hold").cast(pa.int64()).to_pylist() == [10]
 
     def test_a_bundle_that_was_never_adopted_is_taken_back(self) -> None:
@@ -378,7 +378,7 @@ class TestMemory:
         run.step(records(("a", 5), ("b", 9)))
         result = run.step(watermark=5)
 
-        assert (result.statistics.timers, result.next_event_timer, result.hold) == (1, 9, 9)
+        assert (result.statistics.timers, result.pending.next_event_timer, result.pending.hold) == (1, 9, 9)
         assert run.rows().column("state").to_pylist() == ['[5,"fired 5"]', "[9]"]
 
     def test_a_cold_start_fills_the_budget_with_the_nearest_timers(self) -> None:

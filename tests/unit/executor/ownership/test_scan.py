@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from millpond.executor.ownership.ownership import IntervalSummary, scan_interval
+from millpond.executor.interval.row_update import PendingWork
+from millpond.executor.ownership.ownership import scan_interval
 from millpond.executor.pipeline.nodes import DEAD_LETTERS, control_interval
 from millpond.executor.superstep.pending import undelivered_sources
 from millpond.statestore.errors import DataError
@@ -53,7 +54,7 @@ class Table:
         self.committer.commit(CommitRequest(kind="superstep", writes=(write,)))
         return file.path
 
-    def scan(self, interval: Interval) -> IntervalSummary:
+    def scan(self, interval: Interval) -> PendingWork:
         return scan_interval(self.objects, interval, self.committer.snapshot.files_of(interval))
 
     def sources(self, superstep: int, *computations: str) -> list[str]:
@@ -72,7 +73,7 @@ def made(stream: str = "s") -> list[dict[str, Any]]:
 class TestScan:
     def test_an_interval_without_files_owes_nothing(self) -> None:
         """Nothing is read where nothing was written."""
-        assert Table(ALL).scan(ALL) == IntervalSummary()
+        assert Table(ALL).scan(ALL) == PendingWork()
 
     def test_the_earliest_of_each_kind_counts(self) -> None:
         """Over all keys: the next timer of either domain, and the oldest time that is still owed."""
@@ -85,7 +86,7 @@ class TestScan:
             {"key": "c", "state": "1"},
         )
 
-        assert table.scan(ALL) == IntervalSummary(next_event_timer=20, next_wall_timer=800, hold=20)
+        assert table.scan(ALL) == PendingWork(next_event_timer=20, next_wall_timer=800, hold=20)
 
     def test_newer_updates_replace_timers(self) -> None:
         """A timer that was fired, reset or deleted since is not found again; one that is unchanged stays."""
@@ -105,7 +106,7 @@ class TestScan:
             {"key": "c", "timers": [], "deleted": True},
         )
 
-        assert table.scan(ALL) == IntervalSummary(next_event_timer=20, hold=20)
+        assert table.scan(ALL) == PendingWork(next_event_timer=20, hold=20)
 
     def test_only_the_intervals_own_keys_count(self) -> None:
         """A file may hold keys of a neighbour, whose timers are the neighbour's."""

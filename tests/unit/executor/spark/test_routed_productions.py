@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.interval.bundle import DeadLetter, Deliveries
-from millpond.executor.interval.worker import IntervalPlan
+from millpond.executor.interval.bundle import DeadLetter, Deliveries, IntervalPlan
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.spark.routed import (

@@ -15,7 +15,7 @@ import pytest
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record
-from millpond.executor.interval.worker import IntervalPlan
+from millpond.executor.interval.bundle import IntervalPlan
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.spark.hand_over import HandedOver
 from millpond.executor.spark.task import _serve, make_task, run_slot

@@ -10,9 +10,8 @@ import pyarrow as pa
 import pytest
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.interval.bundle import BundleStatistics, DeadLetter, ProductionSummary
-from millpond.executor.interval.row_update import BundleResult, Manifest
-from millpond.executor.interval.worker import IntervalPlan
+from millpond.executor.interval.bundle import BundleStatistics, DeadLetter, IntervalPlan, ProductionSummary
+from millpond.executor.interval.row_update import BundleResult, Manifest, PendingWork
 from millpond.executor.pipeline.nodes import DEAD_LETTERS, control_interval
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.superstep.commit import Totals
@@ -334,9 +333,11 @@ class TestRestarts:
             part_of(plan, LEFT),
             update,
             productions=(summary,),
-            hold=hold,
-            next_event_timer=EventTimeMicros(95),
-            next_wall_timer=WallTimeMicros(pond.clock.now_us() + 5_000),
+            pending=PendingWork(
+                hold=hold,
+                next_event_timer=EventTimeMicros(95),
+                next_wall_timer=WallTimeMicros(pond.clock.now_us() + 5_000),
+            ),
         )
         letter = DeadLetter(computation="first", stream="in", key=None, value="1", at=30, error="no key")
         position = InputPosition(stream="in", source="q", batch=0)

@@ -11,10 +11,10 @@ import pytest
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.values import PythonValues
-from millpond.executor.interval.bundle import Bundle, Deliveries
+from millpond.executor.interval.bundle import Bundle, Deliveries, IntervalPlan
 from millpond.executor.interval.row_cache import MemoryBudget
 from millpond.executor.interval.row_update import Manifest
-from millpond.executor.interval.worker import IntervalPlan, IntervalWorker, WorkerState, bundle_of
+from millpond.executor.interval.worker import IntervalWorker, WorkerState
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.errors import InternalError, InvalidError, UnavailableError
 from millpond.statestore.interval import Interval
@@ -88,7 +88,9 @@ class Setting:
             at=np.zeros(len(numbers), np.int64),
             values=PythonValues(list(numbers)),
         )
-        return bundle_of(part, [records], superstep=Superstep(self.supersteps), wall_time=WallTimeMicros(0))
+        return Bundle(
+            plan=part, deliveries=[records], superstep=Superstep(self.supersteps), wall_time=WallTimeMicros(0)
+        )
 
     def step(self, *numbers: int) -> Manifest:
         """The steps of the local engine, up to the commit."""
