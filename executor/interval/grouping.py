@@ -219,7 +219,6 @@ class Admission:
 
     Attributes:
         kept: the arrival indices of the remaining records, ascending; ``None`` if all remain.
-        duplicates: the number of duplicates.
         fingerprints: the fingerprints of the remaining ids; ``None`` if no record has an id.
     """
 

@@ -191,11 +191,6 @@ class KeyExecutor:
     ``slack_us`` is how far the productions of a record may lie before it.
 
     Attributes:
-        state: the state of the key that had the last turn.
-        timers: its timers.
-        productions: the productions of all keys.
-        counters: the counters of all keys.
-        fired: the number of timers that have fired.
         waited: the number of records that have begun to wait for their turn in time.
         resumed: the number of waiting records that were processed.
         retried: the number of retried dead letters, ``retried_records`` of which were records.

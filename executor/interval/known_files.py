@@ -94,9 +94,6 @@ class KnownIds:
         reader: reads ``record_ids`` back.
         limit_bytes: the present limit of the newest ids, and of the filter if that is enough for 262,144 ids.
         capacity_max: the most ids that the filter is built for, at 8 bytes each.
-
-    Attributes:
-        is_prepared: the filter has been built.
     """
 
     def __init__(

@@ -227,12 +227,9 @@ class RetriedLetter:
     """A letter to retry, with the whole input of the code.
 
     Attributes:
-        name: the key of the letter's row.
         stream: the stream on which the record arrived; ``""`` for a timer.
         at: the event time, in microseconds.
-        value: the value as JSON text.
         value_types: the types that JSON lacks; see `letter_value`.
-        id: the record's id from its publisher.
         unseen_id: the id for deduplication, if the record never reached the code and has one.
         timer: the timer to fire once more; ``None`` for a record.
         retried: the number of retries of the letter, this one included.

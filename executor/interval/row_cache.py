@@ -226,8 +226,6 @@ class RowCache:
 
     Attributes:
         is_complete: every key that has a row is here.
-        used_bytes: the estimated memory of the rows.
-        uses: when the rows were used.
     """
 
     def __init__(
@@ -472,16 +470,12 @@ class MemoryBudget:
         self._other_bytes = other_bytes
         self._lock = threading.Lock()
         self._used: dict[Interval, int] = {}
-        self._total = 0
-
-    @property
-    def used_bytes(self) -> int:
-        return self._total
+        self.used_bytes: int = 0
 
     @property
     def is_exceeded(self) -> bool:
         """True if intervals over their limit should shrink, even while they are idle."""
-        return self._total > max(self._budget_bytes - self._other_bytes(), self._least_bytes)
+        return self.used_bytes > max(self._budget_bytes - self._other_bytes(), self._least_bytes)
 
     def limit_of(self, interval: Interval) -> int:
         with self._lock:
@@ -489,15 +483,15 @@ class MemoryBudget:
 
     def report(self, interval: Interval, used_bytes: int) -> int:
         with self._lock:
-            self._total += used_bytes - self._used.get(interval, 0)
+            self.used_bytes += used_bytes - self._used.get(interval, 0)
             self._used[interval] = used_bytes
             return self._limit(interval, len(self._used))
 
     def leave(self, interval: Interval) -> None:
         with self._lock:
-            self._total -= self._used.pop(interval, 0)
+            self.used_bytes -= self._used.pop(interval, 0)
 
     def _limit(self, interval: Interval, intervals: int) -> int:
         budget_bytes = max(self._budget_bytes - self._other_bytes(), self._least_bytes)
-        others = self._total - self._used.get(interval, 0)
+        others = self.used_bytes - self._used.get(interval, 0)
         return max(budget_bytes - others, budget_bytes // intervals)

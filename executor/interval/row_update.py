@@ -61,13 +61,8 @@ class BundleOutcome:
     """The effects of user code, one entry per key of the grouping.
 
     Attributes:
-        before: states at the start of the bundle.
-        states: states at its end.
         timers: all timers of the keys whose timers changed, by the key's index.
         kept_timers: all timers of the keys whose timers did not change, by index.
-        productions: the productions, key by key.
-        production_counts: the number of productions of each key.
-        state_version: the version of the states that the code has set.
     """
 
     before: Sequence[StoredState | None]
@@ -84,7 +79,6 @@ class KeptProductions:
     """The productions that a bundle's rows keep, key by key.
 
     Attributes:
-        values: the productions, of type `PRODUCTION_TYPE`.
         owners: for each production, the index of its key, ascending.
     """
 
@@ -296,12 +290,7 @@ def _summaries(
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """Weak productions that a consumer did not get in time.
-
-    Attributes:
-        positions: their positions among the bundle's weak productions.
-        consumer: the computation that still waits for them.
-    """
+    """Weak productions that a consumer did not get in time."""
 
     positions: _Index
     consumer: str
@@ -314,7 +303,6 @@ class WeakProductions:
     Attributes:
         table: the productions, in order of emission, under the streams' own names.
         owners: the indices of the keys that produced them.
-        draft: the inputs of the bundle's row updates.
     """
 
     table: pa.Table
@@ -397,9 +385,7 @@ class BundleResult:
 
     Attributes:
         updates: row updates with `ROW_SCHEMA`, sorted by key; ``None`` when nothing changed.
-        pending: the pending work of the whole interval.
         productions: one summary per stream of the productions that rows keep.
-        weak: the productions to deliver within the superstep.
         key_sample: keys of the bundle; a key with more records occurs more often.
         retried: the names of the retried dead letters, including failed ones, which are also in ``dead_letters``.
     """

@@ -140,10 +140,6 @@ class SoftState:
 
     ``memory`` is the budget of all intervals of the process. With ``keeps_records``, records may wait in the rows.
     States of code before ``state_version`` are kept with their version.
-
-    Attributes:
-        timers: the next timers of each key.
-        ids: the consumed record ids.
     """
 
     timers: TimerQueue

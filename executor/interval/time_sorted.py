@@ -53,7 +53,6 @@ class _TimeSortedTimers(KeyTimers):
     Attributes:
         event_due: the event timers up to ``until``, which are due, as a heap.
         ready: the entries of the waiting records before ``until``, whose turn has come.
-        added: the entries of the records that have begun to wait.
     """
 
     __slots__ = ("_still", "_stored", "_until", "added", "event_due", "ready")

@@ -77,7 +77,7 @@ class IntervalWorker:
         self._processor = IntervalProcessor(node, interval, self._soft_state, on_stuck)
         self._stopwatch = stopwatch
         self._work_us = 0
-        self._state = WorkerState.BEHIND
+        self.state: WorkerState = WorkerState.BEHIND
         self._transition = threading.Lock()
 
     def shrink(self) -> None:
@@ -93,10 +93,6 @@ class IntervalWorker:
 
     def leave(self) -> None:
         self._soft_state.leave()
-
-    @property
-    def state(self) -> WorkerState:
-        return self._state
 
     def run(self, bundle: Bundle, files: Callable[[], Sequence[LiveFile]], token: str) -> Manifest:
         """Process a bundle and write its row file, uncommitted; after a failure soft state is empty.
@@ -121,8 +117,8 @@ class IntervalWorker:
         with self._transition:
             # The state changes before the files are read: a later `fall_behind` may concern a commit that this
             # bundle does not see, so it must outlast the bundle.
-            is_following = self._state is WorkerState.FOLLOWING
-            self._state = WorkerState.RAN
+            is_following = self.state is WorkerState.FOLLOWING
+            self.state = WorkerState.RAN
         if not is_following:
             self._soft_state.synchronise(files())
         result = self._processor.process(bundle)
@@ -147,9 +143,7 @@ class IntervalWorker:
 
     def finish(self, bundle: Bundle, result: BundleResult, file: RowFile | None) -> Manifest:
         """Associate soft state with the written file, and return the manifest to be committed."""
-        check(
-            self._state is not WorkerState.FOLLOWING, "a bundle is finished after it ran", state=self._state
-        )
+        check(self.state is not WorkerState.FOLLOWING, "a bundle is finished after it ran", state=self.state)
         # The commit may still fail, so soft state keeps what it needs to undo the bundle.
         self._soft_state.adopt(file)
         return Manifest(
@@ -164,17 +158,17 @@ class IntervalWorker:
     def confirm(self, file: RowFile | None) -> None:
         """Record that the last bundle was committed, as part of a version that nothing else changed."""
         check(
-            self._state is not WorkerState.FOLLOWING,
+            self.state is not WorkerState.FOLLOWING,
             "a bundle is confirmed once, after it ran",
-            state=self._state,
+            state=self.state,
         )
         self._soft_state.confirm(file)
         with self._transition:
             # A bundle that outlived its superstep may have read the files before another writer's commit.
-            if self._state is WorkerState.RAN:
-                self._state = WorkerState.FOLLOWING
+            if self.state is WorkerState.RAN:
+                self.state = WorkerState.FOLLOWING
 
     def fall_behind(self) -> None:
         """Record that another writer has committed: the next bundle reads the committed files first."""
         with self._transition:
-            self._state = WorkerState.BEHIND
+            self.state = WorkerState.BEHIND

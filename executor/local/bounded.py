@@ -36,10 +36,7 @@ class _Input:
     """The rest of an input.
 
     Attributes:
-        source: all rows of the stream.
-        consumed: number of rows that the store has consumed.
         oldest: the least time of each remaining piece and all after it.
-        at: index of the next piece.
         shares: by the number of rows before a piece, the percentile watermarks that it meets.
     """
 

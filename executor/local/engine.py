@@ -56,7 +56,6 @@ class LocalBatch(Batch):
     """Injected rows for one superstep.
 
     Attributes:
-        outside: the rows, in order of arrival.
         is_bounded: the input has a known end, so its watermark waits for the end instead of following the records.
         observed: stream and rows that were consumed before and that move its watermark now.
     """

@@ -46,7 +46,6 @@ class IntervalLoad:
 
     Attributes:
         work_ms: the processing time of its bundles, of a processor where the runner can measure that.
-        records: the processed records and timers.
         keys: sampled keys; a key with more work occurs more often.
         home: the process that ran it last; empty for the coordinator's.
     """

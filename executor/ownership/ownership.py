@@ -258,7 +258,6 @@ class Ownership:
         keep_undelivered: saves the undelivered productions of dropped computations.
 
     Attributes:
-        owned: the held intervals.
         control: the driver's own interval, part of every commit.
         by_computation: the intervals of each computation in key order; empty for one that has never run.
     """

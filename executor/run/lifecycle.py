@@ -27,8 +27,6 @@ class Lifecycle:
     """The phase of a run and its first failure; any thread may read and change them.
 
     Attributes:
-        phase: the present phase.
-        error: the first error; ``None`` if the run has not failed.
         is_active: the run takes input: it was not stopped and has not failed.
         is_stranded: user code hangs in one of the run's threads and cannot be interrupted.
     """
@@ -94,8 +92,3 @@ class Deadline:
     @property
     def has_passed(self) -> bool:
         return self.at_us is not None and self.clock.monotonic_us() > self.at_us
-
-    @property
-    def left_ms(self) -> float | None:
-        """The remaining wait; ``None`` if it never ends."""
-        return None if self.at_us is None else (self.at_us - self.clock.monotonic_us()) / 1_000

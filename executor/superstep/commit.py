@@ -230,8 +230,6 @@ class RunStatus:
     """The state of a pipeline after a superstep; a value that any thread may read.
 
     Attributes:
-        superstep: number of the last committed superstep.
-        totals: counts over the pipeline's whole life.
         watermarks: input low watermark by computation.
         low_watermark: the lowest output watermark; everything before it is done.
         ended: injected streams whose input has ended for good.

@@ -71,9 +71,6 @@ class Coordinator:
     Attributes:
         names: source of file names that are unique to this owner; usable once it is open.
         on_recut: called after each cut of a computation's keys.
-        superstep: number of the last committed superstep; 0 before the first.
-        totals: counts over the pipeline's whole life.
-        pending: productions that wait for their consumers.
     """
 
     topology: Topology

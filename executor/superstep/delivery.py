@@ -39,7 +39,6 @@ class ProductionSource:
     """A committed file that holds unconsumed productions.
 
     Attributes:
-        path: the row file.
         superstep: only rows of this superstep count; a file that an OPTIMIZE merged may hold older rows, whose
             productions are delivered.
         streams: streams of the productions; empty when unknown.

@@ -29,8 +29,6 @@ class PipelineOptions:
         upkeep: when the store is compacted and its garbage collected; ``None``: never.
         balance: when intervals are split and merged by load; ``None``: only on request.
         dead_letter_limit: share of records that may become dead letters before the run stops; ``None``: all.
-        clock: source of time.
-        rng: source of file names.
     """
 
     intervals: int | None = None

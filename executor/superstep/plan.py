@@ -18,9 +18,7 @@ class InputPosition:
     """Progress in an outside input once a superstep commits.
 
     Attributes:
-        stream: the injected stream.
         source: id of the source, for example of a Spark query.
-        batch: number of the batch that the superstep consumes.
         rows: rows of a bounded input that count towards the watermark from then on; ``None`` changes nothing.
         offsets: end of the batch in the source's own words, if it is known.
         backfill: computation whose backfill the superstep consumes; ``batch`` is then a `backfill_position`.
@@ -40,11 +38,7 @@ class SuperstepPlan:
     """The intervals of one superstep, with their conditions, input and productions.
 
     Attributes:
-        superstep: its number.
         conditions: wall time and watermarks that every interval meets.
-        started_us: start of planning on the monotonic clock.
-        intervals: the intervals that have work.
-        sources: files with undelivered productions.
         taken: injected records in their order of arrival: streams, each with its number of consecutive records.
     """
 

@@ -51,7 +51,6 @@ class Inputs:
     """An extracted batch, as far as planning needs it; each runner adds the columns in its own form.
 
     Attributes:
-        streams: injected streams with new records.
         after: by injected stream, its watermark once the superstep is committed, if it is known.
         stamps: by injected stream, the event time of records that carry none.
         taken: order of arrival: streams, each with its number of consecutive records.

@@ -41,7 +41,6 @@ class TimeReading:
     """An injector's reading of times that lack a unit or a zone.
 
     Attributes:
-        unit: the unit of whole numbers.
         is_unit_given: the user has declared the unit; otherwise dates in milliseconds are refused.
         zone: the offset of times without a zone, as ``Z`` or ``+02:00``; ``None`` refuses them.
     """

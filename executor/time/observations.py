@@ -101,9 +101,7 @@ class Watch:
     """Settings for observing the records of a stream.
 
     Attributes:
-        stream: the injected stream.
         newest: the newest committed time, by member.
-        with_delays: measure the delays of records.
         stamp_at: the event time to give to records; ``None`` if they carry their own.
     """
 

@@ -190,7 +190,6 @@ class WatermarkAuthority:
     the oldest undelivered productions and the idle injectors. A read after a change solves the equations.
 
     Attributes:
-        injected: the low watermarks of the injected streams.
         idle: the injected streams that do not hold back the watermark while others advance.
     """
 
@@ -349,9 +348,7 @@ class Conditions:
     its inputs, whatever moved these.
 
     Attributes:
-        wall_time: the time of the plan.
         watermarks: by injected stream, its watermarks by percentile, 100 included.
-        idle: the injected streams that were idle.
         stamps: by injected stream, the event time of records that carry none.
     """
 

@@ -67,11 +67,7 @@ class InjectorTime:
     """The low watermark of one injected stream.
 
     Args:
-        node: the injector.
-        saved: the journaled watermark.
-        now_us: the monotonic clock.
         percentile_watermarks: the journaled percentile watermarks, of all percentiles that the pipeline keeps.
-        standings: the last result of `standings`.
 
     Attributes:
         behind_us: how far behind its sender's watermark the latest late record so far was; 0 if none was.
