@@ -177,12 +177,7 @@ class PipelineWatermarks:
         return self._authority.input_watermark(computation)
 
     def settled(self, computation: str, injected: Mapping[str, EventTimeMicros]) -> EventTimeMicros | None:
-        """Return a lower bound of the input watermark of a ``time_sorted`` computation, if it is known.
-
-        ``injected`` are the watermarks that its streams will have.
-        """
-        sorts = self._topology.computations[computation].time_sorted
-        return self._authority.settled(computation, injected) if sorts and injected else None
+        return self._authority.settled(computation, injected)
 
     def foresee(self, inputs: Iterable[InputObservation]) -> dict[str, EventTimeMicros]:
         """Return the watermarks that streams will have once these inputs take effect.

@@ -279,9 +279,8 @@ def check_against_model(
     for arrived, event_step, wall_step, fate, ahead in script:
         watermark, wall_time = watermark + event_step, wall_time + wall_step
         mark = max(mark, watermark + ahead)
-        bundle = replace(
-            run.bundle(deliveries_of(arrived), watermark, wall_time), percentile_watermarks={50: mark}
-        )
+        bundle = run.bundle(deliveries_of(arrived), watermark, wall_time)
+        bundle = replace(bundle, plan=replace(bundle.plan, percentile_watermarks={50: mark}))
         attempt, worker = run_with_fate(run, bundle, worker, fate)
         expected = model.process(arrived, watermark, wall_time, {50: mark})
         assert_same_bundle(attempt.result, expected, model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import orjson
@@ -81,7 +82,9 @@ class Pond:
             self.disk, part.interval, rows, superstep=plan.superstep, fence=part.fence, token=self.rng.token()
         )
         statistics = BundleStatistics(records=len(updates))
-        outcome = BundleResult(updates=None, statistics=statistics, **result)
+        owed = [one.name for one in fields(PendingWork) if one.name in result]
+        pending = PendingWork(**{name: result.pop(name) for name in owed})
+        outcome = BundleResult(updates=None, statistics=statistics, pending=pending, **result)
         return Manifest(interval=part.interval, fence=part.fence, file=file, result=outcome)
 
     def info(self, version: int) -> dict[str, Any]:
@@ -333,11 +336,9 @@ class TestRestarts:
             part_of(plan, LEFT),
             update,
             productions=(summary,),
-            pending=PendingWork(
-                hold=hold,
-                next_event_timer=EventTimeMicros(95),
-                next_wall_timer=WallTimeMicros(pond.clock.now_us() + 5_000),
-            ),
+            hold=hold,
+            next_event_timer=EventTimeMicros(95),
+            next_wall_timer=WallTimeMicros(pond.clock.now_us() + 5_000),
         )
         letter = DeadLetter(computation="first", stream="in", key=None, value="1", at=30, error="no key")
         position = InputPosition(stream="in", source="q", batch=0)
