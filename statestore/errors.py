@@ -56,12 +56,19 @@ class MillpondError(Exception):
     kind: ErrorKind = ErrorKind.INTERNAL
 
     def __init__(self, message: str, **details: object) -> None:
+        super().__init__()
         self.message = message
         self.details = details
-        text = visible(without_secrets(message))
-        for name, value in details.items():
+
+    def __str__(self) -> str:
+        # Made when somebody reads it: each superstep meets an error about the commit that does not exist yet.
+        text = visible(without_secrets(self.message))
+        for name, value in self.details.items():
             text += f" {name}=`{visible_value(value)}`"
-        super().__init__(text)
+        return text
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
 
     def add_note(self, note: str) -> None:
         super().add_note(visible_lines(without_secrets(note)))
