@@ -46,8 +46,8 @@ LONGEST: Final = (
 """Modules that take longest, in this order: one that began last would keep a process when the others have ended."""
 
 _SHARE: Final = re.compile(r"\[share \d+\]$")
-_SESSIONS: Final = frozenset({"spark", "spark_as_reader"})
-_ASKS: Final = re.compile(r'\bspark(?:_as_reader)?: SparkSession\b|getfixturevalue\("spark"\)')
+_SESSIONS: Final = frozenset({"spark", "spark_as_reader", "rocksdb"})
+_ASKS: Final = re.compile(r'\b(?:spark|spark_as_reader|rocksdb): SparkSession\b|getfixturevalue\("spark"\)')
 _BY_NAME: Final = "getfixturevalue"
 
 

@@ -1,17 +1,28 @@
-"""One ZooKeeper for the stores of all tests that compare engines: none of them is about a store's own server."""
+"""What tests share that compare engines: one ZooKeeper for their stores, and Spark with the state store of its operators."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
+from tests.fixtures.micro_batches import ROCKSDB, STATE_STORE
+from tests.short_lived import COMPILED_PLANS, INTERPRETED_PLANS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _start_or_join = EmbeddedZooKeeper.start_or_join
 
 
 @pytest.fixture(autouse=True)
 def one_zookeeper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a store that is opened without ``zookeeper`` use the run's server, which starts with the first of them."""
+    """Let a store that is opened without ``zookeeper`` use the run's server, which starts with the first of them.
+
+    None of these tests is about a store's own server.
+    """
 
     def join(_: EmbeddedZooKeeper) -> str:
         with monkeypatch.context() as patched:
@@ -20,3 +31,21 @@ def one_zookeeper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         return hosts
 
     monkeypatch.setattr(EmbeddedZooKeeper, "start_or_join", join)
+
+
+@pytest.fixture
+def spark(spark: SparkSession) -> Iterator[SparkSession]:
+    """Have the session interpret its plans: they run once, on few rows. `tests/unit` has them compiled, as users have."""
+    for name, value in INTERPRETED_PLANS.items():
+        spark.conf.set(name, value)
+    yield spark
+    for name, value in COMPILED_PLANS.items():
+        spark.conf.set(name, value)
+
+
+@pytest.fixture
+def rocksdb(spark: SparkSession) -> Iterator[SparkSession]:
+    """Give the session the state store that Spark's operators need."""
+    spark.conf.set(STATE_STORE, ROCKSDB)
+    yield spark
+    spark.conf.unset(STATE_STORE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,16 +36,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 Row = Mapping[str, Any]
-_STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
-_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-
-
-@pytest.fixture
-def rocksdb(spark_as_reader: SparkSession) -> Iterator[SparkSession]:
-    """The session with the state store that Spark's operator needs."""
-    spark_as_reader.conf.set(_STATE_STORE, _ROCKSDB)
-    yield spark_as_reader
-    spark_as_reader.conf.unset(_STATE_STORE)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Spark ends no query of this time mode, so each side runs until it has told as mu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 
 from millpond.executor.spark_compat.spark_query import apply_in_pandas_with_state, transform_with_state
 from millpond.testing.fixtures.own_writer import OwnWriter
-from tests.fixtures.micro_batches import ROCKSDB, STATE_STORE, micro_batches
+from tests.fixtures.micro_batches import micro_batches
 from tests.spark_code.group_functions import expecting
 from tests.spark_code.stateful_processors import SEEN, Alarms, Fading
 
@@ -32,14 +32,6 @@ pytestmark = pytest.mark.spark
 
 _LONG_MS = 10**11
 _WAIT_S = 120
-
-
-@pytest.fixture
-def rocksdb(spark: SparkSession) -> Iterator[SparkSession]:
-    """The session with the state store that Spark's operator needs."""
-    spark.conf.set(STATE_STORE, ROCKSDB)
-    yield spark
-    spark.conf.unset(STATE_STORE)
 
 
 class Seen(OwnWriter):

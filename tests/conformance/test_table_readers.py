@@ -291,20 +291,20 @@ def test_delta_rs_shows_the_history(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_with_spark(spark_as_reader: SparkSession, tmp_path: Path) -> None:
+def test_with_spark(spark: SparkSession, tmp_path: Path) -> None:
     """With delta-spark's and delta-rs's OPTIMIZE between our commits, all four read alike at every version."""
     busy = BusyTable(tmp_path / "rows")
     path = str(busy.folder)
 
     def by_spark(version: int) -> pa.Table:
-        return spark_as_reader.read.format("delta").option("versionAsOf", version).load(path).toArrow()
+        return spark.read.format("delta").option("versionAsOf", version).load(path).toArrow()
 
     busy.fence()
     busy.superstep()
     busy.superstep()
     busy.compact_with_delta_rs()
     busy.superstep()
-    spark_as_reader.sql(f"OPTIMIZE delta.`{path}`")
+    spark.sql(f"OPTIMIZE delta.`{path}`")
     busy.note()
     busy.superstep()
     DeltaTable(path).create_checkpoint()
@@ -313,15 +313,13 @@ def test_with_spark(spark_as_reader: SparkSession, tmp_path: Path) -> None:
     _check_all_versions(busy, {**_readers(busy), "delta-spark": by_spark})
     snapshot = _check_newest(busy)
     assert snapshot.txns[RS_APP] == 3
-    operations = [
-        row["operation"] for row in spark_as_reader.sql(f"DESCRIBE HISTORY delta.`{path}`").collect()
-    ]
+    operations = [row["operation"] for row in spark.sql(f"DESCRIBE HISTORY delta.`{path}`").collect()]
     assert operations[-2:] == ["MILLPOND FENCE", "CREATE TABLE"]
     assert operations.count("MILLPOND SUPERSTEP") == 5
 
 
 @pytest.mark.spark
-def test_spark_reads_a_fork(spark_as_reader: SparkSession, tmp_path: Path) -> None:
+def test_spark_reads_a_fork(spark: SparkSession, tmp_path: Path) -> None:
     """Whose log begins with a checkpoint, and whose files its parent has lost since."""
     busy, fork = BusyTable(tmp_path / "rows"), tmp_path / "fork"
     busy.fence()
@@ -332,14 +330,14 @@ def test_spark_reads_a_fork(spark_as_reader: SparkSession, tmp_path: Path) -> No
     shutil.rmtree(busy.folder)
 
     def by_spark(version: int) -> pa.Table:
-        return spark_as_reader.read.format("delta").option("versionAsOf", version).load(str(fork)).toArrow()
+        return spark.read.format("delta").option("versionAsOf", version).load(str(fork)).toArrow()
 
     wanted = _canonical(pa.Table.from_pylist(busy.history[version], schema=SCHEMA))
     assert _canonical(by_spark(version + 1)) == wanted
 
 
 @pytest.mark.spark
-def test_a_restore_and_a_write_by_spark_are_refused(spark_as_reader: SparkSession, tmp_path: Path) -> None:
+def test_a_restore_and_a_write_by_spark_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     """RESTORE and an append by delta-spark are refused by name; what stood before them stays readable."""
     for name, act in (
         ("RESTORE", "RESTORE TABLE delta.`{}` TO VERSION AS OF 2"),
@@ -350,7 +348,7 @@ def test_a_restore_and_a_write_by_spark_are_refused(spark_as_reader: SparkSessio
         busy.fence()
         busy.superstep()
         busy.superstep()
-        spark_as_reader.sql(act.format(busy.folder))
+        spark.sql(act.format(busy.folder))
 
         with pytest.raises(DataError, match=f"version=`4` operation=`{name}` engine=`Apache-Spark"):
             busy.committer.refresh()

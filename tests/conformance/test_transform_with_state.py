@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from millpond.executor.spark_compat.spark_query import (
     transform_with_state,
 )
 from millpond.statestore.errors import InvalidError
-from tests.fixtures.micro_batches import ROCKSDB, STATE_STORE, micro_batches
+from tests.fixtures.micro_batches import micro_batches
 from tests.spark_code.group_functions import grouped, grouped_in_arrow
 from tests.spark_code.stateful_processors import (
     SEEN,
@@ -43,14 +43,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 Row = Mapping[str, Any]
-
-
-@pytest.fixture
-def rocksdb(spark: SparkSession) -> Iterator[SparkSession]:
-    """The session with the state store that Spark's operator needs."""
-    spark.conf.set(STATE_STORE, ROCKSDB)
-    yield spark
-    spark.conf.unset(STATE_STORE)
 
 
 @dataclass(frozen=True)

@@ -330,7 +330,7 @@ def test_a_table_with_more_columns_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_every_version_reads_the_same_everywhere(tmp_path: Path, spark: SparkSession) -> None:
+def test_every_version_reads_the_same_everywhere(tmp_path: Path, spark_as_reader: SparkSession) -> None:
     """delta-rs, DuckDB and delta-spark find the same rows at each version."""
     import duckdb
 
@@ -343,7 +343,9 @@ def test_every_version_reads_the_same_everywhere(tmp_path: Path, spark: SparkSes
         expected = table_of(tmp_path, version)
         data_set = DeltaTable(str(tmp_path), version=version).to_pyarrow_dataset()
         in_duckdb = duckdb.connect().execute("SELECT * FROM data_set").fetchall()
-        in_spark = spark.read.format("delta").option("versionAsOf", version).load(str(tmp_path)).collect()
+        in_spark = (
+            spark_as_reader.read.format("delta").option("versionAsOf", version).load(str(tmp_path)).collect()
+        )
 
         assert data_set.count_rows() == len(expected)
         assert dict(in_duckdb) == expected

@@ -184,17 +184,19 @@ def test_what_sql_cannot_show_is_in_the_state_alone(schema: StructType) -> None:
 
 
 @pytest.mark.spark
-def test_spark_has_the_columns_of_arrow(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_has_the_columns_of_arrow(spark_as_reader: SparkSession, tmp_path: Path) -> None:
     """Typed keys and state variables have the same names, types and values in a DataFrame, and can be asked for in SQL."""
     with mp.Store.open(tmp_path / "pond") as store:
         _run(store, _wallet(ttl_ms=_FOR_EVER_MS), {"card": 1, "cents": 300}, {"card": 2, "cents": -5})
         view = store.rows_view("wallets")
-        frame, table = view.to_spark(spark), view.to_arrow()
+        frame, table = view.to_spark(spark_as_reader), view.to_arrow()
         frame.createOrReplaceTempView("wallets")
 
         typed = [column.field.name for column in view.shown]
         assert frame.columns == table.column_names
         shown = frame.orderBy("key").select(*typed).toArrow()
         assert shown.to_pylist() == table.select(typed).to_pylist()
-        found = spark.sql("select card, limits[date '2026-11-23'].cents from wallets where total = 300")
+        found = spark_as_reader.sql(
+            "select card, limits[date '2026-11-23'].cents from wallets where total = 300"
+        )
         assert [tuple(row) for row in found.collect()] == [(1, Decimal("10.50"))]
