@@ -24,8 +24,6 @@ from click.testing import CliRunner
 from pyarrow import csv
 
 from millpond.cli.main import main
-from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
-from millpond.statestore.system import SystemClock, SystemRng
 
 _CODE: Final = """
 import millpond as mp
@@ -78,7 +76,6 @@ def write_pond(folder: Path) -> None:
     (folder / "counts.jsonl").write_text("\n".join(lines), encoding="utf-8")
     _write_flights(folder, 0)
     _run(folder)
-    server = serve(folder)
     _write_flights(folder, 1)
     _millpond(folder, "intervals", "pond", "--split", "window_counter", "JFK")
     _run(folder)
@@ -86,16 +83,8 @@ def write_pond(folder: Path) -> None:
     for number in range(2, _FILES - 1):
         _write_flights(folder, number)
         _run(folder)
-    server.close()
     _write_flights(folder, _FILES - 1)
     shutil.copytree(folder / "pond", folder / "pond_of_today")
-
-
-def serve(folder: Path) -> EmbeddedZooKeeper:
-    """The server of ``pond``, started: commands join it, or each would start and stop one."""
-    server = EmbeddedZooKeeper(folder / "pond" / "zookeeper", SystemClock(), SystemRng())
-    server.start_or_join()
-    return server
 
 
 def _write_flights(folder: Path, number: int) -> None:

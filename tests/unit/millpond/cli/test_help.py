@@ -13,16 +13,20 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from unittest.mock import patch
 
 import click
 import pytest
 from click.testing import CliRunner, Result
+from kazoo.client import KazooClient
 
 from millpond.cli.main import main
 from millpond.cli.terminal.cli_help import EXIT_CODES, Example, TeachingCommand, TeachingGroup
-from tests.prepared_pond import serve, write_pond
+from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
+from tests.prepared_pond import write_pond
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,28 +61,58 @@ def on_spark(example: str) -> bool:
     return "--spark" in shlex.split(example)
 
 
-@pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The folder of the examples, and what it has at the beginning."""
+@dataclass(frozen=True)
+class Template:
+    """The folder of the examples, and what it and the store's nodes in ZooKeeper have at the beginning."""
+
+    folder: Path
+    kept: Path
+    zookeeper: KazooClient
+    nodes: dict[str, bytes]
+
+    def restore(self) -> None:
+        """Put everything back; the store lies where it was made."""
+        shutil.copytree(self.kept, self.folder)
+        self.zookeeper.delete(min(self.nodes), recursive=True)
+        for path, value in self.nodes.items():
+            self.zookeeper.create(path, value)
+
+
+def _nodes(zookeeper: KazooClient, path: str) -> Iterator[tuple[str, bytes]]:
+    yield path, zookeeper.get(path)[0]
+    for child in zookeeper.get_children(path):
+        yield from _nodes(zookeeper, f"{path}/{child}")
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory, zookeeper_hosts: str) -> Iterator[Template]:
+    """Make the folder once. Its store is on the run's ZooKeeper: a server for each example costs more than all of them."""
     folder = tmp_path_factory.mktemp("examples") / "here"
     folder.mkdir()
-    write_pond(folder)
+    zookeeper = KazooClient(zookeeper_hosts)
+    zookeeper.start()
+    zookeeper.ensure_path("/millpond")
+    others = set(zookeeper.get_children("/millpond"))
+    with patch.object(EmbeddedZooKeeper, "start_or_join", lambda _: zookeeper_hosts):
+        write_pond(folder)
+    (store,) = set(zookeeper.get_children("/millpond")) - others
     kept = folder.with_name("kept")
     folder.rename(kept)
-    return folder, kept
+    yield Template(folder, kept, zookeeper, dict(_nodes(zookeeper, f"/millpond/{store}")))
+    zookeeper.stop()
+    zookeeper.close()
 
 
 @pytest.fixture
-def here(template: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of the examples, as it is at the beginning; the current one. The store lies where it was made."""
-    folder, kept = template
-    shutil.copytree(kept, folder)
+def here(template: Template, zookeeper_hosts: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of the examples, as it is at the beginning; the current one."""
+    template.restore()
+    folder = template.folder
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("HOME", str(folder))
-    server = serve(folder)
+    monkeypatch.setattr(EmbeddedZooKeeper, "start_or_join", lambda _: zookeeper_hosts)
     yield folder
-    server.close()
     sys.modules.pop("flights", None)
     shutil.rmtree(folder)
 
