@@ -32,6 +32,9 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 FULL: Final = os.environ.get("MILLPOND_CLUSTER") == "full"
 RECORDS: Final = 100_000 if FULL else 10_000
 EXECUTORS: Final = 3 if FULL else 1
+FILES: Final = 10 if FULL else 6
+"""One for a micro-batch: as many as there are kills to be survived, and two."""
+
 PATIENCE_MS: Final = 400_000
 EXECUTOR: Final = "CoarseGrainedExecutorBackend"
 WORKER: Final = "pyspark.daemon"
@@ -44,7 +47,8 @@ class Driver:
         self.folder = folder
         self._log = folder / "driver.log"
         folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "tests.processes.cluster_copy", str(folder), str(RECORDS)]
+        command = [sys.executable, "-m", "tests.processes.cluster_copy", str(folder)]
+        command += [str(RECORDS), str(FILES)]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, stdout=log, stderr=log, env=os.environ | SHORT_LIVED

@@ -1,6 +1,6 @@
 """A three-stage copy on a Spark cluster of several processes, whose driver, executors and workers are killed by tests.
 
-``python -m tests.processes.cluster_copy FOLDER RECORDS`` writes that many numbered records as files
+``python -m tests.processes.cluster_copy FOLDER RECORDS FILES`` writes that many numbered records as files
 into the folder (unless they are there), and copies them through three computations, each with other
 keys, into the Delta table ``copy``: on two executors in processes of
 their own, with speculation on and failed tasks retried. Restarted after a kill, it continues from
@@ -28,9 +28,6 @@ from tests.processes.local_cluster import local_cluster
 
 EXECUTORS: Final = 2
 """Executors, of one core and a gigabyte each."""
-
-FILES: Final = 10
-"""Number of input files, one per micro-batch."""
 
 COPY: Final = "copy"
 """The table that the records end up in."""
@@ -82,12 +79,12 @@ def copy_pipeline(folder: Path) -> EnginePipeline:
     return pipeline
 
 
-def _write_input(folder: Path, records: int) -> None:
+def _write_input(folder: Path, records: int, files: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for file in range(FILES):
+    for file in range(files):
         path = folder / f"{file:03d}.parquet"
         if not path.exists():
-            numbers = range(file * records // FILES, (file + 1) * records // FILES)
+            numbers = range(file * records // files, (file + 1) * records // files)
             columns = {
                 "k": [f"k{number % _KEYS[0]:04d}" for number in numbers],
                 "at": [_START_US + number for number in numbers],
@@ -99,8 +96,8 @@ def _write_input(folder: Path, records: int) -> None:
 
 def main(arguments: list[str]) -> None:
     """Copy, from the checkpoint to the end of the input."""
-    folder, records = Path(arguments[0]).resolve(), int(arguments[1])
-    _write_input(folder / "input", records)
+    folder, records, files = Path(arguments[0]).resolve(), int(arguments[1]), int(arguments[2])
+    _write_input(folder / "input", records, files)
     spark = local_cluster(
         folder,
         EXECUTORS,
