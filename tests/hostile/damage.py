@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from millpond.statestore.log import commit_file
 
 _LINES_MAX: Final = 5_000
 _ESCAPES: Final = "\x1b]0;owned\x07\x1b[2K\x9b31m\u202etext"
+_DEEP: Final = re.compile(r'\\*"deep (\d+)\\*"')
 _UNSEALED: Final = commit_file._UNSEALED
 
 
@@ -62,9 +64,7 @@ class Vandal:
 
     def _value(self, former: object = None) -> Any:
         canary, rng = str(self._canary), self._rng
-        deep: Any = []
-        for _ in range(int(rng.integers(1, 3_000))):
-            deep = [deep]
+        deep = f"deep {int(rng.integers(1, 100_000))}"
         paths = [
             "../../canary/precious.txt",
             "computation=alarm/../../../canary/precious.txt",
@@ -395,7 +395,9 @@ def _clear(path: Path) -> None:
 
 
 def _dump(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"))
+    """Return JSON, with brackets as deep as the texts say that stand for them."""
+    text = json.dumps(value, separators=(",", ":"))
+    return _DEEP.sub(lambda found: "[" * int(found[1]) + "]" * int(found[1]), text)
 
 
 def _lines(lines: list[Any]) -> bytes:
