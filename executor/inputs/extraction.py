@@ -27,6 +27,7 @@ from millpond.executor.inputs.payload import (
     decoded_rows,
     value_of_row,
 )
+from millpond.executor.inputs.record_size import RECORD_BYTES_MAX, error_of_size, too_large
 from millpond.executor.inputs.reserved import refuse_reserved
 from millpond.executor.time.instants import (
     DEFAULT_READING,
@@ -87,6 +88,7 @@ class InjectorNode:
     change: str | None = None
     payload: Payload | None = None
     is_assumed: bool = False
+    max_record_bytes: int | None = RECORD_BYTES_MAX
 
     def check_member(self, member: str | None) -> None:
         if member is not None and member not in self.members:
@@ -97,7 +99,9 @@ class InjectorNode:
 
 def rows_to_extract(node: InjectorNode, rows: Any) -> Any:
     """Return rows as the injector's extractors see them: with the payload decoded, if there is one."""
-    return rows if node.payload is None else decoded_rows(node.payload, rows, stream=node.stream)
+    if node.payload is None:
+        return rows
+    return decoded_rows(node.payload, rows, stream=node.stream, max_bytes=node.max_record_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +134,9 @@ def read_injected(
     times = _event_times(node, rows, stamp_at)
     ids, id_errors = _ids(node.id, rows)
     errors = {**id_errors, **times.errors, **keys.errors}
+    limit = node.max_record_bytes
+    if limit is not None and (large := too_large(rows, limit)):
+        errors |= dict.fromkeys(large, error_of_size(limit))
     if node.change is not None:
         errors |= change_errors(rows)
         ids = None if ids is None else signed_ids(ids, change_signs(rows))

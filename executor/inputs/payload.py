@@ -17,6 +17,7 @@ import cloudpickle
 import orjson
 import pyarrow as pa
 
+from millpond.executor.inputs.record_size import error_of_size
 from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError, did_you_mean
 
 Decoder = Callable[[bytes], Mapping[str, Any]]
@@ -326,11 +327,11 @@ ROW_DICTS: Final[frozenset[Any]] = frozenset((dict, DecodedRow))
 """Types of rows whose fields are read column by column."""
 
 
-def decoded_rows(payload: Payload, rows: Any, *, stream: str) -> list[Any]:
+def decoded_rows(payload: Payload, rows: Any, *, stream: str, max_bytes: int | None = None) -> list[Any]:
     if isinstance(rows, pa.Table):
-        return list(_of_table(payload, rows, stream))
+        return list(_of_table(payload, rows, stream, max_bytes))
     _check_rows(payload, rows, stream)
-    return [_of_mapping(payload, row) for row in rows]
+    return [_of_mapping(payload, row, max_bytes) for row in rows]
 
 
 def decoded_values(payload: Payload, rows: Any, *, stream: str) -> list[dict[str, Any]]:
@@ -371,7 +372,9 @@ def _check_rows(payload: Payload, rows: Sequence[Any], stream: str) -> None:
         check_payload_column(payload, [*mappings[0]], stream=stream)
 
 
-def _of_table(payload: Payload, rows: pa.Table, stream: str) -> Iterator[DecodedRow | UndecodedRow]:
+def _of_table(
+    payload: Payload, rows: pa.Table, stream: str, max_bytes: int | None
+) -> Iterator[DecodedRow | UndecodedRow]:
     check_payload_column(payload, rows.column_names, stream=stream)
     kind = rows.schema.field(payload.column).type
     stored = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -383,23 +386,30 @@ def _of_table(payload: Payload, rows: pa.Table, stream: str) -> Iterator[Decoded
     others = [(name, ROW_PREFIX + name) for name in names if name != payload.column]
     for cells in zip(*(column.to_pylist() for column in rows.columns), strict=True):
         row = dict(zip(names, cells, strict=True))
-        yield _decoded(payload, row, row[payload.column], others)
+        yield _decoded(payload, row, row[payload.column], others, max_bytes)
 
 
-def _of_mapping(payload: Payload, row: Any) -> DecodedRow | UndecodedRow:
+def _of_mapping(payload: Payload, row: Any, max_bytes: int | None) -> DecodedRow | UndecodedRow:
     if not isinstance(row, Mapping):
         return UndecodedRow(row, str(InvalidError("the row has no fields", type=type(row).__name__)))
     if payload.column not in row:
         return UndecodedRow(row, str(InvalidError("the row has no such field", field=payload.column)))
     others = [(name, ROW_PREFIX + str(name)) for name in row if name != payload.column]
-    return _decoded(payload, row, row[payload.column], others)
+    return _decoded(payload, row, row[payload.column], others, max_bytes)
 
 
 def _decoded(
-    payload: Payload, row: Mapping[str, Any], cell: Any, others: Sequence[tuple[str, str]]
+    payload: Payload,
+    row: Mapping[str, Any],
+    cell: Any,
+    others: Sequence[tuple[str, str]],
+    max_bytes: int | None,
 ) -> DecodedRow | UndecodedRow:
     try:
-        value = payload.decode(_bytes_of(cell))
+        encoded = _bytes_of(cell)
+        if max_bytes is not None and len(encoded) > max_bytes:
+            return UndecodedRow(row, error_of_size(max_bytes))
+        value = payload.decode(encoded)
     except UnavailableError:
         raise
     except MillpondError as error:

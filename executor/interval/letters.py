@@ -24,6 +24,7 @@ import pyarrow as pa
 from millpond.executor.computation.records import RecordColumns
 from millpond.executor.computation.timers import Timer
 from millpond.executor.computation.values import PythonValues, has_utf8
+from millpond.executor.inputs.record_size import CutValue
 from millpond.executor.time.clocks import EXACT
 from millpond.statestore.errors import InvalidError, MillpondError
 from millpond.statestore.rows.codec import JsonCodec, PlainObject
@@ -58,6 +59,8 @@ def describe_value(read: Callable[[], Any]) -> LetterValue:
         value = read()
     except Exception as error:  # noqa: BLE001 - an unreadable value is often why the record failed
         return LetterValue(json.dumps(f"<unreadable: {error_line(error)}>"), {_WHOLE: "unreadable"})
+    if isinstance(value, CutValue):
+        return LetterValue(typed_text(value.value).text[:VALUE_MAX], {_WHOLE: "cut"})
     described = typed_text(value)
     if len(described.text) > VALUE_MAX:
         described = LetterValue(described.text[:VALUE_MAX], {_WHOLE: "cut"})

@@ -35,6 +35,7 @@ from millpond.executor.inputs.extraction import (
     with_marks,
 )
 from millpond.executor.inputs.payload import original_row
+from millpond.executor.inputs.record_size import cut_row, error_of_size
 from millpond.executor.inputs.reserved import refuse_reserved
 from millpond.executor.interval.bundle import DeadLetter, Deliveries
 from millpond.executor.pipeline.checks import told_of_stream
@@ -451,7 +452,7 @@ def _split(
         DeadLetter.of_unreadable(
             computation,
             outside.stream,
-            partial(_row_of_letter, node, outside.rows, values, row),
+            partial(_row_of_letter, node, outside.rows, values, row, error),
             error,
             key=keys[row].as_py(),
             at=None if row in injected.untimed else int(injected.at[row]),
@@ -463,8 +464,10 @@ def _split(
     return take(deliveries, chosen), letters
 
 
-def _row_of_letter(node: InjectorNode, rows: Rows, values: Values, row: int) -> Any:
+def _row_of_letter(node: InjectorNode, rows: Rows, values: Values, row: int, error: str) -> Any:
     """Return an unreadable row for its letter; with a payload undecoded, so that a mended decoder can try again."""
+    if node.max_record_bytes is not None and error == error_of_size(node.max_record_bytes):
+        return cut_row(rows, row) if isinstance(rows, pa.Table) else cut_row([original_row(rows[row])], 0)
     return values.value(row) if node.payload is None else original_row(rows[row])
 
 

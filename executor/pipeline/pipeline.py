@@ -20,6 +20,7 @@ from millpond.executor.computation.context import declared_counters
 from millpond.executor.inputs.extraction import FieldExtractor, InjectorNode
 from millpond.executor.inputs.keys import KeyExtractor, KeyField, check_key_extractor, settled_key
 from millpond.executor.inputs.payload import Payload
+from millpond.executor.inputs.record_size import RECORD_BYTES_MAX, check_record_size
 from millpond.executor.pipeline.checks import (
     check_count,
     check_field,
@@ -207,6 +208,7 @@ class EnginePipeline(Generic[StreamT_co]):
         at_zone: str | None = None,
         change: str | None = None,
         payload: Payload | None = None,
+        max_record_bytes: int | None = RECORD_BYTES_MAX,
     ) -> StreamT_co:
         """Declare a stream of records from outside (MillWheel §4.3, §5.2).
 
@@ -251,6 +253,9 @@ class EnginePipeline(Generic[StreamT_co]):
                 a `JsonPayload`. ``key``, ``at`` and ``id`` are then fields of the value, and the row's other
                 columns are available as ``__row_offset`` and so on; records have the value alone. A row that
                 cannot be decoded becomes a dead letter with the original row.
+            max_record_bytes: size above which a record becomes a dead letter with the beginning of its value, 16 MiB
+                by default: of the columns of its row, of the text and bytes of a mapping, or of the encoded payload.
+                ``None`` accepts any size.
 
         Example:
             ``pipeline.inject("clicks", key="user", at="clicked_at", id="uuid", watermark=BoundedDisorder("30s"))``
@@ -277,6 +282,7 @@ class EnginePipeline(Generic[StreamT_co]):
                 "watermark must be a WatermarkPolicy instance", stream=name, watermark=watermark
             )
         check_members(name, members, member)
+        check_record_size(name, max_record_bytes)
         self._injectors[name] = InjectorNode(
             stream=name,
             key=tuple(key) if isinstance(key, list) else key,
@@ -292,6 +298,7 @@ class EnginePipeline(Generic[StreamT_co]):
             change=change,
             payload=payload,
             is_assumed=is_assumed,
+            max_record_bytes=max_record_bytes,
         )
         return self.stream_class(self, name)
 

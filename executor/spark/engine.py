@@ -300,6 +300,7 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
             injector=cloudpickle.dumps(injector) if needs_rows else None,
             payload=injector.payload,
             times=injector.times,
+            max_record_bytes=injector.max_record_bytes,
         )
         return self._run(routed.frame, replace(self._task_plan(plan, parts), input=source), parts)
 

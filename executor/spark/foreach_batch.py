@@ -437,6 +437,7 @@ class ForeachBatchOptions(SparkRunnerOptions, total=False):
     at_zone: str | None
     change: str | None
     payload: Payload | None
+    max_record_bytes: int | None
     idle_after: Duration | None
     members: Sequence[str]
     member: FieldExtractor | None

@@ -34,6 +34,7 @@ from millpond.executor.inputs.extraction import (
 )
 from millpond.executor.inputs.keys import extract_key_column
 from millpond.executor.inputs.payload import decoded_values
+from millpond.executor.inputs.record_size import cut_row, error_of_size, too_large
 from millpond.executor.interval.bundle import DeadLetter, Deliveries
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.spark.task_plan import (
@@ -64,8 +65,8 @@ class RoutedRecords:
     def __init__(self, source: RoutedInput, table: pa.Table) -> None:
         self._source = source
         self._columns = source.columns
-        self._table = _stamped(table, source)
-        self._targets = pc.unique(table.column(TARGET)).to_pylist()
+        self._table = _without_large(_stamped(table, source), source)
+        self._targets = pc.unique(self._table.column(TARGET)).to_pylist()
 
     @classmethod
     def read(cls, source: RoutedInput | None, batches: Iterable[pa.RecordBatch]) -> RoutedRecords | None:
@@ -132,23 +133,35 @@ class RoutedRecords:
         keys = _column(table, columns.key).to_pylist()
         times = _times(table, columns.at).to_pylist()
         errors = [None] * rows if columns.error is None else _column(table, columns.error).to_pylist()
-        values = table.select(columns.own).to_pylist()
+        values, large = self._shown_values(table)
         ids = self._own_ids(table)
         record_ids = [None] * rows if ids is None else ids.to_pylist()
         cells = zip(keys, times, errors, values, record_ids, strict=True)
         for row, (key, at, error, value, record_id) in enumerate(cells):
-            untimed = self._time_error(at, value) if error is None else None
+            untimed = self._time_error(at, value) if error is None and row not in large else None
             is_timed = at is not None and untimed is None and INSTANT_MIN_US <= at <= INSTANT_MAX_US
             key_error = key_errors.get(row, "the key is null") if key is None else None
             yield DeadLetter.of_unreadable(
                 computation,
                 self._source.stream,
                 partial(_same, value),
-                error or key_error or untimed or "the time is unreadable",
+                large.get(row) or error or key_error or untimed or "the time is unreadable",
                 key=key,
                 at=at if is_timed else None,
                 record_id=record_id,
             )
+
+    def _shown_values(self, table: pa.Table) -> tuple[list[Any], dict[int, str]]:
+        """Return the values of letters, and the errors of those that are cut because they are too large."""
+        own, limit = table.select(self._columns.own), self._source.max_record_bytes
+        large = too_large(own, limit)
+        if limit is None or not large:
+            return own.to_pylist(), {}
+        values = [
+            cut_row(own, row) if row in large else own.slice(row, 1).to_pylist()[0]
+            for row in range(own.num_rows)
+        ]
+        return values, dict.fromkeys(large, error_of_size(limit))
 
     def _time_error(self, at: int | None, value: Mapping[str, Any]) -> str | None:
         """Return the reason why a record's time is unreadable, if it is."""
@@ -205,6 +218,16 @@ def _stamped(table: pa.Table, source: RoutedInput) -> pa.Table:
         return table
     times = pa.array(np.full(table.num_rows, stamp_at, np.int64))
     return table.set_column(table.column_names.index(name), name, times)
+
+
+def _without_large(table: pa.Table, source: RoutedInput) -> pa.Table:
+    """Make records above the limit unreadable, in the slot that has them, so that they become letters there."""
+    large = too_large(table.select(source.columns.own), source.max_record_bytes)
+    if not large:
+        return table
+    targets = table.column(TARGET).to_numpy().copy()
+    targets[large] = [unreadable_target(position_of(int(target))) for target in targets[large]]
+    return table.set_column(table.column_names.index(TARGET), TARGET, pa.array(targets, pa.int32()))
 
 
 def _same(value: Any) -> Any:

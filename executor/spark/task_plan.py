@@ -133,6 +133,7 @@ class RoutedInput:
         id_scopes: prefix of record ids, by consumer.
         injector: the pickled injector, if its watermark depends on more than times.
         payload: decodes the records' values. ``None``: the rows are the values.
+        max_record_bytes: size above which a record becomes a dead letter; ``None``: any size is accepted.
     """
 
     stream: str
@@ -143,6 +144,7 @@ class RoutedInput:
     injector: bytes | None = None
     payload: Payload | None = None
     times: TimeReading = DEFAULT_READING
+    max_record_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,18 +12,21 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from millpond.executor.inputs.extraction import Rows, row_count
+from millpond.executor.inputs.record_size import row_bytes
 from millpond.executor.local.rows import RowSource
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
 
@@ -43,6 +46,9 @@ _SUFFIXES: Final = {
 }
 _COMPRESSED: Final = ".gz"
 _BUFFER_BYTES: Final = 1 << 20
+_BATCH_ROWS: Final = 1_024
+_PIECE_BYTES_MAX: Final = 64 << 20
+_DICTIONARY_BYTES: Final = 64 << 10
 _NUMBER: Final = re.compile(r"(\d+)")
 _PARSE: Final = arrow_csv.ParseOptions(newlines_in_values=True)
 # The first type whose pattern matches a whole column of text. With leading zeros it is no number, but a code.
@@ -104,18 +110,62 @@ class Parquet(FileFormat):
     def read(self, path: Path, start: int, records_max: int) -> Iterator[Rows]:
         from pyarrow import parquet
 
+        words = _words(path)
         # Buffered, because otherwise each column of a row group would be in memory as a whole.
-        with parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
+        with parquet.ParquetFile(
+            path, buffer_size=_BUFFER_BYTES, pre_buffer=False, read_dictionary=words
+        ) as file:
             first, skipped = 0, start
             while first < file.num_row_groups and skipped >= file.metadata.row_group(first).num_rows:
                 skipped -= file.metadata.row_group(first).num_rows
                 first += 1
             groups = list(range(first, file.num_row_groups))
-            for batch in file.iter_batches(records_max, row_groups=groups) if groups else ():
+            rows_max = min(records_max, _BATCH_ROWS)
+            for batch in file.iter_batches(rows_max, row_groups=groups) if groups else ():
                 passed = min(skipped, batch.num_rows)
                 skipped -= passed
-                if passed < batch.num_rows:
-                    yield pa.Table.from_batches([batch.slice(passed)])
+                yield from _within_bytes(pa.Table.from_batches([batch.slice(passed)]), words)
+
+
+def _words(path: Path) -> list[str]:
+    """Return the text columns with a dictionary so large that a few bytes of file may become gigabytes of rows."""
+    from pyarrow import parquet
+
+    metadata = parquet.read_metadata(path)
+    chunks = (
+        metadata.row_group(group).column(column)
+        for group in range(metadata.num_row_groups)
+        for column in range(metadata.num_columns)
+    )
+    return sorted(
+        {
+            chunk.path_in_schema
+            for chunk in chunks
+            if chunk.physical_type == "BYTE_ARRAY"
+            and chunk.has_dictionary_page
+            and chunk.total_uncompressed_size > _DICTIONARY_BYTES
+            and "." not in chunk.path_in_schema
+        }
+    )
+
+
+def _within_bytes(rows: pa.Table, words: Collection[str]) -> Iterator[pa.Table]:
+    """Yield rows in parts of a bounded size, with plain text in the columns that were read as ``words``."""
+    if not rows.num_rows:
+        return
+    if not words:
+        yield rows
+        return
+    plain = pa.schema(
+        [field.with_type(field.type.value_type) if field.name in words else field for field in rows.schema]
+    )
+    ends = np.cumsum(row_bytes(rows))
+    start = 0
+    while start < rows.num_rows:
+        before = ends[start - 1] if start else 0
+        end = max(start + 1, int(np.searchsorted(ends, before + _PIECE_BYTES_MAX, side="right")))
+        yield rows.slice(start, end - start).cast(plain)
+        start = end
 
 
 class JsonLines(FileFormat):
@@ -136,12 +186,29 @@ class JsonLines(FileFormat):
     def read(self, path: Path, start: int, records_max: int) -> Iterator[Rows]:
         with _opened(path) as lines:
             rest = islice((line for line in lines if not line.isspace()), start, None)
-            while batch := list(islice(rest, records_max)):
-                yield [_object(line) for line in batch]
+            waiting, size_bytes = list[Any](), 0
+            for line in rest:
+                waiting.append(_object(line))
+                size_bytes += len(line)
+                if len(waiting) == records_max or size_bytes >= _PIECE_BYTES_MAX:
+                    yield waiting
+                    waiting, size_bytes = [], 0
+            if waiting:
+                yield waiting
 
 
-def _opened(path: Path) -> IO[bytes]:
-    return cast(IO[bytes], gzip.open(path)) if path.suffix == _COMPRESSED else path.open("rb")
+@contextmanager
+def _opened(path: Path) -> Iterator[Iterator[bytes]]:
+    """Open a file of lines, none of which may be larger than a piece of the input."""
+    with gzip.open(path) if path.suffix == _COMPRESSED else path.open("rb") as file:
+        yield _lines(cast(IO[bytes], file), path)
+
+
+def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    for line in iter(partial(file.readline, _PIECE_BYTES_MAX + 1), b""):
+        if len(line) > _PIECE_BYTES_MAX:
+            raise InvalidError(f"a line of the file is longer than {_PIECE_BYTES_MAX >> 20} MiB", file=path)
+        yield line
 
 
 def _object(line: bytes) -> Any:
@@ -368,11 +435,15 @@ def _gathered(parts: Iterable[Rows], records_max: int) -> Iterator[tuple[int, Ro
             taken = min(here, records_max - count)
             waiting.append(_slice(rest, 0, taken))
             rest, count = _slice(rest, taken, here - taken), count + taken
-            if count == records_max:
+            if count == records_max or _size_bytes(waiting) >= _PIECE_BYTES_MAX:
                 yield count, _joined(waiting)
                 waiting, count = [], 0
     if waiting:
         yield count, _joined(waiting)
+
+
+def _size_bytes(parts: list[Rows]) -> int:
+    return sum(part.nbytes for part in parts if isinstance(part, pa.Table))
 
 
 def _fit(one: Rows, other: Rows) -> bool:

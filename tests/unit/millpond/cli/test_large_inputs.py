@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from millpond.cli.terminal.row_files import RowFiles
+from millpond.executor.inputs.extraction import row_count
+from millpond.statestore.errors import InvalidError
+
+_MIB = 1 << 20
+_ROWS = 20_000
+
+
+def test_parquet_file_that_grows_is_read_in_pieces_of_bounded_size(tmp_path: Path) -> None:
+    """A value in a dictionary takes its size once in the file, and once a row in memory."""
+    text = "x" * 150_000
+    table = pa.table({"k": range(_ROWS), "text": pa.DictionaryArray.from_arrays([0] * _ROWS, [text])})
+    pq.write_table(table, tmp_path / "1.parquet", compression="zstd")
+    assert (tmp_path / "1.parquet").stat().st_size < _MIB
+
+    source = RowFiles(tmp_path)
+    seen = 0
+    for count, rows in source.pieces(7, _ROWS):
+        assert isinstance(rows, pa.Table)
+        assert rows.nbytes < 256 * _MIB
+        assert rows.column("k").to_pylist() == list(range(7 + seen, 7 + seen + count))
+        assert rows.schema.field("text").type == pa.string()
+        seen += count
+        if seen > 2_000:
+            break
+    assert seen > 2_000
+
+
+def test_small_parquet_files_come_in_pieces_of_the_wanted_rows(tmp_path: Path) -> None:
+    for number in range(3):
+        pq.write_table(pa.table({"k": range(5_000)}), tmp_path / f"{number}.parquet")
+
+    assert [row_count(rows) for _, rows in RowFiles(tmp_path).pieces(0, 4_000)] == [
+        4_000,
+        4_000,
+        4_000,
+        3_000,
+    ]
+
+
+def test_endless_line_is_refused(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "1.json.gz", "wb") as file:
+        file.write(b'{"k": 1}\n')
+        for _ in range(70):
+            file.write(b" " * _MIB + b"x")
+
+    with pytest.raises(InvalidError, match="longer than 64 MiB"):
+        list(RowFiles(tmp_path).pieces(0, 10))
