@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -28,7 +28,6 @@ from millpond.statestore.errors import ConflictError, DataError, InvalidError
 from millpond.statestore.leases.lease import exclusive
 from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.high_water import (
-    HighWater,
     MemoryHighWater,
     check_high_water,
     list_marks,
@@ -89,31 +88,16 @@ class Lineage:
     @staticmethod
     def of(store_id: str, txns: Mapping[str, int]) -> Lineage:
         """Return the lineage in a table's transactions; a store from before lineages has one incarnation."""
-        later = [
-            Incarnation(name, _origin(origin, app_id), began)
-            for app_id, began in txns.items()
-            if app_id.startswith(AppId.INCARNATION)
-            for name, origin in (AppId.INCARNATION.parts(app_id),)
-        ]
-        locations = [
-            (at, AppId.LOCATION.parts(app_id)[0])
-            for app_id, at in txns.items()
-            if app_id.startswith(AppId.LOCATION)
-        ]
-        forks = {
-            (incarnation, pipeline): superstep
-            for app_id, superstep in txns.items()
-            if app_id.startswith(AppId.FORK)
-            for incarnation, pipeline in (AppId.FORK.parts(app_id),)
-        }
-        first = Incarnation(store_id, Origin.CREATED, 0)
+        named = [(AppId.INCARNATION.of(*parts), parts, at) for parts, at in _of(AppId.INCARNATION, txns)]
+        later = [Incarnation(name, _origin(origin, app_id), at) for app_id, (name, origin), at in named]
         later.sort(key=lambda incarnation: incarnation.began)
-        places, forked = dict(locations), [known.began for known in later if known.origin is Origin.FORK]
+        places = {at: place for (place,), at in _of(AppId.LOCATION, txns)}
+        forked = [known.began for known in later if known.origin is Origin.FORK]
         return Lineage(
             store_id=store_id,
-            incarnations=(first, *later),
-            location=max(locations)[1] if locations else "",
-            forks=forks,
+            incarnations=(Incarnation(store_id, Origin.CREATED, 0), *later),
+            location=places[max(places)] if places else "",
+            forks={(name, pipeline): superstep for (name, pipeline), superstep in _of(AppId.FORK, txns)},
             parents=tuple(places[began] for began in reversed(forked[:-1]) if began in places),
         )
 
@@ -157,6 +141,10 @@ class Lineage:
                 path=place,
                 was=self.location,
             )
+
+
+def _of(kind: AppId, txns: Mapping[str, int]) -> list[tuple[tuple[str, ...], int]]:
+    return [(kind.parts(app_id), at) for app_id, at in txns.items() if app_id.startswith(kind)]
 
 
 Adoption = Literal["moved", "copy", "restored"]
@@ -207,47 +195,29 @@ def adopt_store(
     writer_id = rng.token()
     if adoption == "copy":
         # No leases are taken: the original keeps its own, and the copy's incarnation has none yet.
-        return _record(log, place, adoption, lineage, MemoryHighWater(), clock, rng)
-    held = leases(lineage.current.id, writer_id)
-    try:
-        with _stopped(held, snapshot):
-            if adoption == "moved":
-                ids = [known.id for known in lineage.incarnations]
-                check_high_water(newest_mark(listed, ids), snapshot, log)
-                return _record(log, place, adoption, lineage, held.high_water, clock, rng)
-            return _restored(log, place, lineage, held, clock, rng)
-    finally:
-        held.close()
+        return _record(Committer(log, clock, rng, MemoryHighWater()), place, Origin.COPY, rng.token())
+    with closing(leases(lineage.current.id, writer_id)) as held, _stopped(held, snapshot):
+        if adoption == "moved":
+            check_high_water(newest_mark(listed, [known.id for known in lineage.incarnations]), snapshot, log)
+            return _record(Committer(log, clock, rng, held.high_water), place)
+        incarnation = rng.token()
+        # Supersede first: otherwise a crash in between leaves two active incarnations. A repetition draws another id.
+        held.high_water.supersede(incarnation)
+        committer = Committer(log, clock, rng, MemoryHighWater())
+        return _record(committer, place, Origin.RESTORED, incarnation)
 
 
-def _restored(log: Log, place: str, lineage: Lineage, held: Leases, clock: Clock, rng: Rng) -> Lineage:
-    incarnation = rng.token()
-    # Supersede first: otherwise a crash in between leaves two active incarnations. A repetition draws another id.
-    held.high_water.supersede(incarnation)
-    return _record(log, place, "restored", lineage, MemoryHighWater(), clock, rng, incarnation)
-
-
-def _record(
-    log: Log,
-    place: str,
-    adoption: Adoption,
-    lineage: Lineage,
-    high_water: HighWater,
-    clock: Clock,
-    rng: Rng,
-    incarnation: str = "",
-) -> Lineage:
-    committer = Committer(log, clock, rng, high_water)
-    txns = committer.snapshot.txns
-    began = committer.snapshot.version + 1
+def _record(committer: Committer, place: str, origin: Origin | None = None, incarnation: str = "") -> Lineage:
+    """Commit the location, and the incarnation that begins with it, if any."""
+    snapshot = committer.snapshot
+    began = snapshot.version + 1
     positions: dict[str, int] = {AppId.LOCATION.of(place): began}
-    if adoption != "moved":
-        name = incarnation or rng.token()
-        positions[AppId.INCARNATION.of(name, Origin(adoption))] = began
-        for pipeline, superstep in supersteps_of(txns).items():
-            positions[AppId.FORK.of(name, pipeline)] = superstep
+    if origin is not None:
+        positions[AppId.INCARNATION.of(incarnation, origin)] = began
+        for pipeline, superstep in supersteps_of(snapshot.txns).items():
+            positions[AppId.FORK.of(incarnation, pipeline)] = superstep
     committer.commit(CommitRequest(kind="adoption", positions=positions))
-    return Lineage.of(lineage.store_id, committer.snapshot.txns)
+    return Lineage.of(store_id_of(committer.snapshot), committer.snapshot.txns)
 
 
 @contextmanager
@@ -268,13 +238,11 @@ def _stopped(leases: Leases, snapshot: Snapshot) -> Iterator[None]:
                 leases.release(lease)
 
 
+# Schemes of one letter are Windows drives.
 _ONE_SLASH: Final = re.compile(r"[a-z][a-z0-9+.-]+:/(?!/)", re.IGNORECASE)
-"""Schemes of one letter are Windows drives."""
-
 NO_STORE: Final = "there is no store at this path: name the folder that a runner was given"
-
+# The folder of the table within that of the store.
 ROWS_FOLDER: Final = "rows"
-"""The folder of the table within that of the store."""
 
 
 def _origin(text: str, app_id: str) -> Origin:

@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Final
 
 from millpond.statestore.errors import DataError, check
@@ -79,7 +80,6 @@ class LoggedCommit:
 
     @property
     def wall_us(self) -> WallTimeMicros:
-        """The commit's time by the writer's clock."""
         return WallTimeMicros(0 if self.info is None else self.info.timestamp_ms * 1_000)
 
 
@@ -92,11 +92,7 @@ def read_commit(log: Log, version: TableVersion) -> LoggedCommit | None:
 def newest_commits(
     log: Log, newest: TableVersion, limit: int | None = None, *, naming: bytes = b""
 ) -> Iterator[LoggedCommit]:
-    """Yield the remaining commits, newest first; with ``naming`` only those whose bytes contain it.
-
-    Raises:
-        DataError: a commit file is damaged.
-    """
+    """Yield the remaining commits, newest first; with ``naming`` only those whose bytes contain it."""
     oldest = 0 if limit is None else max(newest - limit + 1, 0)
     for number in range(newest, oldest - 1, -1):
         version = TableVersion(number)
@@ -192,11 +188,6 @@ class ReplayedLog(LoggedTable):
         self.apply(checkpoint.version, actions)
 
     def follow(self, log: Log, until: TableVersion) -> None:
-        """Replay commits up to ``until``.
-
-        Raises:
-            DataError: a commit file is missing, damaged or out of the chain.
-        """
         for number in range(self.version + 1, until + 1):
             version = TableVersion(number)
             self.apply(version, self.snapshot.apply(version, log.require(version)))
@@ -227,10 +218,9 @@ def replay_log(log: Log, until: TableVersion) -> ReplayedLog:
             except DataError:
                 # An older checkpoint and the commits after it give the same state, if they exist.
                 continue
-            replayed.follow(log, until)
-            return replayed
-    replayed = ReplayedLog()
-    check(replayed.version == NO_TABLE, "a replay begins before the first commit")
+            break
+    else:
+        replayed = ReplayedLog()
     replayed.follow(log, until)
     return replayed
 
@@ -263,14 +253,10 @@ class TableHistory(LoggedTable):
         super().__init__()
         self.start = start
         self.newest: TableVersion = newest
-        self.is_start_chained = True
-        """Whether the start's own commit file is whole."""
-        self.changes: list[Change] = []
-        """The commits after the start, oldest first."""
-        self.digest: str = ""
-        """The digest of the newest commit; "" when unknown."""
-        self.healed: dict[TableVersion, bytes] = {}
-        """The original bytes of commits with one flipped bit."""
+        self.is_start_chained = True  # the start's own commit file is whole
+        self.changes: list[Change] = []  # the commits after the start, oldest first
+        self.digest: str = ""  # of the newest commit; "" when unknown
+        self.healed: dict[TableVersion, bytes] = {}  # original bytes of commits with one flipped bit
 
     @property
     def state(self) -> TableState:
@@ -295,11 +281,6 @@ class TableHistory(LoggedTable):
             (change for change in self.changes if any(add.path == path for add in change.added)), None
         )
 
-    def advance(self, version: TableVersion, actions: Iterable[Action], digest: str) -> None:
-        """Apply the next commit."""
-        self.changes.append(self.apply(version, actions))
-        self.newest, self.digest = version, digest
-
 
 def read_histories(log: Log, mark: Mark | None) -> tuple[TableHistory, ...]:
     """Return all histories in the log, sorted by their newest version, newest first.
@@ -307,11 +288,8 @@ def read_histories(log: Log, mark: Mark | None) -> tuple[TableHistory, ...]:
     A commit at the version of the high-water mark with another digest is rejected.
     """
     inventory = log.inventory()
-    histories = []
-    for checkpoint in inventory.checkpoints:
-        from_checkpoint = _from_checkpoint(log, checkpoint)
-        if from_checkpoint is not None and not _rests_on_foreign_change(log, inventory, from_checkpoint):
-            histories.append(from_checkpoint)
+    started = [_from_checkpoint(log, inventory, checkpoint) for checkpoint in inventory.checkpoints]
+    histories = [history for history in started if history is not None]
     if inventory.versions[:1] == (0,):
         histories.append(TableHistory(TableVersion(0), NO_TABLE))
     for history in histories:
@@ -320,24 +298,23 @@ def read_histories(log: Log, mark: Mark | None) -> tuple[TableHistory, ...]:
     return tuple(sorted(readable, key=lambda history: (-history.newest, history.start)))
 
 
-def _from_checkpoint(log: Log, checkpoint: Checkpoint) -> TableHistory | None:
+def _from_checkpoint(log: Log, inventory: LogInventory, checkpoint: Checkpoint) -> TableHistory | None:
     try:
         actions = tuple(log.read_checkpoint(checkpoint))
     except DataError:
         return None
     history = TableHistory(checkpoint.version, checkpoint.version)
     history.apply(checkpoint.version, actions)
+    configuration = {} if history.metadata is None else history.metadata.configuration
+    before = (version for version in inventory.versions if version < checkpoint.version)
     own = next(readable_commits(log, [checkpoint.version]), None)
+    commits = chain(readable_commits(log, before), [] if own is None else [own])
+    if any(foreign_change(commit.actions, configuration) for commit in commits):
+        # The checkpoint includes another engine's change of the data.
+        return None
     history.is_start_chained = own is not None
     history.digest = "" if own is None else own.digest
     return history
-
-
-def _rests_on_foreign_change(log: Log, inventory: LogInventory, history: TableHistory) -> bool:
-    """Return whether the history's checkpoint includes a commit by which another engine changed the data."""
-    configuration = {} if history.metadata is None else history.metadata.configuration
-    before = (version for version in inventory.versions if version <= history.start)
-    return any(foreign_change(commit.actions, configuration) for commit in readable_commits(log, before))
 
 
 def _advance(history: TableHistory, log: Log, mark: Mark | None) -> None:
@@ -347,8 +324,12 @@ def _advance(history: TableHistory, log: Log, mark: Mark | None) -> None:
     stored = log.read(version)
     while stored is not None:
         following = log.read(TableVersion(version + 1))
-        marked = mark.digest if mark is not None and mark.version == version else ""
-        data = _original(version, stored, marked or _previous_in(version, following))
+        digest = mark.digest if mark is not None and mark.version == version else ""
+        if not digest and following is not None:
+            # A commit records the digest of the one before it, unless it is damaged itself.
+            commit = _decoded(TableVersion(version + 1), following)
+            digest = "" if commit is None else commit.previous
+        data = _original(version, stored, digest)
         if data is None:
             return
         try:
@@ -357,7 +338,8 @@ def _advance(history: TableHistory, log: Log, mark: Mark | None) -> None:
             return
         if data != stored:
             history.healed[version] = data
-        history.advance(version, actions, digest_of(data))
+        history.changes.append(history.apply(version, actions))
+        history.newest, history.digest = version, digest_of(data)
         version, stored = TableVersion(version + 1), following
 
 
@@ -367,14 +349,13 @@ def _original(version: TableVersion, data: bytes, digest: str) -> bytes | None:
         return data if digest_of(data) == digest else repair_bit_flip_by_digest(data, digest)
     if _decoded(version, data) is not None:
         return data
-    # Without a seal there is no proof: one more flip may make a commit look like another engine's.
-    return repair_bit_flip(data, lambda trial: _is_sealed(_decoded(version, trial)))
 
+    def is_whole(trial: bytes) -> bool:
+        commit = _decoded(version, trial)
+        # Without a seal there is no proof: one more flip may make a commit look like another engine's.
+        return commit is not None and commit.is_sealed
 
-def _previous_in(version: TableVersion, following: bytes | None) -> str:
-    """Return the digest that the next commit records of a version; "" if the next commit is not trustworthy."""
-    commit = None if following is None else _decoded(TableVersion(version + 1), following)
-    return commit.previous if commit is not None else ""
+    return repair_bit_flip(data, is_whole)
 
 
 def _decoded(version: TableVersion, data: bytes) -> LoggedCommit | None:
@@ -384,16 +365,11 @@ def _decoded(version: TableVersion, data: bytes) -> LoggedCommit | None:
         return None
 
 
-def _is_sealed(commit: LoggedCommit | None) -> bool:
-    return commit is not None and commit.is_sealed
-
-
 # A single flipped bit is the most common corruption by disks and memory. A commit's SHA-256 leaves no doubt; a row
 # file's CRC-32 has a different remainder for every single bit, and its page checksums confirm the result.
 
+# Larger files are not tried: each candidate bit costs a check of the whole file.
 FLIP_BYTES_MAX: Final = 1 << 15
-"""Larger files are not tried: each candidate bit costs a check of the whole file."""
-
 _BLOCK_BYTES: Final = 64
 
 

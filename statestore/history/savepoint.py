@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from millpond.statestore.log.committer import Committer
     from millpond.statestore.types import Objects
 
-
 HORIZON_FOLDER: Final = "_millpond/collected_horizon"
-
 _SAYS: Final = b"Versions below this one may have lost files, unless a savepoint keeps them.\n"
+_NAME_CHARACTERS_MAX = 200
+_TRIES = 8  # newest versions, before collectors count as faster
 
 
 def collected_horizon(objects: Objects) -> TableVersion:
@@ -52,18 +52,9 @@ def publish_collected_horizon(objects: Objects, version: TableVersion) -> None:
     publish_version(objects, HORIZON_FOLDER, version, _SAYS)
 
 
-_NAME_CHARACTERS_MAX = 200
-_TRIES = 8  # newest versions, before collectors count as faster
-
-
 @dataclass(frozen=True, slots=True)
 class Savepoint:
-    """A table version with a name.
-
-    Attributes:
-        name: the name.
-        version: the table version that stays readable.
-    """
+    """A name, and the table version that stays readable under it."""
 
     name: str
     version: TableVersion
@@ -153,9 +144,8 @@ def drop_savepoint(committer: Committer, name: str) -> None:
             savepoint=name,
             known=sorted(known),
         )
-    committer.commit(
-        CommitRequest(kind="savepoint", positions={AppId.SAVEPOINT.of(name): SAVEPOINT_RELEASED})
-    )
+    positions = {AppId.SAVEPOINT.of(name): SAVEPOINT_RELEASED}
+    committer.commit(CommitRequest(kind="savepoint", positions=positions))
 
 
 def write_checkpoint_of(objects: Objects, replayed: ReplayedLog, *, names_newest: bool) -> bool:

@@ -18,7 +18,6 @@ from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import DataError, InvalidError, MillpondError
 from millpond.statestore.history.replayed_log import LoggedCommit, read_commit
 from millpond.statestore.interval import Interval
-from millpond.statestore.log.checkpoint import Checkpoint
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.high_water import Mark, check_high_water
 from millpond.statestore.log.log import Log, commit_path, foreign_change
@@ -60,10 +59,8 @@ def verify_store(
 ) -> Verified:
     """Read a whole store and report every fault.
 
-    Args:
-        objects: the table's root.
-        mark: the high-water mark, read before this call; ``None`` when it is not known.
-        on_progress: called after each live file, with the number of files read and the total.
+    ``mark`` is the high-water mark, read before this call, if it is known. ``on_progress`` is called after each live file, with
+    the number of files read and the total.
     """
     log = Log(objects)
     inventory = log.inventory()
@@ -71,7 +68,12 @@ def verify_store(
     boundary = log_boundary(objects)
     versions = tuple(version for version in inventory.versions if version >= boundary)
     findings = list(_check_commits(log, versions, inventory.latest))
-    findings += _check_checkpoints(log, inventory.checkpoints)
+    for checkpoint in inventory.checkpoints:
+        try:
+            Snapshot().restart_from(checkpoint, log.read_checkpoint(checkpoint), None)
+        except MillpondError as error:
+            held = f"the sum of the log up to version {checkpoint.version}"
+            findings.append(Finding(path=checkpoint.paths[0], held=held, fault=error.message))
     files, rows = 0, 0
     try:
         snapshot = load(log)
@@ -120,19 +122,16 @@ def _check_commits(
             # Nothing is known of the next commit's predecessor, so the chain is checked again from there.
             before, txns = "", {}
             continue
-        for fault in (*_foreign_faults(commit), *_faults_of(commit, before, txns)):
+        for fault in _faults_of(commit, before, txns):
             yield Finding(path=commit_path(version), held=held, fault=fault)
         txns |= commit.txns
         before = commit.digest
 
 
-def _foreign_faults(commit: LoggedCommit) -> Iterator[str]:
+def _faults_of(commit: LoggedCommit, before: str, txns: dict[str, int]) -> Iterator[str]:
     info = foreign_change(commit.actions, {FORMAT_VERSION_KEY: str(FORMAT_VERSION)})
     if info is not None:
         yield f"another engine changed data by it: {info.operation or 'an unknown operation'} by {info.engine_info}"
-
-
-def _faults_of(commit: LoggedCommit, before: str, txns: dict[str, int]) -> Iterator[str]:
     if not commit.is_sealed:
         return
     if commit.previous and before and commit.previous != before:
@@ -151,18 +150,9 @@ def _faults_of(commit: LoggedCommit, before: str, txns: dict[str, int]) -> Itera
             yield f"a position fell: {app_id} from {stored} to {at}"
 
 
-def _check_checkpoints(log: Log, checkpoints: tuple[Checkpoint, ...]) -> Iterator[Finding]:
-    for checkpoint in checkpoints:
-        try:
-            fresh = Snapshot()
-            fresh.restart_from(checkpoint, log.read_checkpoint(checkpoint), None)
-        except MillpondError as error:
-            held = f"the sum of the log up to version {checkpoint.version}"
-            yield Finding(path=checkpoint.paths[0], held=held, fault=error.message)
-
-
 def _check_file(objects: Objects, snapshot: Snapshot, file: LiveFile) -> Iterator[Finding]:
-    held = _describe(file)
+    keys = f"keys {file.min_key!r} to {file.max_key!r}"
+    held = f"{file.num_records} row updates of {file.computation}, {keys}, superstep {file.max_superstep}"
     try:
         rows = read_row_files(objects, [file.path])
     except DataError as error:
@@ -172,11 +162,6 @@ def _check_file(objects: Objects, snapshot: Snapshot, file: LiveFile) -> Iterato
         return
     for fault in _faults_of_rows(rows.select(_COLUMNS), snapshot, file):
         yield Finding(path=file.path, held=held, fault=fault)
-
-
-def _describe(file: LiveFile) -> str:
-    keys = f"keys {file.min_key!r} to {file.max_key!r}"
-    return f"{file.num_records} row updates of {file.computation}, {keys}, superstep {file.max_superstep}"
 
 
 def _faults_of_rows(rows: pa.Table, snapshot: Snapshot, file: LiveFile) -> Iterator[str]:
