@@ -206,10 +206,11 @@ def _is_stretch(settled: Sequence[LiveFile], start: int) -> bool:
 def plan_parting(
     files: Sequence[LiveFile], intervals: Sequence[Interval], *, before: Superstep
 ) -> tuple[Compaction, ...]:
-    """Return the oldest stretch of files to part, once for each interval that they hold keys of; empty if none can be now.
+    """Return the oldest stretch of files to part, once for each interval that holds their keys; else nothing.
 
-    A stretch belongs to one former interval, so its files lie next to each other in time in each part of it. ``intervals`` are
-    the computation's live intervals in key order; files with rows of superstep ``before`` or a later one stay.
+    A stretch belongs to one former interval, so its files lie next to each other in time in each part of it.
+    ``intervals`` are the computation's live intervals in key order; files with rows of superstep ``before``
+    or a later one stay.
     """
     ordered = in_order_of_time(files)
     lows = [interval.low for interval in intervals]
@@ -297,9 +298,10 @@ def compact_files(
 ) -> Compacted:
     """Read the files of a compaction and write their replacement; nothing is committed.
 
-    Files of more than ``memory_bytes_max`` together are merged through the local disk (Parquet only), in memory that does not
-    grow with them; the result is equivalent. ``scratch`` needs room for the old files and the new one; by default it is
-    the system's temporary folder. ``fence`` is the owner's last or next one, and no row may be newer.
+    Files of more than ``memory_bytes_max`` together are merged through the local disk (Parquet only), in
+    memory that does not grow with them; the result is equivalent. ``scratch`` needs room for the old files
+    and the new one; by default it is the system's temporary folder. ``fence`` is the owner's last or next
+    one, and no row may be newer.
     """
     is_parquet = isinstance(row_format, ParquetRowFormat)
     if compaction.size_bytes > memory_bytes_max and is_parquet:

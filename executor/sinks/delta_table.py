@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
 import orjson
@@ -19,7 +19,7 @@ from millpond.statestore.history.replayed_log import Change, read_histories, rep
 from millpond.statestore.log.action import Action, Add, Remove, Txn, delta_schema
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
-from millpond.statestore.log.table import append, change_schema, create_table
+from millpond.statestore.log.table import Append, ChangeSchema, create_table
 from millpond.statestore.log.writer import CommitDraft, LogWriter
 from millpond.statestore.objects.ranges import put_new
 from millpond.statestore.types import Clock, Objects, Rng, Superstep, TableVersion
@@ -44,7 +44,10 @@ def open_table(
     writer = LogWriter(log, snapshot, clock, rng)
     columns = _new_columns(snapshot, schema, name, may_grow=not whole)
     if columns is not None:
-        change_schema(writer, columns)
+        before = writer.snapshot.metadata
+        if before is None:
+            raise ConflictError("the table has no metadata")
+        writer.write(ChangeSchema(before=before, after=replace(before, schema_string=columns)))
         snapshot = writer.snapshot
     _check_fits(snapshot, schema, name, objects.url, whole=whole)
     return writer
@@ -168,13 +171,14 @@ class DeltaSinkWriter(TableWriter):
         table = sink_table(productions, self._schema, self._name, self._watch)
         # Data and superstep in one commit, guarded by the record: otherwise a crash between them would deliver
         # the superstep twice, and another copy of the store could mix its rows with these.
-        append(
-            self._writer,
-            (self._put(superstep, table),),
-            txns={self._record.app_id: superstep},
-            metadata={"sink": self._name, "superstep": superstep},
-            rows=table.num_rows,
-            guard=self._record.check,
+        self._writer.write(
+            Append(
+                added=(self._put(superstep, table),),
+                txns={self._record.app_id: superstep},
+                metadata={"sink": self._name, "superstep": superstep},
+                rows=table.num_rows,
+                guard=self._record.check,
+            )
         )
 
 

@@ -27,7 +27,7 @@ from millpond.statestore.errors import ConflictError, DataError, InvalidError
 from millpond.statestore.log.action import Add
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.snapshot import Snapshot
-from millpond.statestore.log.table import replace_files
+from millpond.statestore.log.table import Replace
 from millpond.statestore.types import Clock, Objects, Rng, Superstep
 
 LEAF_ROWS_MAX: Final = 20_000
@@ -120,15 +120,16 @@ class UpsertSinkWriter(TableWriter):
                 written += part.num_rows
         # A commit since `read_at` is a conflict: the leaves were rewritten from their rows at that version, so
         # rows of another commit would be lost.
-        replace_files(
-            self._writer,
-            removed,
-            added,
-            read_at=snapshot.version,
-            txns={self._record.app_id: superstep},
-            metadata={"sink": self._name, "superstep": superstep},
-            rows=written,
-            guard=self._record.check,
+        self._writer.write(
+            Replace(
+                removed=tuple(removed),
+                added=tuple(added),
+                read_at=snapshot.version,
+                txns={self._record.app_id: superstep},
+                metadata={"sink": self._name, "superstep": superstep},
+                rows=written,
+                guard=self._record.check,
+            )
         )
 
     def _leaves(self, snapshot: Snapshot) -> list[_Leaf]:

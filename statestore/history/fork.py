@@ -61,8 +61,8 @@ def fork_table(
 ) -> Forked:
     """Create a table that begins with a version of another table; the caller pins that version.
 
-    ``target`` is an empty root, and ``place`` the location of its store. ``on_progress`` is called after each file, with the
-    number of files done and the total.
+    ``target`` is an empty root, and ``place`` the location of its store. ``on_progress`` is called after each
+    file, with the number of files done and the total.
 
     Raises:
         ConflictError: files of that version have been collected.

@@ -59,8 +59,8 @@ def verify_store(
 ) -> Verified:
     """Read a whole store and report every fault.
 
-    ``mark`` is the high-water mark, read before this call, if it is known. ``on_progress`` is called after each live file, with
-    the number of files read and the total.
+    ``mark`` is the high-water mark, read before this call, if it is known. ``on_progress`` is called after
+    each live file, with the number of files read and the total.
     """
     log = Log(objects)
     inventory = log.inventory()

@@ -6,8 +6,8 @@ whose application transactions the table has reached is skipped, so appends and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
@@ -29,7 +29,7 @@ from millpond.statestore.log.action import (
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
-from millpond.statestore.log.writer import CommitDraft, Committed, LogWriter
+from millpond.statestore.log.writer import CommitDraft, LogWriter
 from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA
 from millpond.statestore.system import RetryPolicy
 from millpond.statestore.types import Clock, Rng, TableVersion
@@ -77,7 +77,6 @@ def create_rows_table(
     *,
     store_id: str | None = None,
     location: str = "",
-    retry: RetryPolicy | None = None,
 ) -> LogWriter:
     """Create the table ``rows`` of a new store; its location is recorded unless it is ""."""
     partition = pa.field(PARTITION_COLUMN, pa.string())
@@ -90,7 +89,6 @@ def create_rows_table(
         partition_columns=(PARTITION_COLUMN,),
         configuration={FORMAT_VERSION_KEY: str(FORMAT_VERSION), STORE_ID_KEY: store_id or rng.token()},
         txns={AppId.LOCATION.of(location): 0} if location else {},
-        retry=retry,
     )
 
 
@@ -155,36 +153,18 @@ def table_id_of(token: str) -> str:
     return "-".join(token[low:high] for low, high in pairwise(cuts))
 
 
-def append(
-    writer: LogWriter,
-    adds: tuple[Add, ...],
-    *,
-    txns: Mapping[str, int] | None = None,
-    metadata: Mapping[str, JsonValue] | None = None,
-    rows: int = 0,
-    guard: Callable[[Snapshot], None] | None = None,
-) -> Committed | None:
-    """Add files of the table's folder to a table once; return ``None`` when it has reached all of ``txns`` already.
-
-    ``guard`` raises if the version that the commit is built on forbids it. ``rows`` is for the table's history.
-
-    Raises:
-        OutcomeUnknownError: it may or may not have landed; repeating the call decides.
-        ConflictError: some of ``txns`` are reached and some are not, or the table changed its schema.
-    """
-    plan = _AppendPlan(
-        added=adds, txns=dict(txns or {}), metadata=dict(metadata or {}), rows=rows, guard=guard
-    )
-    return writer.write(plan)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FilesPlan:
+    """Files of the table's folder, committed once: not again when the table has reached all of ``txns``.
+
+    ``guard`` raises if the version that the commit is built on forbids it. ``rows`` is for the table's history.
+    """
+
     added: tuple[Add, ...]
-    txns: Mapping[str, int]
-    metadata: Mapping[str, JsonValue]
-    rows: int
-    guard: Callable[[Snapshot], None] | None
+    txns: Mapping[str, int] = field(default_factory=dict)
+    metadata: Mapping[str, JsonValue] = field(default_factory=dict)
+    rows: int = 0
+    guard: Callable[[Snapshot], None] | None = None
 
     def _reached(self, snapshot: Snapshot) -> list[str]:
         """Return the transactions that the table has reached already, after the guard has admitted its version."""
@@ -197,7 +177,9 @@ class _FilesPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _AppendPlan(_FilesPlan):
+class Append(_FilesPlan):
+    """Adds files; `ConflictError` if the table has reached only some of ``txns``, or changes its schema meanwhile."""
+
     def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft | None:
         reached = self._reached(snapshot)
         # Every transaction is reached: this very append has landed, so a repetition adds nothing.
@@ -224,39 +206,13 @@ class _AppendPlan(_FilesPlan):
             raise ConflictError("another writer changed the table's protocol or metadata")
 
 
-def replace_files(
-    writer: LogWriter,
-    removed: Sequence[LiveFile],
-    added: Sequence[Add],
-    *,
-    read_at: TableVersion,
-    txns: Mapping[str, int],
-    metadata: Mapping[str, JsonValue] | None = None,
-    rows: int = 0,
-    guard: Callable[[Snapshot], None] | None = None,
-) -> Committed | None:
-    """Replace files of an unpartitioned table once; return ``None`` when it has reached all of ``txns`` already.
-
-    The new files were made from the old ones at version ``read_at``, so the commit is made on that version or not at all.
-
-    Raises:
-        ConflictError: the table is at another version than ``read_at``: read again; nothing was written.
-        OutcomeUnknownError: it may or may not have landed; the next call decides.
-    """
-    plan = _ReplacePlan(
-        removed=tuple(removed),
-        added=tuple(added),
-        read_at=read_at,
-        txns=dict(txns),
-        metadata=dict(metadata or {}),
-        rows=rows,
-        guard=guard,
-    )
-    return writer.write(plan)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ReplacePlan(_FilesPlan):
+class Replace(_FilesPlan):
+    """Replaces files of an unpartitioned table that were read at one version, on that version or not at all.
+
+    At another version the commit is a `ConflictError`: read again; nothing was written.
+    """
+
     removed: tuple[LiveFile, ...]
     read_at: TableVersion
 
@@ -283,19 +239,13 @@ class _ReplacePlan(_FilesPlan):
         """Accept every commit here: `build` refuses any version except ``read_at``."""
 
 
-def change_schema(writer: LogWriter, schema_string: str) -> None:
-    """Replace the columns of a table, unless they have changed since the writer read them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeSchema:
+    """Replaces the columns of a table, unless they have changed since the writer read them.
 
     The caller makes sure that the table's files, if any, can be read with the new columns.
     """
-    metadata = writer.snapshot.metadata
-    if metadata is None:
-        raise ConflictError("the table has no metadata")
-    writer.write(_SchemaPlan(before=metadata, after=replace(metadata, schema_string=schema_string)))
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SchemaPlan:
     before: Metadata
     after: Metadata
 

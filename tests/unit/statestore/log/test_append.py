@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
@@ -10,8 +12,8 @@ from millpond.statestore.log.action import Add, Metadata
 from millpond.statestore.log.commit_file import encode
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import load
-from millpond.statestore.log.table import append, create_table
-from millpond.statestore.log.writer import LogWriter
+from millpond.statestore.log.table import Append, create_table
+from millpond.statestore.log.writer import Committed, LogWriter
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
 from tests.fixtures.commit_requests import Bench
 
@@ -23,6 +25,10 @@ def bench() -> Bench:
     bench = Bench()
     create_table(bench.log, bench.clock, bench.rng, schema=SCHEMA, name="spikes", partition_columns=("day",))
     return bench
+
+
+def append(writer: LogWriter, added: tuple[Add, ...], **of: Any) -> Committed | None:
+    return writer.write(Append(added=added, **of))
 
 
 def _writer(bench: Bench, log: Log | None = None) -> LogWriter:

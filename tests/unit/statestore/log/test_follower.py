@@ -22,7 +22,7 @@ from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.high_water import MemoryHighWater
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.snapshot import load
-from millpond.statestore.log.table import append, create_rows_table
+from millpond.statestore.log.table import Append, create_rows_table
 from millpond.statestore.log.writer import LogWriter, log_boundary, publish_log_boundary
 from millpond.statestore.objects.obstore import open_objects
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
@@ -253,7 +253,7 @@ class TestSleepers:
         cabin.objects.interrupt("list", cabin.clean_up)
         for _ in range(2):
             with pytest.raises(OutcomeUnknownError, match="is no longer known"):
-                append(writer, (add,))
+                writer.write(Append(added=(add,)))
         assert cabin.awake.refresh().file("a.parquet") is not None
 
     def test_falling_asleep_while_nothing_happens_does_no_harm(self) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
 from millpond.statestore.errors import ConflictError, OutcomeUnknownError
 from millpond.statestore.log.action import Add
+from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import load
-from millpond.statestore.log.table import append, create_table, replace_files
-from millpond.statestore.log.writer import LogWriter
+from millpond.statestore.log.table import Append, Replace, create_table
+from millpond.statestore.log.writer import Committed, LogWriter
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
 from tests.fixtures.commit_requests import Bench
 
@@ -24,6 +27,16 @@ def bench() -> Bench:
     writer = create_table(bench.log, bench.clock, bench.rng, schema=SCHEMA, name="berths")
     append(writer, (_add("a"), _add("b")), txns={"sink": 1})
     return bench
+
+
+def append(writer: LogWriter, added: tuple[Add, ...], **of: Any) -> Committed | None:
+    return writer.write(Append(added=added, **of))
+
+
+def replace_files(
+    writer: LogWriter, removed: tuple[LiveFile, ...], added: tuple[Add, ...], **of: Any
+) -> Committed | None:
+    return writer.write(Replace(removed=removed, added=added, **of))
 
 
 def _writer(bench: Bench, log: Log | None = None) -> LogWriter:
