@@ -93,11 +93,9 @@ class AppId(StrEnum):
 
     @lru_cache(maxsize=65_536)
     def of(self, *parts: str | int) -> str:
-        """Return the id of this kind with these parts."""
         return self + quoted(*parts)
 
     def parts(self, app_id: str) -> tuple[str, ...]:
-        """Return the unquoted parts of an id of this kind."""
         return tuple(unquote(part) for part in app_id.removeprefix(self).split("/"))
 
 
@@ -141,14 +139,12 @@ def sink_app_id(store_id: str, pipeline: str, name: str, incarnation: str = "") 
 
 
 def savepoints_of(txns: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Yield the name and table version (or `SAVEPOINT_RELEASED`) of each savepoint."""
     for app_id, version in txns.items():
         if app_id.startswith(AppId.SAVEPOINT):
             yield unquote(app_id.removeprefix(AppId.SAVEPOINT)), version
 
 
 def supersteps_of(txns: Mapping[str, int]) -> dict[str, Superstep]:
-    """Return the last superstep of each pipeline."""
     return {
         unquote(app_id.removeprefix(AppId.SUPERSTEP)): Superstep(superstep)
         for app_id, superstep in txns.items()
@@ -162,7 +158,6 @@ def pipeline_number(pipeline: str) -> int:
 
 
 def recorded_word(positions: Mapping[str, int], kind: AppId, computation: str) -> str | None:
-    """Return the newest word of this kind recorded for a computation, if any."""
     words = {
         parts[1]: version
         for app_id, version in positions.items()

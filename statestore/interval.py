@@ -36,7 +36,6 @@ class Interval:
         return self.low <= key and (self.high is None or key < self.high)
 
     def overlaps(self, other: Interval) -> bool:
-        """Return True if a key may lie in both."""
         return (
             self.computation == other.computation
             and (self.high is None or other.low < self.high)
@@ -53,7 +52,6 @@ class Interval:
 
     @staticmethod
     def from_app_id(app_id: str) -> Interval | None:
-        """Return the interval of an application id, or None for an id of another kind."""
         if not app_id.startswith(_PREFIX):
             return None
         computation, low, high = app_id.removeprefix(_PREFIX).split("/")
@@ -70,7 +68,7 @@ def intervals_from_boundaries(computation: str, boundaries: Iterable[str]) -> tu
 
 
 def locate(lows: Sequence[str], key: str) -> int:
-    """Return the index of the interval that holds ``key``, given the sorted low bounds (first is ``""``)."""
+    """Return the index of the interval that holds ``key``, given the sorted low bounds."""
     return bisect_right(lows, key) - 1
 
 

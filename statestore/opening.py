@@ -63,7 +63,6 @@ def open_catalog(url: str, clock: Clock, store_id: str, log: Log, *, read_only: 
 
 
 def rebuild_catalog(catalog: Catalog, log: Log) -> None:
-    """Restore the code versions that recent commits record."""
     newest = log.latest_version()
     if newest is not None:
         catalog.rebuild(newest_commits(log, newest, _REBUILT_COMMITS_MAX, naming=DEFINES))
@@ -110,7 +109,6 @@ class KnownCatalog:
         self._lock = threading.Lock()
 
     def open(self) -> Catalog | None:
-        """Return the catalog; ``None`` for a store without one."""
         with self._lock:
             if self._catalog is None and self.url is not None:
                 self._catalog = open_catalog(
@@ -142,7 +140,6 @@ def check_options(
     *,
     read_only: bool,
 ) -> None:
-    """Refuse contradictory options of `Store.open` before anything is opened."""
     if local is None and not (read_only or leases or zookeeper):
         raise InvalidError(
             "a store in an object store is shared between machines and needs a ZooKeeper ensemble: "
@@ -158,7 +155,6 @@ def check_options(
 
 
 def create_store(objects: Objects, root: str, clock: Clock, rng: Rng, *, create: bool) -> None:
-    """Create the table of a new store."""
     if not create:
         raise InvalidError(NO_STORE, path=root)
     try:

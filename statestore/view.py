@@ -52,9 +52,8 @@ if TYPE_CHECKING:
     import duckdb
     from pyspark.sql import DataFrame, SparkSession
 
+# The row schema without the engine's own columns.
 ROWS_VIEW_SCHEMA: Final = pa.schema([ROW_SCHEMA.field(name) for name in ROWS_VIEW_COLUMNS])
-"""The row schema without the engine's own columns."""
-
 _EXTRAS: Final = ("record_ids", "productions")
 WHOLE_ROW_SCHEMA: Final = pa.schema([*ROWS_VIEW_SCHEMA, *(ROW_SCHEMA.field(name) for name in _EXTRAS)])
 
@@ -75,12 +74,10 @@ _LOCKED: Final = (
 def connect(snapshot: Snapshot, objects: Objects, *, allow_files: bool = False) -> duckdb.DuckDBPyConnection:
     """Open an in-memory DuckDB in which each computation is a view of that name.
 
-    Unless ``allow_files``, queries reach only these views and what their caller registers. The schemas ``record_ids`` and ``productions`` also have a view of each computation, with a row for each record
-    id or undelivered production. A computation that is owned but has no rows yet, such as ``dead_letters``, is an
-    empty view. The first query reads the rows. Times are shown in UTC.
-
-    Example:
-        ``connect(snapshot, objects).execute("select key, state ->> 'count' from window_counter")``
+    The schemas ``record_ids`` and ``productions`` also have a view of each computation, with a row for each
+    record id or undelivered production. A computation that is owned but has no rows yet, such as
+    ``dead_letters``, is an empty view. The first query reads the rows. Times are shown in UTC. Unless
+    ``allow_files``, queries reach only these views and what their caller registers.
     """
     connection = fresh_duckdb()
     owned = (Interval.from_app_id(app_id) for app_id in snapshot.txns)
@@ -111,7 +108,6 @@ class RowsView:
 
     @staticmethod
     def of(snapshot: Snapshot, objects: Objects, computation: str) -> RowsView:
-        """Return the rows at the snapshot's current version; later commits do not change the view."""
         return RowsView(
             objects=objects,
             computation=computation,
@@ -123,14 +119,7 @@ class RowsView:
         )
 
     def key_of(self, values: Sequence[KeyValue]) -> str:
-        """Return the text of a typed key.
-
-        Args:
-            values: typed as the key's columns, or as text that converts to their types.
-
-        Raises:
-            InvalidError: no key of the computation can have the values.
-        """
+        """Return the text of a typed key, given values or texts that convert; `InvalidError` if no key has them."""
         return key_lookup(values, self.key_columns) if self.key_columns else encode_key(values)
 
     def to_arrow(
@@ -231,12 +220,11 @@ class _Contents:
 
     @property
     def rows(self) -> pa.Table:
-        """The rows with state or timers."""
         return self._split[0]
 
     @cached_property
     def other_rows(self) -> pa.Table:
-        """The rows that have only record ids or undelivered productions."""
+        """Rows that have only record ids or undelivered productions."""
         others = self._split[1]
         if not others.num_rows:
             return others
@@ -245,11 +233,9 @@ class _Contents:
         return others.filter(pc.or_(*found))
 
     def lists(self, name: str) -> pa.Table:
-        """Return ``record_ids`` or ``productions`` by key, for keys that have any."""
         return self._record_ids if name == "record_ids" else self._productions
 
     def values(self, name: str) -> pa.Table:
-        """Return one row per id or production, with its key."""
         by_key = self.lists(name)
         lists = by_key.column(name).combine_chunks()
         keys = by_key.column("key").combine_chunks().take(pc.list_parent_indices(lists))
@@ -346,7 +332,6 @@ def _register_rows(database: duckdb.DuckDBPyConnection, view: RowsView, relation
 
 
 def _column_function(database: duckdb.DuckDBPyConnection, contents: _Contents, name: str) -> str:
-    """Create an SQL function from a key to its ids or productions, and return its name."""
     schema = pa.schema([ROW_SCHEMA.field(name)])
     (kind,) = database.from_arrow(schema.empty_table()).types
     function = f"{name} {next(_NUMBERS)}"
@@ -364,14 +349,12 @@ def _column_function(database: duckdb.DuckDBPyConnection, contents: _Contents, n
 
 
 def _register_values(database: duckdb.DuckDBPyConnection, view: RowsView, name: str) -> None:
-    """Create a view with one row per record id or production in the current schema."""
     contents = _Contents(view)
     schema = pa.schema([pa.field("key", pa.string()), *_fields_of(name)])
     database.from_arrow(_Lazy(schema, lambda: contents.values(name))).create_view(view.computation)
 
 
 def fresh_duckdb() -> duckdb.DuckDBPyConnection:
-    """Open an in-memory database that shows times in UTC."""
     import duckdb
 
     connection = duckdb.connect()

@@ -63,15 +63,13 @@ class StateColumn:
 
     @property
     def shown_expiry(self) -> pa.DataType:
-        """The type of the expiry column: a time, a list of times, or a map from the same keys."""
+        """A time, a list of times, or a map from the same keys."""
         return self._within(_TIME)
 
     def cells(self, states: Sequence[Any]) -> pa.Array:
-        """Return the column for parsed states, in the type `shown`."""
         return fitting_cells(self.shown, self._read_all(states, self._value_reader()))
 
     def expiries(self, states: Sequence[Any]) -> pa.Array:
-        """Return the times of expiry, in the type `shown_expiry`; null where nothing expires."""
         return fitting_cells(self.shown_expiry, self._read_all(states, _expiry))
 
     def _within(self, kind: pa.DataType) -> pa.DataType:
@@ -125,7 +123,7 @@ def _expiry(stored: Any) -> datetime | None:
 
 
 def _reader(kind: pa.DataType) -> _Read:
-    """Return a converter from JSON: text for times, dates, decimals and bytes, objects for structs, pairs for maps."""
+    """Return a converter from JSON: text for times, decimals and bytes, objects for structs, pairs for maps."""
     if pa.types.is_struct(kind):
         parts = [(field.name, _nullable(_reader(field.type))) for field in kind]
         return lambda stored: {name: read(stored.get(name)) for name, read in parts}
@@ -155,7 +153,6 @@ def _same(value: Any) -> Any:
 
 
 def parsed_states(texts: Iterable[str | None]) -> list[Any]:
-    """Parse the JSON of states; ``None`` for missing or malformed ones."""
     return [None if text is None else _parsed(text) for text in texts]
 
 
@@ -167,12 +164,7 @@ def _parsed(text: str) -> Any:
 
 
 def state_word(columns: Iterable[StateColumn]) -> str:
-    """Serialize columns as the text that a store records.
-
-    Example:
-        >>> state_word([StateColumn("total", "value", pa.struct([("cents", pa.int64())]))])
-        '[["total","value",{"struct":[["cents","long"]]},null,false]]'
-    """
+    """Return columns as a store records them: ``[["total","value",{"struct":[["cents","long"]]},null,false]]``."""
     return orjson.dumps([_entry(column) for column in columns]).decode()
 
 
@@ -182,7 +174,6 @@ def _entry(column: StateColumn) -> list[Any]:
 
 
 def parse_state_word(word: str) -> tuple[StateColumn, ...]:
-    """Parse recorded columns; raise `DataError` for a form or type of a later version."""
     try:
         return tuple(_column(*entry) for entry in orjson.loads(word))
     except (KeyError, ValueError, TypeError) as cause:

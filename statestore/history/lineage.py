@@ -272,7 +272,6 @@ def local_folder(path: str | Path) -> Path | None:
 
 
 def check_location(local: Path | None, path: str | Path, *, create: bool) -> None:
-    """Refuse a path without a store, unless a store can be created there; object stores are not checked."""
     if local is None:
         return
     if _ONE_SLASH.match(str(path)):

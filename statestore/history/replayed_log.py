@@ -44,7 +44,6 @@ class LoggedCommit:
 
     @staticmethod
     def of(version: TableVersion, data: bytes) -> LoggedCommit:
-        """Decode a commit file; raise `DataError` if it is damaged."""
         return LoggedCommit(version=version, data=data, actions=decode(data, commit_path(version)))
 
     @property
@@ -84,7 +83,7 @@ class LoggedCommit:
 
 
 def read_commit(log: Log, version: TableVersion) -> LoggedCommit | None:
-    """Read a commit; return ``None`` if there is none, and raise `DataError` if it is damaged."""
+    """Read a commit; ``None`` if there is none, `DataError` if it is damaged."""
     data = log.read(version)
     return None if data is None else LoggedCommit.of(version, data)
 
@@ -105,7 +104,6 @@ def newest_commits(
 
 
 def readable_commits(log: Log, versions: Iterable[TableVersion]) -> Iterator[LoggedCommit]:
-    """Yield the commits that can be read, and skip missing and damaged ones."""
     for version in versions:
         try:
             commit = read_commit(log, version)
@@ -140,7 +138,6 @@ class LoggedTable:
         self.protocol: Protocol = Protocol()
 
     def apply(self, version: TableVersion, actions: Iterable[Action]) -> Change:
-        """Apply the next commit, or the actions of a checkpoint."""
         added, removed, before, kind = list[Add](), list[Add](), list[tuple[str, int | None]](), ""
         for action in actions:
             match action:
@@ -260,7 +257,6 @@ class TableHistory(LoggedTable):
 
     @property
     def state(self) -> TableState:
-        """A copy of the newest state."""
         txns = {app_id: txn.version for app_id, txn in self.txns.items()}
         return TableState(version=self.newest, live=dict(self.adds), txns=txns)
 

@@ -43,7 +43,7 @@ _TRIES = 8  # newest versions, before collectors count as faster
 
 
 def collected_horizon(objects: Objects) -> TableVersion:
-    """Return the version below which files may have been deleted; 0 before the first collection."""
+    """Return the version below which files may have been deleted."""
     return published_version(objects, HORIZON_FOLDER)
 
 
@@ -61,7 +61,6 @@ class Savepoint:
 
 
 def open_savepoints(txns: Mapping[str, int]) -> tuple[Savepoint, ...]:
-    """Return the savepoints that have not been dropped, oldest version first."""
     known = savepoints_of(txns)
     opened = [Savepoint(name, TableVersion(at)) for name, at in known if at != SAVEPOINT_RELEASED]
     return tuple(sorted(opened, key=lambda savepoint: (savepoint.version, savepoint.name)))
@@ -136,7 +135,6 @@ def _make(committer: Committer, log: Log, name: str, version: TableVersion | Non
 
 
 def drop_savepoint(committer: Committer, name: str) -> None:
-    """Drop a savepoint, so that its version may be collected."""
     known = {savepoint.name for savepoint in open_savepoints(committer.refresh().txns)}
     if name not in known:
         raise InvalidError(
@@ -174,7 +172,6 @@ def _is_kept(savepoints: Iterable[Savepoint], version: TableVersion, name: str) 
 
 
 def _is_whole(log: Log, known: Savepoint) -> bool:
-    """Return whether every file of the savepoint exists."""
     if known.version >= collected_horizon(log.objects):
         return True
     try:

@@ -75,7 +75,6 @@ class Holder:
 
     @staticmethod
     def decode(data: bytes) -> Holder:
-        """Return the holder that ``data`` names, "unknown" for unreadable data: holders are only displayed."""
         try:
             pairs = json.loads(data)
             return Holder(

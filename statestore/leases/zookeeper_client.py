@@ -28,8 +28,6 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.visible import show_in
 
 ENVIRONMENT_PREFIX: Final = "MILLPOND_ZOOKEEPER_"
-"""Prefix of the environment variables that `ZooKeeperSecurity.from_environment` reads."""
-
 _FILE_VARIABLE: Final = f"{ENVIRONMENT_PREFIX}SECURITY"
 _PERMISSIONS: Final = {"r": 1, "w": 2, "c": 4, "d": 8, "a": 16}
 _ALL: Final = 31
@@ -110,11 +108,7 @@ class ZooKeeperSecurity:
         return (owner, *map(_parse_grant, self.grants))
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """Return the context of a connection, or ``None`` without TLS.
-
-        Raises:
-            InvalidError: a file is missing or malformed; the error names it.
-        """
+        """Return the context of a connection, or ``None`` without TLS; `InvalidError` names a missing or bad file."""
         if not self.tls:
             return None
         try:
@@ -258,9 +252,8 @@ def _parse_grant(text: str) -> Grant:
     return Grant(scheme, name, sum(_PERMISSIONS[letter] for letter in set(letters)))
 
 
+# How long a server may take to admit a session before the client tries the next one.
 HANDSHAKE_S_MAX: Final = 2.0
-"""How long a server may take to admit a session before the client tries the next one."""
-
 _log = logging.getLogger(__name__)
 show_in(_log)
 
@@ -295,7 +288,6 @@ def access_list_of(security: ZooKeeperSecurity) -> list[ACL]:
 
 
 def connection_fault(client: Any) -> str | None:
-    """Return the reason, as far as TLS knows it, why the client's last connection failed."""
     handler = client.handler
     return handler.fault if isinstance(handler, _Handler) else None
 

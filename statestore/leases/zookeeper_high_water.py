@@ -22,14 +22,12 @@ from millpond.statestore.types import Clock, TableVersion
 
 _WRITE_ATTEMPTS_MAX: Final = 5
 _RETRY_S: Final = 1.0
+# Least time between two writes, so that hundreds of commits a second do not cost as many round trips.
 _LINGER_S: Final = 0.02
-"""Least time between two writes, so that hundreds of commits a second do not cost as many round trips."""
-
 _ASK_TIMEOUT_MS: Final = 4_000
 
 
 def store_folder(store_id: str) -> str:
-    """Return the path of the node under which all nodes of a store lie."""
     return f"/millpond/{quote(store_id, safe='')}"
 
 
@@ -49,7 +47,6 @@ class ZooKeeperHighWater(LaggingMark):
         self._thread.start()
 
     def read(self) -> Mark | None:
-        """Return the mark, or ``None`` before the first one and after ZooKeeper was wiped."""
         return read_mark(self._session, self._folder, self._deadline())
 
     def flush(self) -> None:
@@ -147,7 +144,6 @@ def _decode(node: Node, path: str) -> Mark:
 
 
 def local_server(place: str) -> str | None:
-    """Return ``host:port`` of the server in the folder of the store at ``place``, or ``None`` when none runs."""
     server = None if "://" in place else recorded_server(Path(place) / "zookeeper")
     return f"127.0.0.1:{server.port}" if server is not None and server.is_own() else None
 

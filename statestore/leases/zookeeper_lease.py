@@ -65,8 +65,6 @@ _REVIEW_INTERVALS: Final = 256
 
 
 class StorePaths:
-    """Paths of one store's nodes."""
-
     def __init__(self, store_id: str) -> None:
         self.store: str = store_folder(store_id)
         self.leases: str = f"{self.store}/leases"
@@ -150,7 +148,7 @@ def _encode_offset(offset: int) -> bytes:
 
 
 def _offset(data: bytes) -> int:
-    """Return the offset, or 0 for unreadable data: the table's sequencer bounds the next one anyway."""
+    """Return 0 for unreadable data: the table's sequencer bounds the next one anyway."""
     try:
         return int(json.loads(data)["offset"])
     except (ValueError, KeyError, TypeError):
@@ -178,7 +176,6 @@ class LeaseBook:
     # ------------------------------------------------------------------ notices from ZooKeeper
 
     def connection_changed(self, connection: Connection) -> None:
-        """Suspend, lose or review every lease."""
         with self._changed:
             self._connection = connection
             if connection.connected:
@@ -193,13 +190,11 @@ class LeaseBook:
             self._changed.notify_all()
 
     def owner_changed(self, interval: Interval | None) -> None:
-        """Have the interval reviewed, and wake the threads that stand by for its lease."""
         with self._changed:
             self.owner_changes += 1
             self.review([] if interval is None else [interval])
 
     def owners_seen(self, session_id: int, owners: Iterable[tuple[Lease, IntervalNodes]]) -> None:
-        """Update leases from their owner nodes, as read in the session ``session_id``."""
         with self._changed:
             if self._connection != Connection(connected=True, session_id=session_id):
                 return  # A reading of another connection is outdated; the reconnection asks for a new review.
@@ -245,7 +240,6 @@ class LeaseBook:
                 self.review(intervals)
 
     def is_in_use(self, interval: Interval) -> bool:
-        """Return True while this writer has a lease on the interval, or is about to have one."""
         with self._changed:
             return interval in self._leases or interval in self._being_taken
 
@@ -254,7 +248,6 @@ class LeaseBook:
             return {interval: self._leases[interval] for interval in intervals if interval in self._leases}
 
     def close(self) -> bool:
-        """Wake every waiting thread because the writer closes; return False if it was closed already."""
         with self._changed:
             was_open, self.closed = not self.closed, True
             self._changed.notify_all()
@@ -267,13 +260,11 @@ class LeaseBook:
     # ------------------------------------------------------------------ waiting
 
     def review(self, intervals: Iterable[Interval]) -> None:
-        """Have the owner nodes of ``intervals`` compared with the leases soon."""
         with self._changed:
             self._to_review.update(intervals)
             self._changed.notify_all()
 
     def next_for_review(self, timeout_s: float) -> Sequence[Interval]:
-        """Wait for intervals to review; return none when the time runs out or the book closes."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self.closed or bool(self._to_review and self._connection.connected), timeout_s
@@ -314,9 +305,8 @@ class LeaseBook:
         return lease
 
 
+# How long ZooKeeper waits for a silent writer before its leases are free for standbys.
 SESSION_TIMEOUT_MS: Final = 10_000
-"""How long ZooKeeper waits for a silent writer before its leases are free for standbys."""
-
 _ATTEMPTS_MAX: Final = 100
 _RETRY_MS: Final = 20
 _STANDBY_POLL_S: Final = 1.0
@@ -451,7 +441,6 @@ class ZooKeeperLeases(Leases):
     def _stand_by(
         self, intervals: Sequence[Interval], session_id: int, on_held: OnHeld, deadline: Deadline
     ) -> list[IntervalNodes]:
-        """Return the nodes of ``intervals`` once they may be taken."""
         watcher = self._on_watch if on_held == "wait" else None
         while True:
             # Counted before the reading, so that no change between the two is missed.

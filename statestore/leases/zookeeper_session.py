@@ -51,7 +51,6 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Seconds left, not below zero."""
         return max(0.0, (self.at_us - self.clock.monotonic_us()) / 1e6)
 
 
@@ -166,7 +165,6 @@ class ZooKeeperSession:
                 return
 
     def close(self) -> None:
-        """End the session, and with it every ephemeral node."""
         self._client.stop()
         self._client.close()
 
@@ -204,7 +202,6 @@ class ZooKeeperSession:
         return not any(isinstance(result, Exception) for result in results)
 
     def ensure_path(self, path: str, deadline: Deadline) -> None:
-        """Create the persistent nodes of ``path`` that are missing."""
         self.wait_connected(deadline)
         self._result(self._client.ensure_path_async(path), deadline)
 
@@ -250,7 +247,6 @@ class ZooKeeperSession:
         return [path for path, known in found if known is not None and is_to_change(known[0], wanted)]
 
     def _or_none(self, answer: Any, deadline: Deadline) -> Any:
-        """Return an answer about a node, or ``None`` if the node is gone."""
         try:
             return self._result(answer, deadline)
         except NoNodeError:

@@ -204,7 +204,6 @@ class Load:
         )
 
     def _write(self, staging: Staging, lease: Lease) -> IntervalWrite:
-        """Write the files of one interval; they stay invisible until they are committed."""
         fence = Fence(lease.sequencer, CommitNumber(1))
         files: list[RowFile] = []
         for table in _files_worth(staging.rows_of(lease.interval)):
@@ -225,7 +224,6 @@ class Load:
 
 
 def _files_worth(batches: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Join batches until they make a file."""
     waiting: list[pa.Table] = []
     size = 0
     for batch in batches:

@@ -21,8 +21,8 @@ JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping
 class Add:
     """A data file becomes part of the table; ``data_change`` is False when rows only moved between files.
 
-    ``path`` is relative to the table's root and URL-encoded only in the log. ``stats`` is Delta's statistics as JSON text.
-    Checkpoints keep the tags.
+    ``path`` is relative to the table's root and URL-encoded only in the log. ``stats`` is Delta's statistics
+    as JSON text.
     """
 
     path: str
@@ -115,12 +115,6 @@ _SIMPLE: Final[dict[pa.DataType, str]] = {
 
 
 def delta_schema(schema: pa.Schema) -> str:
-    """Return the schema string of Delta's metadata for an Arrow schema.
-
-    Example:
-        >>> delta_schema(pa.schema([pa.field("key", pa.string())]))
-        '{"type":"struct","fields":[{"name":"key","type":"string","nullable":true,"metadata":{}}]}'
-    """
     return orjson.dumps(_struct(list(schema))).decode()
 
 

@@ -85,7 +85,6 @@ class Checkpoint:
 
 
 def checkpoint_path(version: int) -> str:
-    """Return the path of a checkpoint in one part, relative to the table's root."""
     return f"_delta_log/{version:020d}.checkpoint.parquet"
 
 

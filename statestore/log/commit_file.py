@@ -175,7 +175,6 @@ def _metadata_to_json(metadata: Metadata) -> dict[str, Any]:
 
 
 def action_from_fields(name: str, fields: Mapping[str, Any]) -> Action:
-    """Return an action from its name and fields, which checkpoints hold in columns."""
     return _READERS[name](dict(fields))
 
 

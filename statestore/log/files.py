@@ -32,12 +32,10 @@ _UNPACKED_MAX: Final = 4_096
 class LiveFile:
     """A data file that is part of the table.
 
-    The driver sends the same files to the same tasks in each superstep. So a file is pickled once, and a process that
-    has unpickled a file recognises it by its bytes.
-
-    ``computation`` is "" in tables without that partition column. Keys and supersteps bound the rows from below and above;
-    they and ``num_records``, the number of row updates, are ``None`` when unknown. Files of other engines lack Millpond's tags; if only a
-    checkpoint still names such a file, ``added_version`` is the checkpoint's.
+    ``computation`` is "" in tables without that partition column. Keys and supersteps bound the rows from
+    below and above; they and ``num_records``, the number of row updates, are ``None`` when unknown. Files of
+    other engines lack Millpond's tags; if only a checkpoint still names such a file, ``added_version`` is the
+    checkpoint's.
     """
 
     path: str
@@ -69,7 +67,6 @@ class LiveFile:
         return _number(self.tags.get("productions", ""))
 
     def overlaps(self, interval: Interval) -> bool:
-        """Return True if the file may hold keys of the interval."""
         return (
             self.computation == interval.computation
             and (self.max_key is None or self.max_key >= interval.low)
@@ -86,7 +83,7 @@ class LiveFile:
 
     @staticmethod
     def from_add(add: Add, version: TableVersion) -> LiveFile:
-        """Return the live file of an add action that was committed at ``version``, or read from a checkpoint of it."""
+        """Return the live file of an action committed at ``version``, or read from a checkpoint of it."""
         stats = _parse(add.stats)
         low, high = _known(stats, "minValues", dict) or {}, _known(stats, "maxValues", dict) or {}
         added = _number_tag(add.tags, "version")
@@ -239,23 +236,20 @@ class FileIndex:
 
     @property
     def files(self) -> tuple[LiveFile, ...]:
-        """All live files, oldest first."""
+        """Oldest first."""
         return _in_order(self._by_path.values())
 
     @property
     def computations(self) -> tuple[str, ...]:
-        """The computations that have live files, sorted."""
         return tuple(sorted(self._computations))
 
     def file(self, path: str) -> LiveFile | None:
         return self._by_path.get(path)
 
     def statistics_of(self, path: str) -> str | None:
-        """Return the statistics of a live file as the log has them."""
         return self._statistics.get(path)
 
     def put(self, file: LiveFile, statistics: str | None = None) -> None:
-        """Add a file, or replace the entry at its path."""
         self.remove(file.path)
         self._by_path[file.path] = file
         if statistics is not None:
@@ -267,7 +261,6 @@ class FileIndex:
         groups.put(file)
 
     def remove(self, path: str) -> None:
-        """Remove a file; an unknown path is ignored."""
         file = self._by_path.pop(path, None)
         if file is None:
             return
@@ -279,7 +272,6 @@ class FileIndex:
             del self._computations[file.computation]
 
     def files_in(self, computation: str) -> tuple[LiveFile, ...]:
-        """Return the live files of a computation, oldest first."""
         groups = self._computations.get(computation)
         return (
             () if groups is None else _in_order(chain.from_iterable(map(dict.values, groups.files.values())))
@@ -328,7 +320,7 @@ class _Groups:
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
-    """The intervals of some groups in key order, to find the intervals that overlap a given one."""
+    """The intervals of some groups in key order."""
 
     lows: list[str]
     highs: list[str | None]
@@ -350,7 +342,7 @@ class _Spans:
         )
 
     def overlapping(self, interval: Interval) -> Iterator[str]:
-        """Yield the groups whose interval shares a key with ``interval``, and the groups without an interval."""
+        """Yield the groups whose interval shares a key with ``interval``, and those without an interval."""
         yield from self.others
         end = len(self.lows) if interval.high is None else bisect_left(self.lows, interval.high)
         for index in range(end - 1, -1, -1):

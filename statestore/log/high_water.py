@@ -79,7 +79,6 @@ class MemoryHighWater:
 
 
 def later_mark(first: Mark | None, second: Mark | None) -> Mark | None:
-    """Return the mark with a successor, or else the higher one."""
     known = [mark for mark in (first, second) if mark is not None]
     return max(known, key=lambda mark: (bool(mark.successor), mark.version), default=None)
 
@@ -165,17 +164,15 @@ class LaggingMark:
 
 
 MARK_FOLDER: Final = "high_water"
-"""The folder of the marks, in the store's own folder."""
-
 _NAME: Final = re.compile(r"(?:^|/)(\d{20})-([0-9a-f]{64})-([^/]+)$")
 _MARK_TEXT: Final = b"The store's table has reached the version in this name.\n"
 
+# Least time between two stored marks: commits of a moment share one.
 LINGER_MS: Final = 100
-"""Least time between two stored marks: commits of a moment share one."""
 
 
 def list_marks(objects: Objects) -> Sequence[str]:
-    """List the names of a store's marks; call it before the table is read, so that a live writer is no rollback."""
+    """List a store's marks; before the table is read, so that a live writer is no rollback."""
     return objects.list(MARK_FOLDER)
 
 
@@ -231,7 +228,6 @@ class StoredMark(LaggingMark):
             super().advance(version, digest)
 
     def flush(self) -> None:
-        """Store the recorded mark now, or raise `UnavailableError`."""
         mark = self._due()
         if mark is not None:
             self._write(mark)
@@ -277,10 +273,7 @@ class StoredMark(LaggingMark):
 
 
 class BothHighWaters:
-    """`HighWater` in two places: the lease service, and the store itself.
-
-    `read` returns the service's mark; `newest_mark` finds the other one.
-    """
+    """`HighWater` in two places; `read` returns the service's mark, `newest_mark` finds the store's."""
 
     def __init__(self, service: HighWater, stored: StoredMark) -> None:
         self._service = service

@@ -24,7 +24,6 @@ _COMMIT: Final = re.compile(r"^_delta_log/(\d{20})\.json$")
 
 
 def commit_path(version: int) -> str:
-    """Return the path of a version's commit file, relative to the table's root."""
     return f"{LOG_FOLDER}/{version:020d}.json"
 
 
@@ -54,7 +53,7 @@ class Log:
             return None
 
     def require(self, version: TableVersion) -> bytes:
-        """Read a commit file that must exist, or raise `ObjectMissingError` (a `DataError`)."""
+        """Read a commit file, or raise `ObjectMissingError` (a `DataError`)."""
         data = self.read(version)
         if data is None:
             raise ObjectMissingError(
@@ -63,10 +62,7 @@ class Log:
         return data
 
     def put(self, version: TableVersion, data: bytes) -> None:
-        """Make ``data`` the commit of a version that has none.
-
-        `ObjectExistsError` may come from an earlier attempt of this caller; after `UnavailableError` the commit may have landed.
-        """
+        """Commit a version that has none; its `ObjectExistsError` may come from an earlier attempt of this caller."""
         self.objects.put_if_absent(commit_path(version), data)
 
     def sync(self, version: TableVersion) -> None:
@@ -74,7 +70,6 @@ class Log:
         self.objects.sync((commit_path(version),))
 
     def latest_version(self) -> TableVersion | None:
-        """Return the newest version by a listing, or ``None`` when there is no table."""
         return self.inventory().latest
 
     def inventory(self) -> LogInventory:
@@ -91,12 +86,11 @@ class Log:
             yield from read_part(self.objects.get(path), path)
 
     def name_checkpoint(self, version: TableVersion, size: int) -> None:
-        """Point Delta readers at the newest checkpoint, which holds ``size`` actions."""
         pointer = orjson.dumps({"version": version, "size": size})
         self.objects.put(f"{LOG_FOLDER}/_last_checkpoint", pointer)
 
     def is_own_checkpoint(self, checkpoint: Checkpoint) -> bool:
-        """Return True for a checkpoint that Millpond wrote; checkpoints of other engines have no seal."""
+        """Return True for a checkpoint that Millpond wrote; those of other engines have no seal."""
         return all(has_parquet_seal(memoryview(self.objects.get(path))) for path in checkpoint.paths)
 
 

@@ -21,12 +21,10 @@ from millpond.statestore.rows.row import Fence, unpack_fence
 from millpond.statestore.system import collector_paused
 from millpond.statestore.types import TableVersion
 
+# The version of a table without any commit.
 NO_TABLE: Final = TableVersion(-1)
-"""The version of a table without any commit."""
-
+# Field of a commit that restores an older version: the number of that version.
 RESTORED_VERSION: Final = "restored_version"
-"""Field of a commit that restores an older version: the number of that version."""
-
 _READER_VERSION_MAX: Final = 1
 _LOAD_TRIES: Final = 3
 
@@ -34,13 +32,8 @@ _LOAD_TRIES: Final = 3
 class Snapshot(FileIndex):
     """A table at one version: its live files, transactions and metadata. For one thread at a time.
 
-    Attributes:
-        version: the newest applied commit; `NO_TABLE` at first.
-        digest: SHA-256 of that commit's bytes; "" when only a checkpoint records it.
-        txns: the Delta application transactions: fences, input positions, supersteps.
-        watermarks: the last journaled input watermark of each interval, by application id,
-            as far as the applied commits contain them.
-        source_offsets: where each input's position lies in its source, by the input's application id.
+    ``digest`` is "" when only a checkpoint records the version. Input watermarks are by interval and source
+    offsets by input, under their application ids, as far as the applied commits contain them.
     """
 
     def __init__(self) -> None:
@@ -89,7 +82,7 @@ class Snapshot(FileIndex):
         self.version, self.digest = version, digest
 
     def restart_from(self, checkpoint: Checkpoint, actions: Iterable[Action], commit: bytes | None) -> None:
-        """Start from a checkpoint; ``commit`` is its version's commit file, or ``None`` when that was cleaned up."""
+        """Start from a checkpoint and its version's commit file, if that was not cleaned up."""
         check(self.version == NO_TABLE, "only a fresh snapshot starts from a checkpoint", at=self.version)
         verified = tuple(actions)
         _check_readable(verified, checkpoint.paths[0])
@@ -178,7 +171,7 @@ def live_intervals(txns: Mapping[str, int], computation: str | None = None) -> d
 
 
 def load(log: Log, version: TableVersion | None = None) -> Snapshot:
-    """Open a table cold, at its newest or an older version; `ObjectMissingError` if there is no table, or no such version."""
+    """Open a table cold, at its newest or an older version; `ObjectMissingError` if there is none."""
     for _ in range(_LOAD_TRIES - 1):
         try:
             return _load_once(log, version)
@@ -189,7 +182,6 @@ def load(log: Log, version: TableVersion | None = None) -> Snapshot:
 
 
 def catch_up(log: Log, snapshot: Snapshot) -> Snapshot:
-    """Bring a snapshot that this process has just loaded to the newest version."""
     inventory = log.inventory()
     there = inventory.versions[bisect_left(inventory.versions, snapshot.version) :]
     latest = NO_TABLE if inventory.latest is None else inventory.latest

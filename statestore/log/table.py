@@ -113,7 +113,6 @@ def store_id_of(snapshot: Snapshot) -> str:
 
 
 def with_row_columns(metadata: Metadata) -> Metadata:
-    """Return the metadata of a table of rows with every missing row column added."""
     schema = orjson.loads(metadata.schema_string)
     fields = schema.setdefault("fields", [])
     names = {field["name"] for field in fields}
@@ -148,7 +147,7 @@ class _CreatePlan:
 
 
 def table_id_of(token: str) -> str:
-    """Return a Delta table's id, which has the form of a UUID, from 32 hexadecimal digits."""
+    """Return a Delta table's id, in the form of a UUID, from 32 hexadecimal digits."""
     cuts = (0, 8, 12, 16, 20, 32)
     return "-".join(token[low:high] for low, high in pairwise(cuts))
 

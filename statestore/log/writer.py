@@ -54,8 +54,6 @@ _BOUNDARY_TEXT: Final = b"Commits below this version may be deleted; nothing tha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """A commit that is part of the table: its version, and its file's SHA-256."""
-
     version: TableVersion
     digest: str
 
@@ -93,10 +91,7 @@ def log_boundary(objects: Objects) -> TableVersion:
 
 
 def publish_log_boundary(objects: Objects, version: TableVersion) -> None:
-    """Announce that commits below ``version`` may be deleted; call it before the first deletion.
-
-    A boundary below the published one changes nothing.
-    """
+    """Announce that commits below ``version`` may be deleted, before the first deletion; it never falls."""
     publish_version(objects, BOUNDARY_FOLDER, version, _BOUNDARY_TEXT)
 
 

@@ -21,7 +21,7 @@ from millpond.statestore.errors import DataError, InvalidError
 
 
 class PlainObject(dict[str, Any]):
-    """An object of plain fields: codecs encode it as a ``dict``, and never decode it into another type."""
+    """An object of plain fields, which codecs encode as a ``dict`` and never decode into another type."""
 
     __slots__ = ()
 
@@ -104,7 +104,6 @@ def _as_dict(value: object) -> dict[str, Any]:
 
 
 def has_non_finite(value: object) -> bool:
-    """Return True if a float in the value is NaN or an infinity, which JSON cannot represent."""
     if isinstance(value, float):
         return not math.isfinite(value)
     if isinstance(value, dict):
@@ -167,12 +166,6 @@ class ModelCodec:
     An object whose fields lack the declared types is refused. So is an object that would be decoded as a different one:
     NaN, or an object of a subclass with more fields. A new field needs a default, or a higher ``state_version``, because
     old rows lack it. A field that the class no longer has is ignored in old rows.
-
-    Args:
-        model: the class.
-
-    Raises:
-        InvalidError: the class is none of these, or msgspec is not installed.
 
     Example::
 
@@ -271,7 +264,7 @@ def _with_msgspec(model: type) -> tuple[Callable[[Any], bytes], Callable[[str | 
 
 
 def _field_and_reason(error: Exception) -> tuple[str, str]:
-    """Return the field that an error is about, as in ``trips[0].port``, or nothing, and the reason."""
+    """Return the field that an error is about, as in ``trips[0].port``, and the reason."""
     errors = getattr(error, "errors", None)
     if callable(errors) and (first := next(iter(errors()), None)):
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first.get("loc", ()))
@@ -283,6 +276,5 @@ def _field_and_reason(error: Exception) -> tuple[str, str]:
 
 
 def _first_difference(value: object, decoded: object) -> str:
-    """Return the first field in which two objects of a model differ, or nothing if it is unknown."""
     names = getattr(type(value), "__annotations__", {})
     return next((name for name in names if getattr(value, name, None) != getattr(decoded, name, None)), "")

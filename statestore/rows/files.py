@@ -73,9 +73,9 @@ _GAP_BYTES: Final = 1 << 14
 @quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFile:
-    """A row file that is written but not yet named in a commit.
+    """A row file that no commit names yet.
 
-    ``path`` is relative to the table's root and not URL-encoded. The fence fields name the commit that will name the file.
+    ``path`` is relative to the table's root and not URL-encoded; the fence is that of the commit to come.
     """
 
     path: str
@@ -90,24 +90,16 @@ class RowFile:
 
 
 def row_file_path(computation: str, superstep: Superstep, token: str) -> str:
-    """Return the path of a row file, relative to the table's root.
-
-    Example:
-        >>> row_file_path("window counter", Superstep(7), "ab" * 16)
-        'computation=window%20counter/0000000007-abababababababababababababababab.parquet'
-    """
     return f"{PARTITION_COLUMN}={quote(computation, safe='')}/{superstep:010d}-{token}.parquet"
 
 
 def encode_row_file(table: pa.Table, path: str, row_format: RowFormat = PARQUET) -> bytes:
-    """Return the bytes of a row file, valid at this path only; see `write_row_file` for conditions on the table."""
     check(table.num_rows > 0, "a row file holds at least one row update")
     check_keys_rise(table)
     return row_format.encode(table, file_name_of(path))
 
 
 def check_keys_rise(table: pa.Table) -> None:
-    """Check that row updates are in `ROW_SCHEMA` and sorted by key, with each key once."""
     check(table.schema.equals(ROW_SCHEMA), "row updates have the row's schema", schema=table.schema.names)
     keys = table.column("key")
     rises = pc.all(pc.less(keys.slice(0, table.num_rows - 1), keys.slice(1)))
@@ -141,8 +133,8 @@ def write_row_file(
 ) -> RowFile:
     """Write one interval's row updates; they stay invisible until a commit under ``fence`` names the file.
 
-    The table has at least one row update in `ROW_SCHEMA`, none newer than the fence, and its keys rise (so each key
-    once). ``token`` has 32 unique hexadecimal digits, so that no two attempts share a file.
+    The table has at least one row update in `ROW_SCHEMA`, none newer than the fence, and its keys rise.
+    ``token`` has 32 unique hexadecimal digits, so that no two attempts share a file.
     """
     path = row_file_path(interval.computation, superstep, token)
     data = encode_row_file(table, path, row_format)
@@ -178,16 +170,10 @@ def read_row_files(
     large: Collection[str] = (),
     keep: Callable[[pa.Table], pa.Table] | None = None,
 ) -> pa.Table:
-    """Return the verified row updates of live files, in the order of ``paths``; a missing or damaged file is a `DataError`.
+    """Return the verified updates of live files, in the order of ``paths``; a missing or damaged file is a `DataError`.
 
-    Args:
-        objects: the table's root.
-        paths: the files.
-        columns: row columns to decode, all by default.
-        keys: only the updates of these keys.
-        interval: only the updates whose key lies in it; files of other writers may span several intervals.
-        large: the files of which only the pages that may hold ``keys`` are read, if they have a page index.
-        keep: filters the updates while reading, a large file's part by part.
+    ``keys`` and ``interval`` select updates, and ``keep`` filters them while reading. Of ``large`` files with
+    a page index only the pages that may hold ``keys`` are read.
     """
     names = list(ROW_SCHEMA.names if columns is None else columns)
     check(set(names) <= set(ROW_SCHEMA.names), "only columns of rows are read", columns=names)
@@ -220,7 +206,6 @@ def _read_nearest(
 def _read_row_file(
     objects: Objects, path: str, needed: list[str], selection: _Selection, *, in_parts: bool
 ) -> pa.Table:
-    """Return the selected rows of a large file, or all of a small one: small ones are selected from together."""
     name = sealed_name(path)
     with reading(path):
         chosen = selection.read_blocks(objects, path, name, needed) if in_parts and name else None
@@ -264,7 +249,6 @@ class _Selection:
         self._prints: Fingerprints | None = None
 
     def may_hold(self, low: str, high: str) -> bool:
-        """Return True if a range of keys ``low..high`` may contain a selected key."""
         interval = self._interval
         if interval is not None and (
             high < interval.low or (interval.high is not None and interval.high <= low)
@@ -276,7 +260,7 @@ class _Selection:
         return index < len(self._keys) and self._keys[index] <= high
 
     def read_blocks(self, objects: Objects, path: str, name: str, columns: list[str]) -> pa.Table | None:
-        """Return the selected rows of a large file of ours without reading it whole; None where that is no gain."""
+        """Return the selected rows of a large file of ours, read in parts; None where that is no gain."""
         index = PAGE_INDEXES.of(objects, path, name)
         if index is None:
             return None
@@ -320,7 +304,6 @@ class _Selection:
 
 
 def _lies_in(table: pa.Table, interval: Interval) -> bool:
-    """Return True if all keys of a sorted table lie in the interval."""
     return not table.num_rows or all(map(interval.contains, _ends(table)))
 
 
@@ -356,11 +339,12 @@ _BATCH_ROWS_MIN: Final = 64
 def open_runs(
     objects: Objects, path: str, *, interval: Interval, scratch: Path, batch_bytes: int
 ) -> Sequence[Run]:
-    """Open a live row file as runs of the updates in an interval; together they equal the result of `read_row_files`.
+    """Open a live row file as runs of the updates in an interval, together the result of `read_row_files`.
 
-    One of our files is a single run. Another writer's file may be unsorted, so each of its row groups is sorted on its
-    own and spilled to ``scratch``, an empty local folder which must stay until the runs are read. About ``batch_bytes``
-    of a run are decoded at a time. A damaged page raises `DataError` only when the run reaches the page.
+    One of our files is a single run. Another writer's file may be unsorted, so each of its row groups is
+    sorted on its own and spilled to ``scratch``, an empty local folder which must stay until the runs are
+    read. About ``batch_bytes`` of a run are decoded at a time. A damaged page raises `DataError` only when
+    the run reaches it.
     """
     local = scratch / "file"
     name = sealed_name(path)
@@ -432,7 +416,7 @@ def _rows_of(batch_bytes: int, file: pq.ParquetFile) -> int:
 
 
 class RowFileWriter:
-    """Writer of one row file of any size, in a local folder ``scratch``; see `write_row_file` for the other arguments."""
+    """Writer of one row file of any size, in a local folder ``scratch``."""
 
     def __init__(
         self, scratch: Path, interval: Interval, *, superstep: Superstep, fence: Fence, token: str
@@ -495,7 +479,6 @@ class RowFileWriter:
         )
 
     def close(self) -> None:
-        """Close the local file; an unfinished file is discarded."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -522,7 +505,6 @@ class RowFileWriter:
         self._waiting_rows, self._waiting_bytes = table.num_rows, table.nbytes
 
     def _page_section(self, name: str) -> bytes:
-        """Return the page index of the closed local file; nothing for a file without pages."""
         if not self._page_rows:
             return b""
         with (

@@ -56,7 +56,6 @@ class KeyTexts:
 
 
 def check_key_type(kind: pa.DataType, column: str) -> None:
-    """Refuse a column of a type without an order that both runners share, such as a list or a map."""
     kind = _plain(kind)
     if pa.types.is_struct(kind):
         struct_mark([each.name for each in kind])
@@ -110,7 +109,6 @@ def _single(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values, without the layout of the column."""
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     return kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -148,7 +146,6 @@ def _of_text(array: pa.Array) -> pa.Array:
 
 
 def _controls_in(texts: pa.Array) -> list[str]:
-    """Return the control characters in the texts, the escape first."""
     data = texts.buffers()[2]
     if data is None:
         return []
@@ -173,7 +170,7 @@ def _of_decimal(array: pa.Array) -> pa.Array:
 
 
 def _plain_decimals(array: pa.Array) -> pa.Array:
-    """Write decimals with all the digits of their scale and without an exponent."""
+    """Write decimals with all digits of their scale, without an exponent."""
     scale = array.type.scale
     texts = array.cast(pa.string())
     if not scale or not pc.any(pc.match_substring(texts, "E")).as_py():
@@ -228,7 +225,6 @@ def _of_float(array: pa.Array) -> pa.Array:
 
 
 def _hexadecimal(mark: str, octets: pa.Array, array: pa.Array) -> pa.Array:
-    """Write bytes in hexadecimal digits behind a mark; null where the array is."""
     plain = octets.cast(pa.binary())
     starts = np.frombuffer(plain.buffers()[1], np.int32)[plain.offset : plain.offset + len(plain) + 1]
     data = plain.buffers()[2]
@@ -245,7 +241,6 @@ def _of_time(array: pa.Array) -> pa.Array:
 
 
 def _in_range(array: pa.Array, problems: list[tuple[_Bools, str]]) -> pa.Array:
-    """Replace dates and times that a key cannot have by nulls, and add them to the problems."""
     kind = array.type
     if pa.types.is_date(kind):
         return _without(
@@ -324,17 +319,11 @@ _OF_PYTHON: Final[dict[type, pa.DataType]] = {
 
 
 def key_word(columns: Iterable[pa.Field]) -> str:
-    """Return the names and types of key columns as the text that a store records.
-
-    Example:
-        >>> key_word([pa.field("country", pa.string()), pa.field("cents", pa.decimal128(10, 2))])
-        '[["country","string"],["cents","decimal(10,2)"]]'
-    """
+    """Return key columns as the text that a store records, such as ``[["cents","decimal(10,2)"]]``."""
     return orjson.dumps([[column.name, name_of_kind(column.type)] for column in columns]).decode()
 
 
 def parse_key_word(word: str) -> tuple[pa.Field, ...]:
-    """Return the columns of a recorded text; a type of a later release raises `DataError`."""
     try:
         return tuple(pa.field(name, kind_of_name(kind)) for name, kind in orjson.loads(word))
     except (KeyError, ValueError, TypeError) as cause:
@@ -345,13 +334,12 @@ def parse_key_word(word: str) -> tuple[pa.Field, ...]:
 
 
 def key_columns_in(positions: Mapping[str, int], computation: str) -> tuple[pa.Field, ...]:
-    """Return the columns of a computation's typed keys as recorded in a table's positions; none for plain keys."""
     word = recorded_word(positions, AppId.KEY_COLUMNS, computation)
     return () if word is None else parse_key_word(word)
 
 
 def key_columns_of(columns: Iterable[pa.Field]) -> tuple[pa.Field, ...]:
-    """Return the same columns in the types that are recorded: one for each text form and width, whatever the layout."""
+    """Return the columns in the types that are recorded: one for each text form and width."""
     return tuple(pa.field(column.name, _recorded(column.type)) for column in columns)
 
 
@@ -405,10 +393,7 @@ def same_texts(stored: pa.DataType, given: pa.DataType) -> bool:
 def typed_columns(
     keys: pa.ChunkedArray, columns: Sequence[pa.Field], places: Sequence[int] | None = None
 ) -> list[pa.ChunkedArray]:
-    """Decode typed keys into a column for each of the ``places`` (all by default).
-
-    A value is null where a key has no value of the column's type in that place.
-    """
+    """Decode typed keys into a column for each of the ``places``; a value that does not fit the column is null."""
     wanted = range(len(columns)) if places is None else places
     texts = pa.chunked_array(keys.chunks, pa.string())
     slow = [place for place in wanted if not _is_quick(columns, place)]
@@ -466,7 +451,6 @@ def _values_of(text: str, count: int) -> tuple[Any, ...]:
 
 
 def fitting_cells(kind: pa.DataType, values: list[Any]) -> pa.Array:
-    """Return an array of the values, with null for a value that does not fit the type."""
     try:
         return pa.array(values, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
@@ -476,7 +460,6 @@ def fitting_cells(kind: pa.DataType, values: list[Any]) -> pa.Array:
 
 
 def key_lookup(values: Sequence[KeyValue], columns: Sequence[pa.Field]) -> str:
-    """Return the text of a key whose values are given loosely: as text, or in a type that converts to the column's."""
     if len(values) != len(columns):
         raise InvalidError(
             "the key must have a value for each column",

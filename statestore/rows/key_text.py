@@ -135,12 +135,11 @@ def decode_key(text: str) -> tuple[Any, ...]:
 
 
 def escaped(text: str) -> str:
-    """Replace each control character by U+001F and its caret letter."""
     return _CONTROL.sub(_caret, text) if _CONTROL.search(text) else text
 
 
 def struct_mark(names: Sequence[str]) -> str:
-    """Return the beginning of a struct with these distinct fields; the values follow, each as a part."""
+    """Return the beginning of a struct with these fields; the values follow, each as a part."""
     if not names or len(set(names)) != len(names):
         raise InvalidError(
             "a struct in a key must have at least one field, and distinct names", fields=list(names)
@@ -325,12 +324,7 @@ _KINDS: Final = {name: kind for kind, name in NAMED_KINDS.items()}
 
 
 def name_of_kind(kind: pa.DataType) -> Any:
-    """Return a type's name: text, or a JSON object for a type with parts; a `KeyError` means that it has none.
-
-    Example:
-        >>> name_of_kind(pa.list_(pa.struct([("cents", pa.decimal128(10, 2))])))
-        {'array': {'struct': [['cents', 'decimal(10,2)']]}}
-    """
+    """Return a type's name: text, or a JSON object for a type with parts; a `KeyError` means that it has none."""
     if pa.types.is_struct(kind):
         return {"struct": [[field.name, name_of_kind(field.type)] for field in kind]}
     if pa.types.is_list(kind):

@@ -57,7 +57,6 @@ def take_rows(
 
 
 def _cuts(lengths: npt.NDArray[np.int32], rows: pa.Array, bytes_max: int) -> list[tuple[int, int]]:
-    """Return runs of ``rows`` whose values begin within the same ``bytes_max`` bytes."""
     present = rows.is_valid().to_numpy(zero_copy_only=False)
     numbers = rows.fill_null(0).to_numpy()
     sizes = np.where(present, lengths[numbers], 0).astype(np.int64)
@@ -90,16 +89,15 @@ _Index: TypeAlias = npt.NDArray[np.int64]
 
 
 def merge_updates(updates: pa.Table) -> pa.Table:
-    """Return one row per key with state or timers, sorted by key.
+    """Return one row per key with state or timers, sorted by key, in `MERGE_COLUMNS` without ``deleted``.
 
-    The result has `MERGE_COLUMNS` without ``deleted``. Absent ``timers`` are an empty list, and ``state_version`` is 0
-    for a state without a version.
+    Absent ``timers`` are an empty list, and ``state_version`` is 0 for a state without a version.
     """
     return split_rows(updates)[0]
 
 
 def split_rows(updates: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Return the rows of `merge_updates`, and the rest: keys with neither state nor timers, but perhaps ids or productions."""
+    """Return the rows of `merge_updates`, and keys without state and timers, but perhaps with ids or productions."""
     combined = combine_updates(updates)
     timers = _empty_lists(combined.column("timers").combine_chunks())
     has_state = _valid(combined, "state") | _valid(combined, "state_bytes")
@@ -113,7 +111,6 @@ def split_rows(updates: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 def _versions(stored: pa.ChunkedArray, has_state: _Mask) -> pa.Array:
-    """Return the versions of states; null where there is no state."""
     if stored.null_count == len(stored):
         versions = np.zeros(len(stored), np.int32)
     else:
@@ -122,11 +119,10 @@ def _versions(stored: pa.ChunkedArray, has_state: _Mask) -> pa.Array:
 
 
 def combine_updates(updates: pa.Table) -> pa.Table:
-    """Return one update per key, sorted by key, equivalent to all of the key's updates together.
+    """Return one update per key, sorted by key in `MERGE_COLUMNS`, equivalent to all of the key's updates together.
 
-    ``combine(a + b) == combine(combine(a) + combine(b))`` for any split in which ``a``'s updates of a key are older than
-    ``b``'s. Tombstones stay; drop them only when no older file of the key is left. The result has `MERGE_COLUMNS`, with
-    the meaning of a row update: null means unchanged.
+    ``combine(a + b) == combine(combine(a) + combine(b))`` for any split in which ``a``'s updates of a key are
+    older than ``b``'s. Tombstones stay; drop them only when no older file of the key is left.
     """
     missing = set(MERGE_COLUMNS).difference(updates.column_names)
     if missing:
@@ -144,7 +140,6 @@ def combine_updates(updates: pa.Table) -> pa.Table:
 
 
 def _rises(keys: pa.StringArray) -> bool:
-    """Return True if each key is greater than the one before."""
     last = len(keys) - 1
     return last < 1 or bool(pc.less(keys.slice(0, last), keys.slice(1)).true_count == last)
 
@@ -178,7 +173,6 @@ def _combine(table: pa.Table, keys: pa.DictionaryArray, deleted: _Mask) -> pa.Ta
 
 
 def _oldest_first(table: pa.Table) -> _Index:
-    """Return row numbers by rising (sequencer, commit number)."""
     # Files come in the order of their commits, so the rows are usually in order already.
     sequencers = table.column("sequencer").to_numpy()
     commit_numbers = table.column("commit_number").to_numpy()
@@ -212,7 +206,6 @@ def _empty_lists(lists: pa.ListArray, where: _Mask | None = None) -> pa.ListArra
 
 
 def _at(flags: _Mask, rows: _Index) -> _Mask:
-    """Return the flags of the rows; false for row number -1."""
     return (flags[rows] if len(flags) else np.zeros(len(rows), dtype=np.bool_)) & (rows >= 0)
 
 
@@ -232,7 +225,7 @@ ROWS_VIEW_COLUMNS: Final = tuple(name for name in MERGE_COLUMNS if name != "dele
 
 
 class SqlDialect(StrEnum):
-    """An SQL dialect; the value is its literal for the empty list."""
+    """The value is the dialect's literal for the empty list."""
 
     SPARK = "array()"
     DUCKDB = "[]"
@@ -276,9 +269,9 @@ where state is not null or state_bytes is not null or timers <> {empty_list}
 
 
 def rows_query(source: str, dialect: SqlDialect) -> str:
-    """Return a query for one row per key over a relation of one computation's row updates, quoted for the dialect.
+    """Return a query for one row per key over the row updates of one computation, quoted for the dialect.
 
-    It needs one shuffle by key, because the window functions and the grouping have the same partitioning.
+    It needs one shuffle, because windows and grouping have the same partitioning.
     """
     columns = ", ".join(ROWS_VIEW_COLUMNS)
     return _QUERY.format(source=source, empty_list=dialect.value, columns=columns)

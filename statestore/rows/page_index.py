@@ -71,8 +71,8 @@ class AlikePages:
 class Leaf:
     """A column of a Parquet file, nested ones included, with Parquet's numbers of its type, codec and encodings.
 
-    ``path`` is its name and the names of its fields. ``pages`` is None for a column without values. ``values`` has the
-    number of values on each page, or is None if there are as many as rows.
+    ``pages`` is None for a column without values, and ``values``, the number of values on each page, if they
+    are as many as rows.
     """
 
     path: tuple[str, ...]
@@ -87,8 +87,8 @@ class Leaf:
 class PageIndex:
     """The facts about a row file that are known without reading its pages.
 
-    ``schema`` has the elements of Parquet's schema as stored in the footer. ``firsts`` has the first key of each block and
-    ``rows`` its number of rows, ``last`` is the last key of the file, and ``keys`` is a filter of all keys.
+    ``schema`` has the schema's elements as in the footer, ``firsts`` the first key of each block and ``rows``
+    its number of rows, ``last`` the file's last key, ``keys`` a filter of all keys.
     """
 
     schema: bytes
@@ -100,14 +100,13 @@ class PageIndex:
 
     @property
     def size_bytes(self) -> int:
-        """Its memory, by estimate."""
         of_firsts = sum(map(len, self.firsts)) + _KEY_BYTES * len(self.firsts)
         of_pages = sum(leaf.pages.size_bytes for leaf in self.leaves if leaf.pages is not None)
         of_values = sum(leaf.values.nbytes for leaf in self.leaves if leaf.values is not None)
         return int(of_firsts + of_pages + of_values + self.rows.nbytes + self.keys.size_bytes)
 
     def blocks_of(self, keys: Sequence[str], fingerprints: Fingerprints) -> list[int]:
-        """Return the blocks that may hold any of these sorted keys, given their fingerprints."""
+        """Return the blocks that may hold any of these sorted keys."""
         begin, end = bisect_left(keys, self.firsts[0]), bisect_right(keys, self.last)
         may_be_here = self.keys.might_contain(fingerprints[begin:end])
         blocks: list[int] = []
@@ -119,11 +118,10 @@ class PageIndex:
 
     @property
     def empty_columns(self) -> frozenset[str]:
-        """The columns without values in the whole file, which have no pages here."""
         return frozenset(leaf.path[0] for leaf in self.leaves if leaf.pages is None)
 
     def ranges(self, blocks: Sequence[int], columns: Iterable[str]) -> list[ByteRange]:
-        """Return the places of the pages to read for some blocks and columns, column by column."""
+        """Return the places of the pages of some blocks and columns, column by column."""
         chosen = np.fromiter(blocks, np.int64, len(blocks))
         found: list[ByteRange] = []
         for pages in self._stored_of(columns):
@@ -147,12 +145,10 @@ class PageIndex:
 
     @property
     def pages_bytes(self) -> int:
-        """The bytes of the file to read for all rows and columns."""
         stored = (leaf.pages for leaf in self.leaves if isinstance(leaf.pages, StoredPages))
         return sum(int(pages.sizes.sum(dtype=np.int64)) for pages in stored)
 
     def size_of(self, blocks: Sequence[int], columns: Iterable[str]) -> int:
-        """Return the bytes to read for some blocks and columns."""
         return int(self._sizes_of(blocks, columns)[1].sum())
 
     def _sizes_of(
@@ -173,7 +169,6 @@ class PageIndex:
         ]
 
     def to_bytes(self) -> bytes:
-        """Return the index as an Arrow stream."""
         columns: dict[str, Any] = {"first": pa.array(self.firsts, pa.string()), "rows": self.rows}
         metadata: dict[str, bytes] = {
             "schema": self.schema,
@@ -234,7 +229,7 @@ class PageIndex:
 
 
 def pack_section(index: PageIndex, name: str) -> bytes:
-    """Return the page index with its trailer, as stored in a file of this name between the last page and the seal."""
+    """Return the page index with its trailer, for a file of this name."""
     packed = index.to_bytes()
     checksum = zlib.crc32(packed, zlib.crc32(name.encode()))
     return packed + len(packed).to_bytes(4, "little") + checksum.to_bytes(4, "little") + _SECTION
@@ -257,7 +252,7 @@ def read_page_index(objects: Objects, path: str, name: str) -> PageIndex | None:
 
 
 def _part(objects: Objects, path: str, tail: Tail, part: ByteRange) -> bytes:
-    """Return a part of a file, perhaps from the tail; nothing for a part that begins before the file."""
+    """Return a part of a file, perhaps from the tail; nothing for one that begins before the file."""
     if part.start < 0:
         return b""
     begin = tail.size_bytes - len(tail.data)
@@ -298,10 +293,9 @@ class RecentlyUsed(Generic[_Key, _Value]):
 
 
 class PageIndexes(RecentlyUsed[tuple[str, str], tuple[PageIndex | None]]):
-    """Recently used page indexes, whose sizes are estimates."""
+    """Recently used page indexes."""
 
     def of(self, objects: Objects, path: str, name: str) -> PageIndex | None:
-        """Return the page index of a row file sealed under ``name``, kept or read; None if it has none."""
         file = objects.url, path
         known = self.get(file)
         if known is not None:
@@ -316,7 +310,7 @@ PAGE_INDEXES: Final = PageIndexes(64 << 20)
 
 
 class FieldType(IntEnum):
-    """The types of fields, in the protocol's numbers."""
+    """The numbers of Thrift's types."""
 
     TRUE = 1
     FALSE = 2

@@ -44,9 +44,9 @@ _LIST, _STRUCT = FieldType.LIST, FieldType.STRUCT
 
 
 def page_index_of(file: memoryview, page_rows: int, empty_columns: Collection[str]) -> PageIndex:
-    """Return the page index of a Parquet file of row updates, written with Parquet's page index and without dictionaries.
+    """Return the page index of a Parquet file of row updates, written with page indexes and without dictionaries.
 
-    ``page_rows`` is the number of rows of a row group after which its columns are cut.
+    A row group's columns are cut after each ``page_rows`` rows.
     """
     footer_bytes = int.from_bytes(file[-_TAIL_BYTES:-4], "little")
     footer_start = len(file) - _TAIL_BYTES - footer_bytes
@@ -133,7 +133,7 @@ def _keys_of(file: memoryview, page_rows: int) -> tuple[list[str], str, BlockFil
 
 
 def _schema_of(file: memoryview, footer_start: int) -> bytes:
-    """Return the bytes of the schema's list, which is the footer's second field, after the version."""
+    """Return the bytes of the schema's list, the footer's second field."""
     version_end = footer_start + 1
     while file[version_end] >= 0x80:
         version_end += 1
@@ -144,7 +144,6 @@ def _schema_of(file: memoryview, footer_start: int) -> bytes:
 
 
 def join_ranges(ranges: Iterable[ByteRange], gap_bytes: int) -> list[ByteRange]:
-    """Return ranges that cover all of these, in order, joined where the gap is small."""
     joined: list[ByteRange] = []
     for part in sorted(ranges, key=lambda part: part.start):
         if joined and part.start - joined[-1].end <= gap_bytes:
@@ -157,9 +156,9 @@ def join_ranges(ranges: Iterable[ByteRange], gap_bytes: int) -> list[ByteRange]:
 def decode_blocks(
     index: PageIndex, blocks: Sequence[int], columns: Sequence[str], parts: Mapping[ByteRange, bytes]
 ) -> pa.Table:
-    """Decode the rows of some blocks; columns without values in the file are omitted.
+    """Decode the rows of some blocks from the joined `PageIndex.ranges`; a changed page raises `DataError`.
 
-    ``parts`` holds the joined `PageIndex.ranges`. A page that has changed since it was written raises `DataError`.
+    Columns without values in the file are omitted.
     """
     wanted = frozenset(columns)
     chosen = np.fromiter(blocks, np.int64, len(blocks))
@@ -198,8 +197,6 @@ def decode_blocks(
 
 
 class _ReadParts:
-    """The parts read from a file, as a source of verified pages."""
-
     def __init__(self, parts: Mapping[ByteRange, bytes]) -> None:
         ordered = sorted(parts.items(), key=lambda item: item[0].start)
         self._begins = np.array([part.start for part, _ in ordered], np.int64)

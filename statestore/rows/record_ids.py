@@ -67,7 +67,6 @@ def _fingerprints(ids: pa.Array) -> Fingerprints:
 
 
 def _bytes_of(ids: pa.Array) -> tuple[npt.NDArray[np.uint8], _Lengths]:
-    """Return the concatenated bytes of all ids, and the offsets at which each begins and ends."""
     if not (pa.types.is_binary(ids.type) or pa.types.is_string(ids.type)):
         ids = _as_binary(ids)
     _, offset_buffer, data_buffer = ids.buffers()
@@ -88,7 +87,6 @@ def _as_binary(ids: pa.Array) -> pa.BinaryArray:
 
 
 def _absorb_equal(hashes: Fingerprints, data: npt.NDArray[np.uint8], start: int, length: int) -> None:
-    """Hash ids of equal length as the rows of a matrix."""
     words = -(-length // _WORD_BYTES)
     padded = np.zeros((len(hashes), words * _WORD_BYTES), np.uint8)
     padded[:, :length] = data[start : start + length * len(hashes)].reshape(len(hashes), length)
@@ -157,7 +155,6 @@ class RecordIdFilter:
 
     @property
     def count(self) -> int:
-        """The number of added ids; an id added twice counts twice."""
         return sum(part.count for part in self._filters)
 
     @property
@@ -225,7 +222,6 @@ class BlockFilter:
         return BlockFilter(np.frombuffer(bits.bitarray, np.uint8, octets).view(np.uint64), capacity)
 
     def to_bytes(self) -> bytes:
-        """Return the bits as little-endian words."""
         return self._words.astype("<u8", copy=False).tobytes()
 
     @staticmethod
@@ -250,7 +246,6 @@ class BlockFilter:
         self.count += len(ids)
 
     def might_contain(self, ids: Fingerprints) -> _Mask:
-        """Return one flag per fingerprint: false if it was never added, true if it may have been."""
         result = np.zeros(len(ids), dtype=np.bool_)
         blocks, patterns = self._block_of(ids), _patterns_of(ids)
         left: _Index | slice = slice(None)
@@ -263,18 +258,15 @@ class BlockFilter:
         return result
 
     def _block_of(self, ids: Fingerprints) -> Fingerprints:
-        """Return the first word of each id's block, chosen by the high half of its fingerprint."""
         return (((ids >> np.uint64(32)) * self._blocks) >> np.uint64(32)) * np.uint64(2 * _PAIRS)
 
 
 def _word_of(ids: Fingerprints, blocks: Fingerprints, pair: int) -> _Index:
-    """Return each id's word in the pair, chosen by a low bit of its fingerprint."""
     half = (ids >> np.uint64(pair)) & np.uint64(1)
     return (blocks + (half + np.uint64(2 * pair))).view(np.int64)
 
 
 def _patterns_of(ids: Fingerprints) -> npt.NDArray[np.uint16]:
-    """Return the indices of each id's four bit patterns, from a second hash."""
     return mix(ids ^ _SECOND).view(np.uint16).reshape(-1, _PAIRS)
 
 
@@ -286,7 +278,6 @@ def _fingerprints_of(ids: Ids) -> Fingerprints:
 
 
 def _patterns() -> npt.NDArray[np.uint64]:
-    """Return a table of words with three bits set."""
     drawn = mix(np.arange(1, 65_537, dtype=np.uint64))
     first, second, third = (drawn >> np.uint64(shift) for shift in (0, 6, 12))
     one, low_bits = np.uint64(1), np.uint64(63)
@@ -326,7 +317,6 @@ class IdRetention:
 
     @staticmethod
     def of(watermark: EventTimeMicros, wall_time: WallTimeMicros, slack_us: int) -> IdRetention:
-        """Return the bounds at an input low watermark and the present wall time, for this slack."""
         # Before the first and after the last watermark nothing bounds the age of a repetition: keep all ids.
         is_known = watermark not in {TIME_MIN_US, TIME_MAX_US}
         return IdRetention(

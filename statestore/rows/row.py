@@ -122,9 +122,9 @@ class Fence:
     commit_number: CommitNumber
 
     def follows(self, stored: Fence | None) -> bool:
-        """Return True if a commit under this fence may follow the stored one (None for no stored fence).
+        """Return True if a commit under this fence may follow the stored one.
 
-        The first commit under a lease follows any smaller sequencer. Every other commit follows the commit number before its
+        The first commit under a lease follows any smaller sequencer; every other one, the number before its
         own under the same sequencer.
         """
         if self.commit_number == 0:
@@ -141,7 +141,6 @@ def pack_fence(sequencer: Sequencer, commit_number: CommitNumber) -> int:
 
 
 def unpack_fence(version: int) -> Fence:
-    """Return the fence of a ``txn`` version; the inverse of `pack_fence`."""
     return Fence(Sequencer(version >> _COMMIT_BITS), CommitNumber(version & ((1 << _COMMIT_BITS) - 1)))
 
 
@@ -169,7 +168,6 @@ PLAIN_MARK: Final = " "
 
 
 def has_envelope_fields(value: object) -> bool:
-    """Return True for an object with exactly the four fields of an envelope, whatever their values."""
     # Called for each record: the length check rejects most values.
     return isinstance(value, dict) and len(value) == _FIELD_COUNT and value.keys() == _FIELDS
 
@@ -200,7 +198,6 @@ def change_envelope(value: Any, at: int, *, is_retraction: bool) -> dict[str, An
 
 
 def has_marks(texts: pa.StringArray) -> bool:
-    """Return True if any of these values is an object that only looks like an envelope."""
     return bool(pc.any(pc.starts_with(texts, PLAIN_MARK)).as_py())
 
 
@@ -219,7 +216,7 @@ PRODUCTION_COLUMNS: Final = (*_ORDER, "superstep", "productions")
 
 
 def lists_by_key(updates: pa.Table, name: str) -> pa.Table:
-    """Join the lists of ``record_ids`` or ``productions`` by key, oldest update first, without keys whose list is empty."""
+    """Join the lists of ``record_ids`` or ``productions`` by key, oldest update first, without empty ones."""
     filled = updates.filter(pc.greater(pc.fill_null(pc.list_value_length(updates.column(name)), 0), 0))
     ordered = filled.sort_by([(column, "ascending") for column in _ORDER]).combine_chunks()
     kind = ROW_SCHEMA.field(name).type
@@ -234,7 +231,6 @@ def lists_by_key(updates: pa.Table, name: str) -> pa.Table:
 
 
 def pending_only(updates: pa.Table, pending_from: Superstep) -> pa.Table:
-    """Return the updates whose productions are undelivered, given the pipeline's last superstep."""
     return updates.filter(pc.greater_equal(updates.column("superstep"), pending_from))
 
 
@@ -269,9 +265,9 @@ def check_names(schema: pa.Schema) -> None:
 def conform(table: pa.Table, columns: list[str]) -> pa.Table:
     """Return ``columns`` of another writer's table in the types of `ROW_SCHEMA`; a missing column is null.
 
-    Spark's OPTIMIZE and delta-rs rewrite row files at any time. The values stay the same but their shape changes:
-    timestamps without a time zone or as INT96, narrower integers, large strings, nested fields in another order or under
-    other list names. An unknown nested field is an error.
+    Spark's OPTIMIZE and delta-rs rewrite row files at any time, with the same values in another shape:
+    timestamps without a zone or as INT96, narrower integers, large strings, nested fields in another order or
+    under other list names.
     """
     schema = ROW_SCHEMA if columns == _ALL else pa.schema([ROW_SCHEMA.field(name) for name in columns])
     if not table.schema.equals(schema):
@@ -287,7 +283,6 @@ def conform(table: pa.Table, columns: list[str]) -> pa.Table:
 def lists_of(
     values: pa.Array, lengths: npt.NDArray[np.int64], target: pa.ListType, nulls: pa.BooleanArray
 ) -> pa.ListArray:
-    """Cut concatenated values into lists; the length of a null list is 0."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     # A mask only where needed: Arrow takes five times as long with one.

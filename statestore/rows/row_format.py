@@ -31,11 +31,11 @@ _SHARE_MAX: Final = 16
 
 
 class DecodedFiles(RecentlyUsed[FileKey, pa.Table]):
-    """Recently decoded tables of small row files, with the sizes of file and table.
+    """Recently decoded tables of small row files.
 
-    A takeover scans an interval's files and then reads its rows, an evicted key is read back, and a resumed run reads the
-    same files again. Opening a small Parquet file costs far more than comparing its bytes, so a table is identified by the
-    bytes that it was decoded from: a changed file is another file.
+    A takeover scans an interval's files and then reads its rows, an evicted key is read back, and a resumed
+    run reads the same files again. A table is identified by the bytes that it was decoded from: comparing
+    them costs far less than opening a small Parquet file, and a changed file is another file.
     """
 
     def put(self, key: FileKey, table: pa.Table) -> None:
@@ -72,7 +72,6 @@ _PAGE_ROWS_MAX: Final = 4_096
 
 
 def _leaf_paths(column: pa.Field) -> list[str]:
-    """Return a column's leaves as Parquet names them; rows nest no deeper than lists of structs."""
     if not pa.types.is_list(column.type):
         return [column.name]
     return [f"{column.name}.list.element.{field.name}" for field in column.type.value_type]
@@ -105,7 +104,7 @@ _KEY_LEAF: Final = ROW_SCHEMA.names.index("key")
 
 
 def rows_per_page(table: pa.Table) -> int:
-    """Return after how many rows all columns are cut into pages: about 32 KiB of rows, the cost of reading one key."""
+    """Return after how many rows all columns are cut into pages: about 32 KiB, the cost of reading one key."""
     rows = table.num_rows * _PAGE_BYTES // max(table.nbytes, 1)
     return int(min(max(rows, _PAGE_ROWS_MIN), _PAGE_ROWS_MAX))
 
@@ -115,7 +114,6 @@ def rows_per_group(page_rows: int) -> int:
 
 
 def paged_options(page_rows: int) -> dict[str, Any]:
-    """Return options for both of Arrow's Parquet writers, for a file whose columns are all cut after the same rows."""
     return {
         **PARQUET_OPTIONS,
         "compression": _PAGED_COMPRESSION,
@@ -144,13 +142,13 @@ class RowFormat(Protocol):
     ) -> pa.Table:
         """Read columns from the file, skipping rows that ``may_hold`` rules out; absent columns are omitted.
 
-        ``name`` is the name under which the file must be sealed, or None for another writer's file. Bytes that have changed
-        since they were written raise `DataError`.
+        ``name`` is the name under which the file must be sealed, or None for another writer's file. Changed
+        bytes are a `DataError`.
         """
 
 
 def decode_rows(data: bytes, columns: list[str], may_hold: MayHold | None, *, name: str | None) -> pa.Table:
-    """Decode a file in the format that its first bytes name; see `RowFormat.decode`."""
+    """Decode a file in the format that its first bytes name."""
     row_format: RowFormat = IpcRowFormat() if data.startswith(_IPC) else ParquetRowFormat()
     return row_format.decode(data, columns, may_hold, name=name)
 
@@ -263,7 +261,6 @@ class IpcRowFormat:
     def decode(
         self, data: bytes, columns: list[str], may_hold: MayHold | None, *, name: str | None
     ) -> pa.Table:
-        """Read all rows; ``may_hold`` is ignored, and a seal is always required."""
         del may_hold
         decode = _decode_small_ipc if len(data) <= _SMALL_BYTES else _decode_ipc
         table = decode(data, name or "")
@@ -283,7 +280,6 @@ _decode_small_ipc = lru_cache(maxsize=256)(_decode_ipc)
 
 
 def file_name_of(path: str) -> str:
-    """Return the last part of a path, under which our files are sealed."""
     return path.rpartition("/")[2]
 
 
@@ -309,7 +305,6 @@ def seal_parquet(view: memoryview, name: str, section: bytes = b"") -> bytes:
 
 
 def seal_parquet_file(path: Path, name: str, section: bytes = b"") -> None:
-    """Seal a local Parquet file in place, with the result of `seal_parquet`."""
     with path.open("r+b") as file:
         start, footer = _footer_of(file)
         file.seek(start)
@@ -320,7 +315,6 @@ def seal_parquet_file(path: Path, name: str, section: bytes = b"") -> None:
 
 
 def parquet_file_seal_holds(path: Path, name: str) -> bool:
-    """Return True if a local file is intact and sealed under this name; see `parquet_seal_holds`."""
     with path.open("rb") as file:
         start, footer = _footer_of(file)
         pages_end = start - SEAL_BYTES
@@ -348,13 +342,12 @@ def _file_checksum(file: IO[bytes], pages_end: int, footer: bytes, seed: int) ->
 
 
 def has_parquet_seal(view: memoryview) -> bool:
-    """Return True if the file contains a seal, broken or not."""
     start = _footer_start(view)
     return bytes(view[max(start - SEAL_BYTES, 0) : max(start - 4, 0)]) in (_SEAL, _NAMELESS_SEAL)
 
 
 def parquet_seal_holds(view: memoryview, name: str) -> bool:
-    """Return True if the file has a seal, is unchanged since, and was sealed under this file name."""
+    """Return True if the file is unchanged since it was sealed under this name."""
     if len(view) < _PARQUET_TAIL_BYTES or bytes(view[-4:]) != _PARQUET:
         return False
     start = _footer_start(view)
@@ -377,7 +370,6 @@ def _overlap(may_hold: MayHold, bounds: tuple[str | None, str | None]) -> bool:
 
 
 def _key_bounds_of_statistics(file: pq.ParquetFile, group: int) -> tuple[str | None, str | None]:
-    """Return the end keys of a row group of ours; None if the keys are too long for statistics."""
     statistics = file.metadata.row_group(group).column(_KEY_LEAF).statistics
     if statistics is None or not statistics.has_min_max:
         return None, None
