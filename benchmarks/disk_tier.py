@@ -28,7 +28,7 @@ from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.ranges import ByteRange, MeteredObjects, Tail
 from millpond.statestore.rows import files
 from millpond.statestore.rows.files import read_row_files, write_row_file
-from millpond.statestore.rows.page_index import PageIndexes
+from millpond.statestore.rows.pages import PageIndexes
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import CommitNumber, Objects, Sequencer, Superstep

@@ -1,29 +1,34 @@
-"""The collectors: each finds one kind of garbage in a survey and deletes it, or only lists it on a dry run.
+"""The collectors of garbage, and the round that runs each of them once.
 
-Files of savepoints stay. Collecting twice is harmless, and a collection that is killed midway leaves garbage but no
-damage.
+Each finds one kind of garbage in a survey and deletes it, or only lists it on a dry run. Files of savepoints stay, and
+versions at or after the published horizon keep all their files. Collecting twice is harmless, and a round that is
+killed midway leaves garbage but no damage.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Final
 from urllib.parse import unquote
 
-from millpond.gc.survey import Collection, Survey, version_at
-from millpond.statestore.errors import DataError, ObjectMissingError
+from millpond.gc.survey import Collection, Horizons, Survey, survey, version_at
+from millpond.statestore.catalog.catalog import Catalog
+from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.history.replayed_log import replay_log
 from millpond.statestore.history.savepoint import write_checkpoint_of
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import Add
+from millpond.statestore.log.checkpoint import checkpoint_path
 from millpond.statestore.log.commit_file import decode
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.writer import publish_log_boundary
 from millpond.statestore.rows.files import read_row_files
+from millpond.statestore.system import SystemClock
 from millpond.statestore.types import Clock, Objects, Sequencer, Superstep, TableVersion
 
 # Commits younger than this stay whatever the retention; writers trust a version that they saw for a third of it.
@@ -202,7 +207,6 @@ def _log_limit(survey: Survey, clock: Clock, seen: TableVersion | None) -> Table
 
 
 def write_checkpoint(objects: Objects, *, every: int) -> TableVersion | None:
-    """Write a checkpoint of the newest version and return it, unless the last ``every`` versions have one."""
     log = Log(objects)
     inventory = log.inventory()
     last = max((checkpoint.version for checkpoint in inventory.checkpoints), default=TableVersion(0))
@@ -210,3 +214,98 @@ def write_checkpoint(objects: Objects, *, every: int) -> TableVersion | None:
         return None
     replayed = replay_log(log, inventory.latest)
     return replayed.version if write_checkpoint_of(objects, replayed, names_newest=True) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """The bounds of a round.
+
+    A replaced version stays readable for ``keep_ms``, or longer for open savepoints and readers' pins. A checkpoint is written
+    ``checkpoint_every`` versions after the last one.
+    """
+
+    keep_ms: int = 3_600_000
+    checkpoint_every: int = 1_024
+
+    def __post_init__(self) -> None:
+        if self.keep_ms < 0 or self.checkpoint_every < 1:
+            raise InvalidError(
+                "a retention's bounds are too small: keep_ms is at least 0, checkpoint_every at least 1",
+                retention=self,
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectionRound:
+    """The result of a round: its horizon, the reason that holds the horizon back, and each collector's result."""
+
+    horizon: TableVersion
+    held_by: str
+    collections: tuple[Collection, ...]
+
+
+def collect_garbage(
+    objects: Objects,
+    catalog: Catalog | None,
+    clock: Clock,
+    *,
+    retention: Retention,
+    owned: Mapping[Interval, Owned],
+    seen: TableVersion | None = None,
+    check: Callable[[], None] | None = None,
+    dry_run: bool = False,
+) -> CollectionRound:
+    """Run one round over all garbage except the rows that compaction drops.
+
+    Args:
+        objects: the table's root.
+        catalog: readers' horizons; ``None`` for a store without a catalog.
+        clock: the source of time.
+        retention: the versions to keep.
+        owned: the intervals whose leases the caller holds, as far as it knows.
+        seen: the newest version as the caller saw it a while ago; see `collect_log`.
+        check: raises if the caller may no longer delete; called before each collector.
+        dry_run: change nothing.
+    """
+    # The checkpoint comes first, because it marks the settled part of the log.
+    checkpoint = None if dry_run else write_checkpoint(objects, every=retention.checkpoint_every)
+    horizons = Horizons(Log(objects), catalog, clock, retention_ms=retention.keep_ms)
+    surveyed = survey(objects, horizons, dry_run=dry_run)
+    if not dry_run:
+        # Files are garbage only because of these commits and checkpoints; a power cut must not revert them.
+        objects.sync(surveyed.rests_on)
+    reach("garbage.surveyed")
+    collections: list[Collection] = []
+    for collect in (
+        # Vacuum comes before the log cleanup, which deletes the record of removed files.
+        partial(collect_removed, surveyed),
+        partial(collect_orphans, surveyed, owned),
+        partial(collect_log, surveyed, clock, seen),
+    ):
+        if check is not None:
+            check()
+        collections.append(collect(dry_run=dry_run))
+    if checkpoint is not None:
+        collections.insert(0, Collection(kind="checkpoint", made=(checkpoint_path(checkpoint),)))
+    return CollectionRound(
+        horizon=surveyed.horizon.version, held_by=surveyed.horizon.held_by, collections=tuple(collections)
+    )
+
+
+def collect_garbage_at(
+    objects: Objects,
+    catalog_url: str | None,
+    store_id: str,
+    *,
+    retention: Retention,
+    owned: Mapping[Interval, Owned],
+    seen: TableVersion | None = None,
+) -> CollectionRound:
+    """Run `collect_garbage` in a helper process, which opens the catalog itself."""
+    clock = SystemClock()
+    catalog = None if catalog_url is None else Catalog.open(catalog_url, clock, store_id=store_id)
+    try:
+        return collect_garbage(objects, catalog, clock, retention=retention, owned=owned, seen=seen)
+    finally:
+        if catalog is not None:
+            catalog.close()

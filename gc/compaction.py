@@ -268,7 +268,6 @@ class Compacted:
     file: RowFile | None
 
     def write(self, fence: Fence) -> IntervalWrite:
-        """Return the interval's part of the commit that replaces the old files, under the owner's next fence."""
         added: tuple[RowFile, ...] = ()
         if self.file is not None:
             added = (replace(self.file, sequencer=fence.sequencer, commit_number=fence.commit_number),)

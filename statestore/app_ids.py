@@ -125,7 +125,6 @@ def is_app_id(app_id: str) -> bool:
 
 
 def quoted(*parts: str | int) -> str:
-    """Join quoted parts with slashes."""
     return "/".join(quote(str(part), safe="") for part in parts)
 
 

@@ -14,17 +14,22 @@ refused instead of read as older data. ``read_only`` starts no server and takes 
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from millpond.statestore.catalog.catalog import Catalog, pinned_snapshot
 from millpond.statestore.catalog.engine import default_catalog_url
+from millpond.statestore.catalog.topology import DEFINES
 from millpond.statestore.durations import accepts_old_durations, duration_ms
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import ConflictError, InvalidError, MillpondError, UnavailableError
 from millpond.statestore.history.lineage import (
+    NO_STORE,
     ROWS_FOLDER,
     Adoption,
     Lineage,
@@ -33,15 +38,20 @@ from millpond.statestore.history.lineage import (
     local_folder,
     place_of,
 )
+from millpond.statestore.history.replayed_log import newest_commits
 from millpond.statestore.history.savepoint import Savepoint, drop_savepoint, make_savepoint, open_savepoints
 from millpond.statestore.leases.lease import Leases
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity, security_of
-from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
+from millpond.statestore.leases.zookeeper_high_water import ask_for_mark, local_server
+from millpond.statestore.leases.zookeeper_lease import ZooKeeperLeases
+from millpond.statestore.leases.zookeeper_process import check_name
+from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper, local_security
 from millpond.statestore.loading.load import Load, LoadBeginning, Loaded, LoadProgress
 from millpond.statestore.loading.source import LoadSource
 from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.high_water import (
+    LINGER_MS,
     BothHighWaters,
     HighWater,
     StoredMark,
@@ -55,15 +65,6 @@ from millpond.statestore.log.table import check_format, create_rows_table, store
 from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.obstore import ObstoreObjects, open_objects
-from millpond.statestore.opening import (
-    KnownCatalog,
-    OwnServer,
-    check_options,
-    create_store,
-    mark_to_read,
-    stored_mark,
-    zookeeper_leases,
-)
 from millpond.statestore.rows.codec import Codec, JsonCodec
 from millpond.statestore.rows.files import PARQUET
 from millpond.statestore.rows.row_format import RowFormat
@@ -74,10 +75,98 @@ from millpond.statestore.view import RowsView, connect
 if TYPE_CHECKING:
     import duckdb
 
+_REBUILT_COMMITS_MAX: Final = 1_000
+_REVIVAL_US: Final = 1_000_000
+_CLOUD_LINGER_MS: Final = 1_000
 _READ_ONLY: Final = "the store was opened read-only: open it without read_only=True to write"
+
+_LOG: Final = logging.getLogger("millpond")
 
 LeaseFactory: TypeAlias = Callable[[str, str], Leases]
 """Creates the leases of one writer, given the store's id and the writer's id."""
+
+
+def rebuild_catalog(catalog: Catalog, log: Log) -> None:
+    newest = log.latest_version()
+    if newest is not None:
+        catalog.rebuild(newest_commits(log, newest, _REBUILT_COMMITS_MAX, naming=DEFINES))
+
+
+@dataclass(slots=True)
+class KnownCatalog:
+    """The catalog of an open store, opened on first use."""
+
+    url: str | None
+    clock: Clock
+    store_id: str
+    log: Log
+    read_only: bool
+    _catalog: Catalog | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def open(self) -> Catalog | None:
+        with self._lock:
+            if self._catalog is None and self.url is not None:
+                catalog = Catalog.open(self.url, self.clock, store_id=self.store_id, read_only=self.read_only)
+                try:
+                    # An empty one is new or lost, so the log has more.
+                    if not self.read_only and not catalog.computations():
+                        rebuild_catalog(catalog, self.log)
+                except BaseException:
+                    catalog.close()
+                    raise
+                self._catalog = catalog
+            return self._catalog
+
+    def of_readers(self, resources: ExitStack) -> Catalog | None:
+        """Return a catalog that takes pins, also of a store opened read-only; ``None`` if it cannot be written."""
+        try:
+            if not self.read_only or self.url is None:
+                return self.open()
+            if self.open() is None:
+                return None
+            writable = Catalog.open(self.url, self.clock, store_id=self.store_id)
+        except MillpondError as error:
+            _LOG.info("no version is pinned for this reader: %s", error)
+            return None
+        return resources.enter_context(writable)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._catalog is not None:
+                self._catalog.close()
+                self._catalog = None
+
+
+def _check_place(local: Path | None, root: str, *, is_locked: bool) -> None:
+    if local is None and not is_locked:
+        raise InvalidError(
+            "a store in an object store is shared between machines and needs a ZooKeeper ensemble: "
+            "pass zookeeper='host:port,…'",
+            path=root,
+        )
+
+
+def _zookeeper_leases(
+    zookeeper: str | None,
+    security: ZooKeeperSecurity,
+    server: EmbeddedZooKeeper | None,
+    clock: Clock,
+    session_timeout_ms: int,
+    resources: ExitStack,
+) -> LeaseFactory:
+    def connect(incarnation: str, writer_id: str) -> Leases:
+        # The server starts only here, so a store that is refused starts none.
+        hosts = zookeeper or ""
+        if server is not None:
+            hosts = server.start_or_join()
+            resources.callback(server.close)
+        known = security if server is None else server.security
+        return ZooKeeperLeases(
+            hosts, incarnation, writer_id, clock, session_timeout_ms=session_timeout_ms, security=known
+        )
+
+    return connect
 
 
 class Store(Closeable):
@@ -114,14 +203,14 @@ class Store(Closeable):
         check_format(snapshot)
         self.store_id: str = store_id_of(snapshot)
         self._lineage = Lineage.of(self.store_id, snapshot.txns)
-        self._known_catalog = KnownCatalog(
-            catalog_url, clock, self.store_id, self.log, resources, read_only=leases is None
-        )
+        self._known_catalog = KnownCatalog(catalog_url, clock, self.store_id, self.log, leases is None)
+        resources.callback(self._known_catalog.close)
         if marks is not None:
             mark = newest_mark(listed, [known.id for known in self._lineage.incarnations])
             check_high_water(mark, snapshot, self.log)
         self._leases: Leases | None = None
-        self._server: OwnServer | None = None
+        self._server: EmbeddedZooKeeper | None = None
+        self._revived_us = clock.monotonic_us()
         self._committer: Committer | None = None
         self._mark: StoredMark | None = None
         if leases is not None:
@@ -131,7 +220,9 @@ class Store(Closeable):
             resources.callback(self._leases.close)
             high_water: HighWater = self._leases.high_water
             if marks is not None:
-                self._mark = stored_mark(marks, self._lineage, path, threaded=mark_thread)
+                linger_ms = LINGER_MS if local_folder(path) is not None else _CLOUD_LINGER_MS
+                incarnation = self._lineage.current.id
+                self._mark = StoredMark(marks, incarnation, threaded=mark_thread, linger_ms=linger_ms)
                 resources.callback(self._mark.close)
                 high_water = BothHighWaters(high_water, self._mark)
             self._committer = Committer(
@@ -208,21 +299,31 @@ class Store(Closeable):
         security = security_of(zookeeper, zookeeper_security)
         check_location(local, path, create=create and not read_only)
         root = place_of(path)
-        check_options(local, root, zookeeper, leases, adopt, read_only=read_only)
+        _check_place(local, root, is_locked=bool(read_only or leases or zookeeper))
+        if local is not None and not read_only:
+            check_name(local)
+        if adopt is not None and read_only:
+            raise InvalidError(
+                "cannot adopt a store that is opened read-only: open it without read_only=True", adopt=adopt
+            )
         if local is not None and create and not read_only:
             # The store is for this user alone, unless its folder was made for others beforehand.
             with suppress(OSError):  # reported below, with its cause
                 local.mkdir(mode=0o700, parents=True, exist_ok=True)
         objects = open_objects(root, options, folder=ROWS_FOLDER, durability=durability)
         if Log(objects).latest_version() is None:
-            create_store(objects, root, clock, rng, create=create and not read_only)
+            if read_only or not create:
+                raise InvalidError(NO_STORE, path=root)
+            # A conflict means that another process created it at the same moment: its table is as good as ours.
+            with suppress(ConflictError):
+                create_rows_table(Log(objects), clock, rng, location=root)
         marks = open_objects(root, options) if check_mark or not read_only else None
         server: EmbeddedZooKeeper | None = None
         with ExitStack() as resources:
             if not read_only and leases is None:
                 if zookeeper is None:
                     server = EmbeddedZooKeeper(Path(root) / "zookeeper", clock, rng)
-                leases = zookeeper_leases(zookeeper, security, server, clock, session_ms, resources)
+                leases = _zookeeper_leases(zookeeper, security, server, clock, session_ms, resources)
             if adopt is not None and leases is not None:
                 adopt_store(Log(objects), root, adopt, leases, clock, rng, marks=marks)
             store = cls(
@@ -237,10 +338,9 @@ class Store(Closeable):
                 marks=marks,
             )
             if read_only and check_mark:
-                mark = mark_to_read(zookeeper, root, store._lineage.current.id, clock, security)
-                check_high_water(mark, store.snapshot(), store.log)
+                store._check_mark(zookeeper, security)
             store._resources = resources.pop_all()
-            store._server = None if server is None else OwnServer(server, clock)
+            store._server = server
             return store
 
     @classmethod
@@ -255,12 +355,8 @@ class Store(Closeable):
     ) -> Self:
         """Open a store in this process's memory, with the same commit code: for tests and simulation.
 
-        Args:
-            objects: the shared "disk"; pass the same object to open the same store again.
-            registry: the shared "ZooKeeper".
-            clock: the source of time.
-            rng: the source of names.
-            row_format: how row files are encoded.
+        Pass the same ``objects``, the "disk", to open the same store again; ``registry`` is the shared
+        "ZooKeeper".
         """
         own_clock, own_rng = clock or SystemClock(), rng or SystemRng()
         shared = registry or MemoryRegistry()
@@ -279,6 +375,22 @@ class Store(Closeable):
             row_format=row_format,
         )
 
+    def _check_mark(self, zookeeper: str | None, security: ZooKeeperSecurity) -> None:
+        """Compare with ZooKeeper's mark; a given ensemble must answer, the store's own server only if it runs."""
+        hosts = zookeeper or local_server(self.path)
+        if hosts is None:
+            return
+        try:
+            known = security if zookeeper is not None else local_security(self.path)
+            mark = ask_for_mark(hosts, self._lineage.current.id, self._clock, known)
+        except (UnavailableError, InvalidError) as error:
+            # InvalidError: the server has a new secret since it was read, or belongs to another user.
+            if zookeeper is not None:
+                raise
+            _LOG.info("the high-water mark of ZooKeeper is not checked: %s", error)
+        else:
+            check_high_water(mark, self.snapshot(), self.log)
+
     @property
     def lineage(self) -> Lineage:
         """The store's incarnation, its ancestors, and its location."""
@@ -293,22 +405,14 @@ class Store(Closeable):
 
     @property
     def committer(self) -> Committer:
-        """The only way to change the table.
-
-        Raises:
-            InvalidError: the store was opened read-only.
-        """
+        """The only way to change the table; `InvalidError` if the store was opened read-only."""
         if self._committer is None:
             raise InvalidError(_READ_ONLY, path=self.path)
         return self._committer
 
     @property
     def leases(self) -> Leases:
-        """The leases of this writer.
-
-        Raises:
-            InvalidError: the store was opened read-only.
-        """
+        """The leases of this writer; `InvalidError` if the store was opened read-only."""
         if self._leases is None:
             raise InvalidError(_READ_ONLY, path=self.path)
         return self._leases
@@ -323,11 +427,16 @@ class Store(Closeable):
     def revive_zookeeper(self) -> None:
         """Restart the store's own ZooKeeper if it has died; call this while waiting for the service.
 
-        It does nothing for an ensemble. It tries once a second at most and never raises:
-        a full disk, for example, keeps a server from starting until there is room again.
+        It does nothing for an ensemble. It tries once a second at most and never raises: a full disk, for
+        example, keeps a server from starting until there is room again.
         """
-        if self._server is not None:
-            self._server.revive()
+        if self._server is None or self._clock.monotonic_us() - self._revived_us < _REVIVAL_US:
+            return
+        try:
+            self._server.start_or_join()
+        except (UnavailableError, OSError) as error:
+            _LOG.debug("zookeeper's server does not start: %s", error)
+        self._revived_us = self._clock.monotonic_us()
 
     @property
     def catalog_url(self) -> str | None:
@@ -356,13 +465,10 @@ class Store(Closeable):
 
     @contextmanager
     def reading(self, version: int | None = None) -> Iterator[Snapshot]:
-        """Pin a version, so that garbage collection keeps it readable until the block ends.
+        """Pin a version (the newest by default), so that garbage collection keeps it readable until the block ends.
 
-        Without a pin, a version stays readable for the retention period after it was replaced. The pin
-        is stored in the catalog; a store without a writable catalog sets none.
-
-        Args:
-            version: the table version; ``None`` for the newest.
+        Without a pin, a version stays readable for the retention period after it was replaced. The pin is
+        stored in the catalog; a store without a writable catalog sets none.
 
         Raises:
             ConflictError: the version is being collected.
@@ -380,11 +486,9 @@ class Store(Closeable):
             yield pinned_snapshot(self.snapshot, catalog, holder, version, resources)
 
     def savepoint(self, name: str, version: int | None = None) -> Savepoint:
-        """Keep a table version readable under a name, until `drop_savepoint`; repeating the call changes nothing.
+        """Keep a table version (the newest by default) readable under a name, until `drop_savepoint`.
 
-        Args:
-            name: a name that no open savepoint has.
-            version: the table version; ``None`` for the newest.
+        Repeating the call changes nothing.
 
         Raises:
             InvalidError: the name is taken or empty, there is no such version, or the store was opened read-only.
@@ -398,11 +502,7 @@ class Store(Closeable):
         return make_savepoint(self.committer, self.log, name, kept)
 
     def drop_savepoint(self, name: str) -> None:
-        """Drop a savepoint: garbage collection may remove its version from now on.
-
-        Raises:
-            InvalidError: there is no savepoint of that name, or the store was opened read-only.
-        """
+        """Drop a savepoint: gc may remove its version from now on; `InvalidError` if none has that name."""
         drop_savepoint(self.committer, name)
 
     def savepoints(self) -> tuple[Savepoint, ...]:

@@ -89,10 +89,7 @@ class RetryPolicy:
 
 
 def retrying(action: Callable[[], _Result], policy: RetryPolicy, clock: Clock, rng: Rng) -> _Result:
-    """Run an idempotent action, retrying while the store is unavailable.
-
-    Reads are idempotent, and so is put-if-absent of the same bytes.
-    """
+    """Run an idempotent action, such as a read or a put-if-absent of the same bytes, until the store is available."""
     delay_ms = policy.delay_ms
     for _ in range(policy.tries - 1):
         try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,7 +43,6 @@ from millpond.statestore.rows.row import (
     STATE_VERSION,
     ListsOfKeys,
     lists_by_key,
-    pending_only,
 )
 from millpond.statestore.types import Objects, TableVersion
 from millpond.statestore.view_columns import ShownColumn, StateColumn, shown_columns, state_columns_in
@@ -89,7 +88,9 @@ def connect(snapshot: Snapshot, objects: Objects, *, allow_files: bool = False) 
         connection.execute(f"create schema {name}")
         connection.execute(f"use {name}")
         for computation in computations:
-            _register_values(connection, RowsView.of(snapshot, objects, computation), name)
+            contents = _Contents(RowsView.of(snapshot, objects, computation))
+            read = partial(contents.values, name)
+            connection.from_arrow(_Lazy(contents.schema_of(name), read)).create_view(computation)
     connection.execute("use main")
     return connection if allow_files else confined(connection)
 
@@ -162,11 +163,9 @@ class RowsView:
     ) -> duckdb.DuckDBPyRelation:
         """Return the whole rows as a DuckDB relation, read at the first query and kept with the connection.
 
-        The first query that names ``record_ids`` or ``productions`` reads them.
-
-        Args:
-            connection: the database to register with; by default a new in-memory database with times in UTC.
-            name: the relation's name in SQL; ``computation@version`` by default.
+        The first query that names ``record_ids`` or ``productions`` reads them. The relation is called
+        ``computation@version`` in SQL unless ``name`` is given; by default the database is a new one in
+        memory with times in UTC.
         """
         database = fresh_duckdb() if connection is None else connection
         relation = f"{self.computation}@{self.version}" if name is None else name
@@ -235,13 +234,18 @@ class _Contents:
     def lists(self, name: str) -> pa.Table:
         return self._record_ids if name == "record_ids" else self._productions
 
+    @staticmethod
+    def schema_of(name: str) -> pa.Schema:
+        """Return the schema of `values`: a production's own key has another name than that of its row."""
+        fields = list(ROW_SCHEMA.field(name).type.value_type)
+        renamed = [field.with_name("production_key") if field.name == "key" else field for field in fields]
+        return pa.schema([("key", pa.string()), *renamed])
+
     def values(self, name: str) -> pa.Table:
         by_key = self.lists(name)
         lists = by_key.column(name).combine_chunks()
         keys = by_key.column("key").combine_chunks().take(pc.list_parent_indices(lists))
-        return pa.Table.from_arrays(
-            [keys, *lists.flatten().flatten()], schema=pa.schema([("key", pa.string()), *_fields_of(name)])
-        )
+        return pa.Table.from_arrays([keys, *lists.flatten().flatten()], schema=self.schema_of(name))
 
     @cached_property
     def _split(self) -> tuple[pa.Table, pa.Table]:
@@ -255,22 +259,24 @@ class _Contents:
     @cached_property
     def _productions(self) -> pa.Table:
         wanted = set(self._paths)
-        read = [
-            pending_only(
-                self._read(
-                    [path for path in each.paths if path in wanted], PRODUCTION_COLUMNS, each.interval
-                ),
-                each.superstep,
-            )
-            for each in self._view.pending
-        ]
-        empty = pa.schema([ROW_SCHEMA.field(name) for name in PRODUCTION_COLUMNS]).empty_table()
-        return lists_by_key(pa.concat_tables([empty, *read]), "productions")
+        found = [pa.schema([ROW_SCHEMA.field(name) for name in PRODUCTION_COLUMNS]).empty_table()]
+        for each in self._view.pending:
+            paths = [path for path in each.paths if path in wanted]
+            updates = self._read(paths, PRODUCTION_COLUMNS, each.interval)
+            found.append(updates.filter(pc.greater_equal(updates.column("superstep"), each.superstep)))
+        return lists_by_key(pa.concat_tables(found), "productions")
 
     @cached_property
     def _paths(self) -> list[str]:
-        keys = self._keys
-        return [file.path for file in self._view.files if keys is None or _may_contain(file, keys)]
+        keys, files = self._keys, self._view.files
+        if keys is None:
+            return [file.path for file in files]
+        begins = ((0 if file.min_key is None else bisect_left(keys, file.min_key), file) for file in files)
+        return [
+            file.path
+            for begin, file in begins
+            if begin < len(keys) and (file.max_key is None or keys[begin] <= file.max_key)
+        ]
 
     def _read(
         self, paths: Sequence[str], columns: Sequence[str], interval: Interval | None = None
@@ -295,11 +301,6 @@ class _Lazy:
         return self._read().cast(self._schema).to_reader().__arrow_c_stream__(requested_schema)
 
 
-def _fields_of(name: str) -> list[pa.Field]:
-    fields = list(ROW_SCHEMA.field(name).type.value_type)
-    return [field.with_name("production_key") if field.name == "key" else field for field in fields]
-
-
 def _register_rows(database: duckdb.DuckDBPyConnection, view: RowsView, relation: str) -> None:
     """Create a view of whole rows that reads no more than a query needs.
 
@@ -314,15 +315,12 @@ def _register_rows(database: duckdb.DuckDBPyConnection, view: RowsView, relation
     nulls = ("state", "state_bytes", STATE_VERSION)
     nothing = ", ".join(f"null::{types[name]} as {name}" for name in nulls)
     nothing += f", []::{types['timers']} as timers"
-    parts = "".join(
-        f"{column.in_duckdb(database)}({column.source}) as {_quote(column.field.name)}, "
-        for column in view.shown
-    )
-    # Keys without a state have null in every state column.
-    no_parts = "".join(
-        f"{column.in_duckdb(database)}({'key' if column.source == 'key' else 'null'}) as {_quote(column.field.name)}, "
-        for column in view.shown
-    )
+    parts = no_parts = ""
+    for column in view.shown:
+        function, name = column.in_duckdb(database), _quote(column.field.name)
+        parts += f"{function}({column.source}) as {name}, "
+        # Keys without a state have null in every state column.
+        no_parts += f"{function}({'key' if column.source == 'key' else 'null'}) as {name}, "
     rest = ", ".join(name for name in ROWS_VIEW_COLUMNS if name not in {"key", *nulls, "timers"})
     known = ", ".join(name for name in ROWS_VIEW_COLUMNS if name != "key")
     whole = rows.project(f"key, {parts}{known}, {extras}").union(
@@ -348,12 +346,6 @@ def _column_function(database: duckdb.DuckDBPyConnection, contents: _Contents, n
     return _quote(function)
 
 
-def _register_values(database: duckdb.DuckDBPyConnection, view: RowsView, name: str) -> None:
-    contents = _Contents(view)
-    schema = pa.schema([pa.field("key", pa.string()), *_fields_of(name)])
-    database.from_arrow(_Lazy(schema, lambda: contents.values(name))).create_view(view.computation)
-
-
 def fresh_duckdb() -> duckdb.DuckDBPyConnection:
     import duckdb
 
@@ -367,11 +359,6 @@ def confined(connection: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection
     for setting in _LOCKED:
         connection.execute(setting)
     return connection
-
-
-def _may_contain(file: LiveFile, keys: Sequence[str]) -> bool:
-    index = 0 if file.min_key is None else bisect_left(keys, file.min_key)
-    return index < len(keys) and (file.max_key is None or keys[index] <= file.max_key)
 
 
 def _quote(name: str) -> str:

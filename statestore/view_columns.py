@@ -9,7 +9,7 @@ names are computed.
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -58,12 +58,10 @@ class StateColumn:
     @property
     def shown(self) -> pa.DataType:
         """The type of the column; a struct of one field is shown as that field."""
-        kind = self.kind if self.form == "field" else _alone(self.kind)
-        return self._within(kind)
+        return self._within(self.kind if self.form == "field" else _alone(self.kind))
 
     @property
     def shown_expiry(self) -> pa.DataType:
-        """A time, a list of times, or a map from the same keys."""
         return self._within(_TIME)
 
     def cells(self, states: Sequence[Any]) -> pa.Array:
@@ -244,7 +242,6 @@ class ShownColumn:
     cells: Callable[[pa.ChunkedArray], pa.Array]
 
     def in_duckdb(self, database: duckdb.DuckDBPyConnection) -> str:
-        """Create an SQL function from the source to the column, and return its quoted name."""
         (kind,) = database.from_arrow(pa.schema([self.field]).empty_table()).types
         function = f"typed column {next(_NUMBERS)}"
         # DuckDB's type hints want constants of a module that it does not have.
@@ -277,18 +274,14 @@ def shown_columns(keys: Sequence[pa.Field], states: Sequence[StateColumn]) -> tu
     for place, field in enumerate(fields):
         name = _free(field.name, "key_", taken)
         shown.append(ShownColumn(field.with_name(name), "key", partial(_part, fields, place)))
-    for name, kind, cells in _of_states(states):
-        shown.append(ShownColumn(pa.field(_free(name, "state_", taken), kind), "state", cells))
+    for state in states:
+        parts = [(state.name, state.shown, state.cells)]
+        if state.has_expiry:
+            parts.append((f"{state.name}{_EXPIRY}", state.shown_expiry, state.expiries))
+        for name, kind, read in parts:
+            field = pa.field(_free(name, "state_", taken), kind)
+            shown.append(ShownColumn(field, "state", partial(_inside, read)))
     return tuple(shown)
-
-
-def _of_states(
-    states: Sequence[StateColumn],
-) -> Iterator[tuple[str, pa.DataType, Callable[[pa.ChunkedArray], pa.Array]]]:
-    for column in states:
-        yield column.name, column.shown, partial(_inside, column.cells)
-        if column.has_expiry:
-            yield f"{column.name}{_EXPIRY}", column.shown_expiry, partial(_inside, column.expiries)
 
 
 def _free(name: str, prefix: str, taken: set[str]) -> str:

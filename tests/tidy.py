@@ -85,7 +85,7 @@ Which sub-rooms each sub-room of a room rests on. It may import from those, from
 itself; imports for type checking count. A new sub-room is refused until it has its place here.
 """
 
-STATESTORE_TOP: Final = ("opening", "store", "view", "view_columns")
+STATESTORE_TOP: Final = ("store", "view", "view_columns")
 """The modules of `statestore/` that lie above its sub-rooms; the other ones lie below."""
 
 BANNED: Final = {

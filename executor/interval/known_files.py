@@ -38,7 +38,7 @@ class KeysOfFiles:
     """The key fingerprints of the newest files, within a bound of memory: a file without a wanted key is not read.
 
     A superstep's file is read whole, and there are many of them. Their keys are mostly in the cache, so nearly none is
-    wanted from them. A large file contains a filter of its keys (`millpond.statestore.rows.page_index`).
+    wanted from them. A large file contains a filter of its keys (`millpond.statestore.rows.pages`).
     """
 
     def __init__(self, limit_bytes: Callable[[], int]) -> None:

@@ -45,7 +45,7 @@ from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.rows.files import RowFile
-from millpond.statestore.rows.page_index import PAGE_INDEXES
+from millpond.statestore.rows.pages import PAGE_INDEXES
 from millpond.statestore.types import EventTimeMicros, TableVersion
 
 _LOG = logging.getLogger("millpond")

@@ -20,9 +20,8 @@ from millpond.executor.inputs.positions import (
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.ownership.ownership import OwnedNames
 from millpond.executor.pipeline.nodes import control_interval
-from millpond.gc.collectors import Owned
+from millpond.gc.collectors import CollectionRound, Owned, collect_garbage
 from millpond.gc.compaction import Compaction, CompactionRules, compact_files, plan_compaction
-from millpond.gc.round import CollectionRound, collect_garbage
 from millpond.gc.survey import Collection
 from millpond.statestore.app_ids import supersteps_of
 from millpond.statestore.catalog.catalog import Catalog

@@ -10,9 +10,8 @@ from functools import partial
 from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 from millpond.executor.maintenance.helpers import INLINE, HelperProcess
-from millpond.gc.collectors import Owned
+from millpond.gc.collectors import CollectionRound, Owned, Retention, collect_garbage, collect_garbage_at
 from millpond.gc.compaction import Compacted, CompactionPolicy
-from millpond.gc.round import CollectionRound, Retention, collect_garbage, collect_garbage_at
 from millpond.statestore.durations import Duration, duration_us
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval

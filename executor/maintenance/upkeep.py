@@ -20,9 +20,8 @@ from millpond.executor.maintenance.policy import CompactionWorkers, ExecutorWork
 from millpond.executor.ownership.cuts import Cut
 from millpond.executor.ownership.ownership import Ownership
 from millpond.executor.pipeline.topology import Topology
-from millpond.gc.collectors import KEPT_MS, Owned
+from millpond.gc.collectors import KEPT_MS, CollectionRound, Owned
 from millpond.gc.compaction import Compacted
-from millpond.gc.round import CollectionRound
 from millpond.statestore.errors import ConflictError, MillpondError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval

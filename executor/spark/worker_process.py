@@ -43,7 +43,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.objects.ranges import MeteredObjects
-from millpond.statestore.rows.page_index import PAGE_INDEXES
+from millpond.statestore.rows.pages import PAGE_INDEXES
 from millpond.statestore.system import SystemClock, SystemRng, thread_time_us
 
 if TYPE_CHECKING:

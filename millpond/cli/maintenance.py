@@ -22,7 +22,7 @@ from millpond.cli.terminal.output import (
 from millpond.executor.maintenance.offline_gc import collect_offline
 from millpond.executor.maintenance.offline_upgrade import Upgraded, upgrade_offline
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.gc.round import CollectionRound
+from millpond.gc.collectors import CollectionRound
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.history.verification import Verified, verify_store
 from millpond.statestore.leases.zookeeper_client import security_of

@@ -39,7 +39,7 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.log.table import STORE_ID_KEY, store_id_of
 from millpond.statestore.objects.obstore import open_objects
-from millpond.statestore.opening import rebuild_catalog
+from millpond.statestore.store import rebuild_catalog
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Objects, Superstep, TableVersion
 

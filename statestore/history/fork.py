@@ -32,21 +32,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forked:
-    """The result of a fork.
+    """The result of a fork: its incarnation, and the number and total size of its row files."""
 
-    Attributes:
-        version: the parent's version that the fork begins with; the fork's own log begins with the next one.
-        incarnation: the fork's incarnation.
-        files: number of row files.
-        size_bytes: total size of the row files.
-        copied: number of files that had to be copied.
-    """
-
-    version: TableVersion
+    version: (
+        TableVersion  # of the parent, with which the fork begins; the fork's own log begins with the next one
+    )
     incarnation: str
     files: int
     size_bytes: int
-    copied: int
+    copied: int  # files that had to be copied
 
 
 def fork_table(

@@ -72,8 +72,7 @@ class Lineage:
     """The incarnations of a store up to this one.
 
     Attributes:
-        store_id: the store's id, common to all incarnations.
-        incarnations: oldest first; the last one is this store.
+        incarnations: oldest first; the last one is this store, and all have the same store id.
         location: the last location of the store in the log; "" if none is recorded.
         forks: by incarnation and pipeline, the superstep that the incarnation began with.
         parents: locations of the forks that this store descends from, nearest first.
@@ -128,11 +127,7 @@ class Lineage:
         return {} if self.location or place.startswith("memory:") else {AppId.LOCATION.of(place): 0}
 
     def check_location(self, place: str) -> None:
-        """Refuse to write to a store that is not at its recorded location.
-
-        Raises:
-            InvalidError: the location differs; the error names the choices.
-        """
+        """Refuse to write to a store that is not at its recorded location; the error names the choices."""
         if self.location and self.location != place:
             raise InvalidError(
                 "the store's location has changed, and a copy must not continue as the original: declare what "
@@ -163,16 +158,8 @@ def adopt_store(
 ) -> Lineage:
     """Record in one commit that a store was moved, copied or restored, and return the new lineage.
 
-    The commit changes no interval and no input, so it can be repeated after a crash.
-
-    Args:
-        log: the log of the table.
-        place: the present location: an absolute path or a URL.
-        adoption: what happened to the store.
-        leases: creates leases, given an incarnation and a writer's id.
-        clock: for timestamps.
-        rng: the source of the incarnation's id.
-        marks: the store's folder, whose high-water mark a moved store must agree with.
+    The commit changes no interval and no input, so it can be repeated after a crash. ``marks`` is the store's
+    folder, whose high-water mark a moved store must agree with.
 
     Raises:
         InvalidError: the adoption is unknown, or a store adopted as a copy has not moved.
@@ -208,7 +195,6 @@ def adopt_store(
 
 
 def _record(committer: Committer, place: str, origin: Origin | None = None, incarnation: str = "") -> Lineage:
-    """Commit the location, and the incarnation that begins with it, if any."""
     snapshot = committer.snapshot
     began = snapshot.version + 1
     positions: dict[str, int] = {AppId.LOCATION.of(place): began}
@@ -222,7 +208,6 @@ def _record(committer: Committer, place: str, origin: Origin | None = None, inca
 
 @contextmanager
 def _stopped(leases: Leases, snapshot: Snapshot) -> Iterator[None]:
-    """Hold all leases, so that no pipeline of the store runs meanwhile."""
     fences = {interval: fence.sequencer for interval, fence in snapshot.live_intervals().items()}
     with exclusive(leases):
         try:
@@ -253,12 +238,7 @@ def _origin(text: str, app_id: str) -> Origin:
 
 
 def place_of(path: str | Path) -> str:
-    """Return a store's location, equal in every process: an absolute path, or a URL without trailing slash.
-
-    Example:
-        >>> place_of("s3://bucket/pond/")
-        's3://bucket/pond'
-    """
+    """Return a store's location, equal in every process: an absolute path, or a URL without trailing slash."""
     local = local_folder(path)
     return str(path).rstrip("/") if local is None else str(local)
 

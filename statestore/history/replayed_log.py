@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,8 +35,6 @@ from millpond.statestore.types import TableVersion, WallTimeMicros
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedCommit:
-    """A decoded commit file."""
-
     version: TableVersion
     data: bytes
     actions: tuple[Action, ...]
@@ -57,7 +54,6 @@ class LoggedCommit:
 
     @property
     def previous(self) -> str:
-        """The digest of the commit that this one was built on; "" if it records none."""
         return str(self.metadata.get("previous") or "")
 
     @cached_property
@@ -224,8 +220,6 @@ def replay_log(log: Log, until: TableVersion) -> ReplayedLog:
 
 @dataclass(slots=True, kw_only=True)
 class TableState:
-    """Live files by path, and transactions by application id, at a version."""
-
     version: TableVersion
     live: dict[str, Add]
     txns: dict[str, int]
@@ -341,17 +335,17 @@ def _advance(history: TableHistory, log: Log, mark: Mark | None) -> None:
 
 def _original(version: TableVersion, data: bytes, digest: str) -> bytes | None:
     """Return the original bytes of a commit, given its digest if another source has it; ``None`` if they are lost."""
-    if digest:
-        return data if digest_of(data) == digest else repair_bit_flip_by_digest(data, digest)
-    if _decoded(version, data) is not None:
+    if digest_of(data) == digest or (not digest and _decoded(version, data) is not None):
         return data
 
-    def is_whole(trial: bytes) -> bool:
+    def is_original(trial: bytes) -> bool:
+        if digest:
+            return digest_of(trial) == digest
         commit = _decoded(version, trial)
         # Without a seal there is no proof: one more flip may make a commit look like another engine's.
         return commit is not None and commit.is_sealed
 
-    return repair_bit_flip(data, is_whole)
+    return repair_bit_flip(data, is_original)
 
 
 def _decoded(version: TableVersion, data: bytes) -> LoggedCommit | None:
@@ -366,7 +360,6 @@ def _decoded(version: TableVersion, data: bytes) -> LoggedCommit | None:
 
 # Larger files are not tried: each candidate bit costs a check of the whole file.
 FLIP_BYTES_MAX: Final = 1 << 15
-_BLOCK_BYTES: Final = 64
 
 
 def repair_bit_flip(data: bytes, is_whole: Callable[[bytes], bool]) -> bytes | None:
@@ -386,27 +379,4 @@ def repair_bit_flip(data: bytes, is_whole: Callable[[bytes], bool]) -> bytes | N
             if is_whole(bytes(trial)):
                 return bytes(trial)
             trial[index] ^= 1 << bit
-    return None
-
-
-def repair_bit_flip_by_digest(data: bytes, digest: str) -> bytes | None:
-    """Repair data with a known SHA-256; bytes before a candidate bit are hashed once per block.
-
-    Example:
-        >>> repair_bit_flip_by_digest(b"wnrd", hashlib.sha256(b"word").hexdigest())
-        b'word'
-    """
-    if len(data) > FLIP_BYTES_MAX:
-        return None
-    trial = bytearray(data)
-    for start in range(0, len(trial), _BLOCK_BYTES):
-        before, rest = hashlib.sha256(trial[:start]), memoryview(trial)[start:]
-        for index in range(min(_BLOCK_BYTES, len(rest))):
-            for bit in range(8):
-                rest[index] ^= 1 << bit
-                whole = before.copy()
-                whole.update(rest)
-                if whole.hexdigest() == digest:
-                    return bytes(trial)
-                rest[index] ^= 1 << bit
     return None

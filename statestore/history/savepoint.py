@@ -98,7 +98,6 @@ def make_savepoint(
 
 
 def _make(committer: Committer, log: Log, name: str, version: TableVersion | None) -> Savepoint | None:
-    """Make a savepoint; return ``None`` if its version has been collected, and no savepoint is left."""
     snapshot = committer.refresh()
     kept = TableVersion(snapshot.version if version is None else version)
     if not 0 <= kept <= snapshot.version:

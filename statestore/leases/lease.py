@@ -46,7 +46,7 @@ _ENDED: Final = frozenset({LeaseState.LOST, LeaseState.RELEASED})
 
 
 def may_move(old: LeaseState, new: LeaseState) -> bool:
-    """Return True if a lease may go from ``old`` to ``new``: a late notice must not revive an ended lease."""
+    """Return True if a lease may change its state so: a late notice must not revive an ended lease."""
     return old is not new and old not in _ENDED
 
 
@@ -77,11 +77,12 @@ class Holder:
     def decode(data: bytes) -> Holder:
         try:
             pairs = json.loads(data)
-            return Holder(
-                writer_id=str(pairs["writer_id"]),
-                host=str(pairs["host"]),
-                process_id=int(pairs["process_id"]),
+            writer_id, host, process_id = (
+                str(pairs["writer_id"]),
+                str(pairs["host"]),
+                int(pairs["process_id"]),
             )
+            return Holder(writer_id=writer_id, host=host, process_id=process_id)
         except (ValueError, KeyError, TypeError):
             return Holder(writer_id="unknown", host="unknown", process_id=0)
 
@@ -145,15 +146,10 @@ class Leases(Protocol):
         on_held: OnHeld = "take",
         timeout_ms: float = TIMEOUT_MS,
     ) -> Lease:
-        """Take the lease of ``interval``, under a sequencer above ``above`` and every earlier one.
+        """Take the lease of ``interval``, under a sequencer above ``above``, the table's, and every earlier one.
 
-        A lease that this writer already has on the interval ends, whatever ``on_held`` is.
-
-        Args:
-            interval: the interval to write.
-            above: the sequencer stored in the table.
-            on_held: what to do when another writer holds the lease.
-            timeout_ms: bound on waiting for the holder, and on waiting for the service.
+        A lease that this writer already has on the interval ends, whatever ``on_held`` is. ``timeout_ms``
+        bounds the wait for the holder, and that for the service.
 
         Raises:
             ConflictError: another writer holds it (``refuse``), or still holds it at the time-out (``wait``).
@@ -173,24 +169,19 @@ class Leases(Protocol):
         After an error this writer keeps none of the new leases, and keeps its earlier leases unless a new one had
         replaced them already.
         """
-        ...
 
     def release(self, lease: Lease) -> None:
         """Release the lease, so that a standby need not wait for a time-out; does nothing if it has ended."""
-        ...
 
     def wait_until_settled(self, timeout_ms: float = TIMEOUT_MS) -> bool:
         """Wait until each suspended lease is held again or has ended; return False when the time runs out."""
-        ...
 
     @property
     def high_water(self) -> HighWater:
         """The high-water mark of the store's last commit, kept outside the table."""
-        ...
 
     def close(self) -> None:
         """Release every lease and disconnect from the service."""
-        ...
 
 
 def lease_is_held(interval: Interval, holder: object) -> ConflictError:

@@ -69,7 +69,6 @@ class MemoryLeases(Leases):
 
     @property
     def high_water(self) -> HighWater:
-        """The store's high-water mark, from the registry."""
         return self._registry.high_water
 
     def take_all(
@@ -79,7 +78,6 @@ class MemoryLeases(Leases):
         on_held: OnHeld = "take",
         timeout_ms: float = TIMEOUT_MS,
     ) -> tuple[Lease, ...]:
-        """Take several leases, all or none; see `Leases.take_all`."""
         deadline_us = self._clock.monotonic_us() + int(timeout_ms * 1_000)
         while True:
             with self._registry.lock:
@@ -94,13 +92,11 @@ class MemoryLeases(Leases):
             self._clock.sleep_ms(_POLL_MS)
 
     def release(self, lease: Lease) -> None:
-        """Release the lease; does nothing if it has ended."""
         with self._registry.lock:
             self._forget(lease)
             lease.move(LeaseState.RELEASED)
 
     def wait_until_settled(self, timeout_ms: float = TIMEOUT_MS) -> bool:
-        """Wait until this writer is connected again; return False when the time runs out."""
         deadline_us = self._clock.monotonic_us() + int(timeout_ms * 1_000)
         while self._suspended:
             if self._clock.monotonic_us() >= deadline_us:
@@ -109,7 +105,6 @@ class MemoryLeases(Leases):
         return True
 
     def close(self) -> None:
-        """Release every lease."""
         with self._registry.lock:
             for lease in self._current():
                 self.release(lease)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from math import ceil
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
@@ -32,14 +32,6 @@ _FILE_VARIABLE: Final = f"{ENVIRONMENT_PREFIX}SECURITY"
 _PERMISSIONS: Final = {"r": 1, "w": 2, "c": 4, "d": 8, "a": 16}
 _ALL: Final = 31
 _TRUTH: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-
-
-class Grant(NamedTuple):
-    """An entry of a node's access list; the permissions are ZooKeeper's bits."""
-
-    scheme: str
-    id: str
-    permissions: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +91,13 @@ class ZooKeeperSecurity:
         return self.user is not None or self.certificate_file is not None
 
     @property
-    def access_list(self) -> tuple[Grant, ...]:
+    def access_list(self) -> list[ACL]:
         """The access list of the nodes that this client makes; empty if every client may do everything."""
         if not self.is_authenticated:
-            return ()
+            return []
         # The server replaces "auth" with the names that it knows this client by.
-        owner = Grant("auth", "", _ALL) if self.user is None else Grant("sasl", self.user, _ALL)
-        return (owner, *map(_parse_grant, self.grants))
+        owner = Id("auth", "") if self.user is None else Id("sasl", self.user)
+        return [ACL(_ALL, owner), *map(_parse_grant, self.grants)]
 
     def tls_context(self) -> ssl.SSLContext | None:
         """Return the context of a connection, or ``None`` without TLS; `InvalidError` names a missing or bad file."""
@@ -242,14 +234,14 @@ def _from_text(name: str, text: str, variable: str) -> str | bool | tuple[str, .
     return text
 
 
-def _parse_grant(text: str) -> Grant:
+def _parse_grant(text: str) -> ACL:
     scheme, _, rest = text.partition(":")
     name, _, letters = rest.rpartition(":")
     if not scheme or not name or not letters or not set(letters) <= _PERMISSIONS.keys():
         raise InvalidError(
             "a grant is scheme:id:permissions, with the permissions r, w, c, d and a", grant=text
         )
-    return Grant(scheme, name, sum(_PERMISSIONS[letter] for letter in set(letters)))
+    return ACL(sum(_PERMISSIONS[letter] for letter in set(letters)), Id(scheme, name))
 
 
 # How long a server may take to admit a session before the client tries the next one.
@@ -266,7 +258,7 @@ def make_client(hosts: str, session_timeout_ms: int, security: ZooKeeperSecurity
     extra: dict[str, Any] = {}
     if security.tls or security.is_authenticated:
         extra = {"handler": _Handler(security.tls_context()), "use_ssl": security.tls}
-        extra["default_acl"] = access_list_of(security) or None
+        extra["default_acl"] = security.access_list or None
     if security.user is not None:
         extra["sasl_options"] = {
             "mechanism": "DIGEST-MD5",
@@ -281,10 +273,6 @@ def make_client(hosts: str, session_timeout_ms: int, security: ZooKeeperSecurity
         logger=_log,
         **extra,
     )
-
-
-def access_list_of(security: ZooKeeperSecurity) -> list[ACL]:
-    return [ACL(grant.permissions, Id(grant.scheme, grant.id)) for grant in security.access_list]
 
 
 def connection_fault(client: Any) -> str | None:

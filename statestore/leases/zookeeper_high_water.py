@@ -8,7 +8,6 @@ commits pause then anyway, because the leases are suspended.
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -35,15 +34,13 @@ class ZooKeeperHighWater(LaggingMark):
     """`HighWater` over a session that the leases share."""
 
     def __init__(self, session: ZooKeeperSession, folder: str, clock: Clock, timeout_ms: float) -> None:
-        super().__init__()
+        super().__init__("millpond-high-water", linger_s=_LINGER_S, retry_s=_RETRY_S)
         self._session = session
         self._folder = folder
         self._path = _path_in(folder)
         self._clock = clock
         self._timeout_ms = timeout_ms
         self._known: Node | None = None
-        self._flushing = 0
-        self._thread = threading.Thread(target=self._run, name="millpond-high-water", daemon=True)
         self._thread.start()
 
     def read(self) -> Mark | None:
@@ -70,25 +67,7 @@ class ZooKeeperHighWater(LaggingMark):
     def _deadline(self) -> Deadline:
         return Deadline.after(self._clock, self._timeout_ms)
 
-    def _run(self) -> None:
-        while (mark := self._next()) is not None:
-            is_stored = self._try_write(mark)
-            with self._changed:
-                if is_stored:
-                    self._stored = mark.version
-                    self._changed.notify_all()
-                    self._changed.wait_for(lambda: self._closed or self._flushing, timeout=_LINGER_S)
-                elif self._closed:
-                    return
-                else:
-                    self._changed.wait_for(lambda: self._closed, timeout=_RETRY_S)
-
-    def _next(self) -> Mark | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._due() is not None)
-            return self._due()
-
-    def _try_write(self, mark: Mark) -> bool:
+    def _try_store(self, mark: Mark) -> bool:
         try:
             return any(self._write_once(mark) for _ in range(_WRITE_ATTEMPTS_MAX))
         except (UnavailableError, InvalidError):
@@ -97,7 +76,6 @@ class ZooKeeperHighWater(LaggingMark):
             return False
 
     def _write_once(self, mark: Mark) -> bool:
-        """Write unless the node holds as much; return False when another writer came between."""
         deadline = self._deadline()
         known = self._known or self._session.read([self._path], deadline)[0]
         self._known = None

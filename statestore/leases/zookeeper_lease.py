@@ -82,8 +82,6 @@ class StorePaths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalNodes:
-    """The nodes of an interval as read at one time."""
-
     interval: Interval
     node: Node | None
     owner: Node | None
@@ -129,7 +127,6 @@ def giving_up(found: IntervalNodes, session_id: int, paths: StorePaths) -> list[
 
 
 def batches(intervals: Mapping[Interval, Sequencer]) -> Iterator[dict[Interval, Sequencer]]:
-    """Yield parts of ``intervals`` that fit one ZooKeeper transaction."""
     batch: dict[Interval, Sequencer] = {}
     characters = 0
     for interval, above in intervals.items():
@@ -209,7 +206,6 @@ class LeaseBook:
     # ------------------------------------------------------------------ the writer's leases
 
     def enter(self, sequencers: Mapping[Interval, Sequencer], session_id: int) -> tuple[Lease, ...] | None:
-        """Enter the leases that a transaction of ``session_id`` took; return ``None`` if the session has ended."""
         with self._changed:
             if self._connection.session_id != session_id:
                 return None
@@ -459,12 +455,11 @@ class ZooKeeperLeases(Leases):
         # Nodes are read before owners: an owner that is created in between has raised the node's version, so a
         # transaction on this reading fails.
         paths = [self._paths.node(i) for i in intervals] + [self._paths.owner(i) for i in intervals]
-        nodes = self._session.read(paths, deadline, watcher)
+        found = self._session.read(paths, deadline, watcher)
+        nodes, owners = found[: len(intervals)], found[len(intervals) :]
         return [
             IntervalNodes(interval=interval, node=node, owner=owner)
-            for interval, node, owner in zip(
-                intervals, nodes[: len(intervals)], nodes[len(intervals) :], strict=True
-            )
+            for interval, node, owner in zip(intervals, nodes, owners, strict=True)
         ]
 
     def _on_watch(self, path: str) -> None:
@@ -486,7 +481,6 @@ class ZooKeeperLeases(Leases):
                 self._book.pause(_REVIEW_RETRY_S)
 
     def _review(self, intervals: Sequence[Interval]) -> None:
-        """Update leases from their owner nodes, and give up owner nodes without a lease."""
         leases = self._book.leases_of(intervals)
         if leases:
             deadline = self._deadline()

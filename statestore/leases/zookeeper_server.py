@@ -22,8 +22,10 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
+from kazoo.security import ACL
+
 from millpond.statestore.errors import InvalidError, UnavailableError
-from millpond.statestore.leases.zookeeper_client import OPEN_ENSEMBLE, Grant, ZooKeeperSecurity
+from millpond.statestore.leases.zookeeper_client import OPEN_ENSEMBLE, ZooKeeperSecurity
 from millpond.statestore.leases.zookeeper_process import (
     HOST,
     JAAS_OPTION,
@@ -73,8 +75,8 @@ class OwnServerSecurity(ZooKeeperSecurity):
     """The credentials of a store's own server, whose nodes have no access lists."""
 
     @property
-    def access_list(self) -> tuple[Grant, ...]:
-        return ()
+    def access_list(self) -> list[ACL]:
+        return []
 
 
 def security_of_server(server: ServerProcess) -> ZooKeeperSecurity:

@@ -23,7 +23,6 @@ from millpond.statestore.leases.zookeeper_client import (
     HANDSHAKE_S_MAX,
     OPEN_ENSEMBLE,
     ZooKeeperSecurity,
-    access_list_of,
     connection_fault,
     make_client,
 )
@@ -210,7 +209,7 @@ class ZooKeeperSession:
 
         The nodes above it are only closed to other clients, if they are open. Without credentials nothing changes.
         """
-        wanted = access_list_of(self._security)
+        wanted = self._security.access_list
         if not wanted:
             return
         above = path.rpartition("/")[0]

@@ -68,8 +68,8 @@ def read_timers(column: Column | None, keys: pa.StringArray) -> LoadedTimers:
     is_bare_wall = pc.and_(pc.equal(names, TimeDomain.WALL.value), output_at.is_null())
     names = pc.if_else(is_bare_wall, TimeDomain.WALL.value + _FREE, names)
     output_at = pc.coalesce(output_at, at)
-    order = _firing_order(owners, at, domains, names, tags, counts, keys)
-    if order is not None:
+    if counts.max() > 1:
+        order = _firing_order(owners, at, domains, names, tags, keys)
         at, names, tags, output_at = (array.take(order) for array in (at, names, tags, output_at))
     is_holding = pc.invert(pc.ends_with(names, _FREE)).to_numpy(zero_copy_only=False)
     holds = np.full(len(keys), _UNHELD, np.int64)
@@ -182,12 +182,9 @@ def _firing_order(
     domains: pa.Array,
     names: pa.Array,
     tags: pa.Array,
-    counts: _Numbers,
     keys: pa.StringArray,
-) -> pa.Array | None:
-    """Return the order by row, time, domain, percentile and tag; ``None`` if no row has two timers."""
-    if counts.max() <= 1:
-        return None
+) -> pa.Array:
+    """Return the order by row, time, domain, percentile and tag."""
     percentiles = [float(name.removesuffix(_FREE).partition("@")[2] or 100.0) for name in names.to_pylist()]
     table = pa.table({"row": owners, "at": at, "domain": domains, "percentile": percentiles, "tag": tags})
     same = table.group_by(["row", "domain", "tag"]).aggregate([("at", "count")])
@@ -195,9 +192,7 @@ def _firing_order(
     if repeated.num_rows:
         first = repeated.slice(0, 1).to_pylist()[0]
         raise _malformed("two have one tag and domain", key=keys[first["row"]].as_py(), tag=first["tag"])
-    return pc.sort_indices(
-        table, [(name, "ascending") for name in ("row", "at", "domain", "percentile", "tag")]
-    )
+    return pc.sort_indices(table, [(name, "ascending") for name in table.column_names])
 
 
 def _malformed(reason: str, **details: object) -> InvalidError:

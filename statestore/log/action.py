@@ -13,6 +13,7 @@ import orjson
 import pyarrow as pa
 
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.rows.key_text import NAMED_KINDS
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 
@@ -98,19 +99,12 @@ class Other:
 Action: TypeAlias = Add | Remove | Txn | CommitInfo | Protocol | Metadata | Other
 
 
-_SIMPLE: Final[dict[pa.DataType, str]] = {
-    pa.string(): "string",
+# The basic protocol has neither a null type nor times without a zone.
+_SIMPLE: Final = {
+    kind: name for kind, name in NAMED_KINDS.items() if name not in ("void", "timestamp_ntz")
+} | {
     pa.large_string(): "string",
-    pa.binary(): "binary",
     pa.large_binary(): "binary",
-    pa.bool_(): "boolean",
-    pa.int8(): "byte",
-    pa.int16(): "short",
-    pa.int32(): "integer",
-    pa.int64(): "long",
-    pa.float32(): "float",
-    pa.float64(): "double",
-    pa.date32(): "date",
 }
 
 

@@ -7,8 +7,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from itertools import accumulate, chain
-from operator import attrgetter
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 import orjson
@@ -169,15 +169,8 @@ def _number(text: str) -> int | None:
 
 
 def _statistics(file: RowFile, *, rewrite: bool) -> str:
-    exact = (
-        {}
-        if rewrite
-        else {
-            "sequencer": int(file.sequencer),
-            "commit_number": int(file.commit_number),
-            "superstep": int(file.superstep),
-        }
-    )
+    names = () if rewrite else ("sequencer", "commit_number", "superstep")
+    exact = {name: int(getattr(file, name)) for name in names}
     high = _shorten_upward(file.max_key)
     stats = {
         "numRecords": file.rows,
@@ -291,7 +284,10 @@ class _Groups:
 
     def __init__(self) -> None:
         self.files: dict[str, dict[str, LiveFile]] = {}
-        self._spans: _Spans | None = None
+        # Made when they are asked for: the groups without an interval, and those with one in key order, each with its
+        # low and high key, the highest key so far (no bound is ``None``), and its id.
+        self._others: list[str] = []
+        self._spans: list[tuple[str, str | None, str | None, str]] | None = None
 
     def put(self, file: LiveFile) -> None:
         group = self.files.get(file.interval_id)
@@ -310,54 +306,32 @@ class _Groups:
     def in_interval(self, interval: Interval) -> list[LiveFile]:
         own = interval.app_id
         files = list(self.files.get(own, {}).values())
-        if self._spans is None:
-            self._spans = _Spans.of(self.files)
-        for app_id in self._spans.overlapping(interval):
+        for app_id in self._overlapping(interval):
             if app_id != own:
                 files += [file for file in self.files[app_id].values() if file.overlaps(interval)]
         return files
 
-
-@dataclass(frozen=True, slots=True)
-class _Spans:
-    """The intervals of some groups in key order."""
-
-    lows: list[str]
-    highs: list[str | None]
-    reaches: list[str | None]
-    app_ids: list[str]
-    others: list[str]
-
-    @classmethod
-    def of(cls, app_ids: Iterable[str]) -> _Spans:
-        parsed = [(Interval.from_app_id(app_id), app_id) for app_id in app_ids]
-        ordered = sorted((interval.low, app_id, interval.high) for interval, app_id in parsed if interval)
-        highs = [high for _, _, high in ordered]
-        return cls(
-            lows=[low for low, _, _ in ordered],
-            highs=highs,
-            reaches=list(accumulate(highs, _greater_bound)),
-            app_ids=[app_id for _, app_id, _ in ordered],
-            others=[app_id for interval, app_id in parsed if interval is None],
-        )
-
-    def overlapping(self, interval: Interval) -> Iterator[str]:
+    def _overlapping(self, interval: Interval) -> Iterator[str]:
         """Yield the groups whose interval shares a key with ``interval``, and those without an interval."""
-        yield from self.others
-        end = len(self.lows) if interval.high is None else bisect_left(self.lows, interval.high)
+        spans = self._made_spans() if self._spans is None else self._spans
+        yield from self._others
+        end = len(spans) if interval.high is None else bisect_left(spans, interval.high, key=itemgetter(0))
         for index in range(end - 1, -1, -1):
-            if not _is_beyond(self.reaches[index], interval.low):
+            _, high, reach, app_id = spans[index]
+            if reach is not None and reach <= interval.low:
                 return
-            if _is_beyond(self.highs[index], interval.low):
-                yield self.app_ids[index]
+            if high is None or high > interval.low:
+                yield app_id
 
-
-def _greater_bound(left: str | None, right: str | None) -> str | None:
-    return None if left is None or right is None else max(left, right)
-
-
-def _is_beyond(high: str | None, key: str) -> bool:
-    return high is None or high > key
+    def _made_spans(self) -> list[tuple[str, str | None, str | None, str]]:
+        parsed = [(Interval.from_app_id(app_id), app_id) for app_id in self.files]
+        self._others = [app_id for interval, app_id in parsed if interval is None]
+        self._spans = []
+        reach: str | None = ""
+        for low, app_id, high in sorted((known.low, app_id, known.high) for known, app_id in parsed if known):
+            reach = None if reach is None or high is None else max(reach, high)
+            self._spans.append((low, high, reach, app_id))
+        return self._spans
 
 
 def _in_order(files: Iterable[LiveFile]) -> tuple[LiveFile, ...]:

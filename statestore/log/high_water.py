@@ -39,19 +39,15 @@ class HighWater(Protocol):
 
     def read(self) -> Mark | None:
         """Return the mark, or ``None`` before the first one; raise `UnavailableError` without the storage."""
-        ...
 
     def advance(self, version: TableVersion, digest: str) -> None:
         """Raise the mark asynchronously; never block or raise. A lower version changes nothing."""
-        ...
 
     def flush(self) -> None:
         """Wait, for a bounded time, until the advanced mark is stored; raise `UnavailableError` otherwise."""
-        ...
 
     def supersede(self, incarnation: str) -> None:
         """Record the incarnation that takes this one's place: opening this one is refused from now on."""
-        ...
 
 
 class MemoryHighWater:
@@ -132,17 +128,21 @@ def _digest_at(version: TableVersion, snapshot: Snapshot, log: Log) -> str:
 
 
 class LaggingMark:
-    """The newest mark that commits have recorded, and the newest that a thread has stored behind them."""
+    """The newest mark that commits have recorded; a thread stores it behind them, so that no commit waits for it.
 
-    def __init__(self) -> None:
+    ``linger_s`` is the least time between two stored marks, so that commits of a moment share one.
+    """
+
+    def __init__(self, thread_name: str, *, linger_s: float, retry_s: float) -> None:
         self._changed = threading.Condition()
         self._recorded: Mark | None = None
         self._stored: TableVersion | None = None
+        self._flushing = 0
         self._closed = False
-        self._thread: threading.Thread | None = None
+        self._linger_s, self._retry_s = linger_s, retry_s
+        self._thread = threading.Thread(target=self._run, name=thread_name, daemon=True)
 
     def advance(self, version: TableVersion, digest: str) -> None:
-        # Commits must not wait for the mark, so its storage is left to the thread.
         with self._changed:
             if self._recorded is None or version > self._recorded.version:
                 self._recorded = Mark(version, digest)
@@ -153,14 +153,36 @@ class LaggingMark:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        if self._thread is not None:
+        if self._thread.is_alive():
             self._thread.join()
+
+    def _try_store(self, mark: Mark) -> bool:
+        """Store the mark; return False if its storage is away, which only makes the alarm weaker."""
+        raise NotImplementedError
 
     def _due(self) -> Mark | None:
         with self._changed:
             recorded, stored = self._recorded, self._stored
             is_behind = recorded is not None and (stored is None or recorded.version > stored)
             return recorded if is_behind else None
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._due() is not None)
+                mark = self._due()
+            if mark is None:
+                return
+            is_stored = self._try_store(mark)
+            with self._changed:
+                if is_stored:
+                    self._stored = mark.version
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: self._closed or self._flushing, self._linger_s)
+                elif self._closed:
+                    return
+                else:
+                    self._changed.wait_for(lambda: self._closed, self._retry_s)
 
 
 MARK_FOLDER: Final = "high_water"
@@ -208,15 +230,14 @@ class StoredMark(LaggingMark):
     def __init__(
         self, objects: Objects, incarnation: str, *, threaded: bool = True, linger_ms: int = LINGER_MS
     ) -> None:
-        super().__init__()
+        linger_s = linger_ms / 1_000
+        super().__init__("millpond-stored-mark", linger_s=linger_s, retry_s=linger_s)
         self._objects = objects
         self._incarnation = incarnation
         self._writing = threading.Lock()
         self._before: str | None = None
         self._last: str | None = None
-        self._linger_s = linger_ms / 1_000
         if threaded:
-            self._thread = threading.Thread(target=self._run, name="millpond-stored-mark", daemon=True)
             self._thread.start()
 
     def read(self) -> Mark | None:
@@ -235,18 +256,14 @@ class StoredMark(LaggingMark):
     def _run(self) -> None:
         with suppress(MillpondError):
             self.tidy()
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._due() is not None)
-                closed = self._closed
-            # While the store is away the mark stays behind, which only makes the alarm weaker; commits report
-            # the outage themselves.
-            with suppress(MillpondError):
-                self.flush()
-            if closed:
-                return
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed, timeout=self._linger_s)
+        super()._run()
+
+    def _try_store(self, mark: Mark) -> bool:
+        try:
+            self._write(mark)
+        except MillpondError:
+            return False
+        return True
 
     def _write(self, mark: Mark) -> None:
         with self._writing:

@@ -78,11 +78,9 @@ class Plan(Protocol):
 
     def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft | None:
         """Return the commit on this snapshot, or ``None`` when the table already holds it; raise to refuse it."""
-        ...
 
     def admit(self, winner: tuple[Action, ...]) -> None:
         """Raise if another writer's commit rules this one out."""
-        ...
 
 
 def log_boundary(objects: Objects) -> TableVersion:
@@ -183,7 +181,6 @@ class LogWriter:
             yield version, data, actions
 
     def _may_be_stale(self) -> bool:
-        """Return True if the log may have been cleaned up since its newest version was read."""
         slept_us = self._clock.monotonic_us() - self._seen_us
         return slept_us > _TRUSTED_US and self.snapshot.version != NO_TABLE
 

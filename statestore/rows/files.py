@@ -30,8 +30,13 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.objects.disk_tier import forget_copy
 from millpond.statestore.objects.obstore import disk_errors, download, upload
 from millpond.statestore.objects.ranges import is_written_once, put_new, read_ranges
-from millpond.statestore.rows.page_index import PAGE_INDEXES, pack_section
-from millpond.statestore.rows.pages import decode_blocks, join_ranges, page_index_of
+from millpond.statestore.rows.pages import (
+    PAGE_INDEXES,
+    decode_blocks,
+    join_ranges,
+    pack_section,
+    page_index_of,
+)
 from millpond.statestore.rows.record_ids import Fingerprints, fingerprints
 from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA, Fence, check_names, conform
 from millpond.statestore.rows.row_format import (
@@ -234,8 +239,6 @@ def reading(path: str) -> Iterator[None]:
 
 
 class _Selection:
-    """The rows that a read selects, by keys, by interval, by both, or all, and the filter ``keep``."""
-
     def __init__(
         self,
         keys: Iterable[str] | None,
@@ -289,7 +292,6 @@ class _Selection:
         return selected if self.keep is None else self.keep(selected)
 
     def apply(self, table: pa.Table, *, is_sorted: bool = False) -> pa.Table:
-        """Return the selected rows; in a sorted table only the keys within its range are looked up."""
         if self._interval is not None and not (is_sorted and _lies_in(table, self._interval)):
             table = rows_within(table, self._interval)
         if self._keys is not None:
@@ -484,7 +486,6 @@ class RowFileWriter:
             self._writer = None
 
     def _write_groups(self, *, is_end: bool) -> None:
-        """Write whole row groups; wide rows make smaller groups."""
         if not self._waiting:
             return
         table = pa.concat_tables(self._waiting)

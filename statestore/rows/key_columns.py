@@ -115,7 +115,6 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _part(array: pa.Array, problems: list[tuple[_Bools, str]]) -> pa.Array:
-    """Return the texts of one column without the tab; never null."""
     kind = array.type
     if pa.types.is_null(kind):
         return pa.array([NULL] * len(array), pa.string())
@@ -181,12 +180,8 @@ def _plain_decimals(array: pa.Array) -> pa.Array:
     whole = unscaled.cast(pa.string())
     sign = pc.if_else(pc.starts_with(whole, "-"), _scalar("-"), _scalar(""))
     padded = pc.utf8_lpad(pc.utf8_ltrim(whole, "-"), scale + 1, "0")
-    return _joined(
-        sign,
-        pc.utf8_slice_codeunits(padded, 0, -scale),
-        _scalar("."),
-        pc.utf8_slice_codeunits(padded, -scale),
-    )
+    whole, fraction = pc.utf8_slice_codeunits(padded, 0, -scale), pc.utf8_slice_codeunits(padded, -scale)
+    return _joined(sign, whole, _scalar("."), fraction)
 
 
 def _signed(digits: pa.Array, mark: str, end: str) -> pa.Array:
@@ -241,50 +236,42 @@ def _of_time(array: pa.Array) -> pa.Array:
 
 
 def _in_range(array: pa.Array, problems: list[tuple[_Bools, str]]) -> pa.Array:
-    kind = array.type
+    kind, why = array.type, _OUT_OF_RANGE
     if pa.types.is_date(kind):
-        return _without(
-            array, _outside(array.cast(pa.date32()).cast(pa.int32()), _EPOCH_DAYS), _OUT_OF_RANGE, problems
-        )
-    if pa.types.is_timestamp(kind):
-        numbers = array.cast(pa.int64())
-        per_us = {"s": 1_000_000, "ms": 1_000, "us": 1}.get(kind.unit)
-        if per_us is None:
-            fine = pc.not_equal(pc.subtract(numbers, pc.multiply(pc.divide(numbers, _NS), _NS)), 0)
-            return _without(array, fine, _TOO_FINE, problems)
-        low, high = _EPOCH_US
-        return _without(
-            array, _outside(numbers, (-(-low // per_us), high // per_us)), _OUT_OF_RANGE, problems
-        )
-    return array
-
-
-def _outside(numbers: pa.Array, bounds: tuple[int, int]) -> pa.Array:
-    low, high = (pa.scalar(bound, numbers.type) for bound in bounds)
-    return pc.or_(pc.less(numbers, low), pc.greater(numbers, high))
-
-
-def _without(array: pa.Array, wrong: pa.Array, why: str, problems: list[tuple[_Bools, str]]) -> pa.Array:
+        wrong = _outside(array.cast(pa.date32()).cast(pa.int32()), *_EPOCH_DAYS)
+    elif pa.types.is_timestamp(kind) and kind.unit == "ns":
+        numbers, why = array.cast(pa.int64()), _TOO_FINE
+        wrong = pc.not_equal(pc.subtract(numbers, pc.multiply(pc.divide(numbers, _NS), _NS)), 0)
+    elif pa.types.is_timestamp(kind):
+        per_us, (low, high) = {"s": 1_000_000, "ms": 1_000, "us": 1}[kind.unit], _EPOCH_US
+        wrong = _outside(array.cast(pa.int64()), -(-low // per_us), high // per_us)
+    else:
+        return array
     if not pc.any(wrong).as_py():
         return array
     mask = pc.fill_null(wrong, False)
     problems.append((mask.to_numpy(zero_copy_only=False), why))
-    return pc.if_else(mask, pa.scalar(None, array.type), array)
+    return pc.if_else(mask, pa.scalar(None, kind), array)
 
 
+def _outside(numbers: pa.Array, low: int, high: int) -> pa.Array:
+    kind = numbers.type
+    return pc.or_(pc.less(numbers, pa.scalar(low, kind)), pc.greater(numbers, pa.scalar(high, kind)))
+
+
+_BINARY: Final = (
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
 _NINES: Final = np.arange(256, dtype=np.uint8)
 _NINES[ord("0") : ord("9") + 1] = np.frombuffer(b"9876543210", np.uint8)
 _UPPER: Final = np.frombuffer(bytes(range(256)).hex().upper().encode(), np.uint16)
 
 
-def _of_binary(array: pa.Array) -> pa.Array:
-    return _hexadecimal("x", array, array)
-
-
 _ENCODERS: Final[dict[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Array]]] = {
-    pa.types.is_string: _of_text,
-    pa.types.is_large_string: _of_text,
-    pa.types.is_string_view: _of_text,
+    **dict.fromkeys((pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view), _of_text),
     pa.types.is_signed_integer: _of_int,
     lambda kind: pa.types.is_unsigned_integer(kind) and not pa.types.is_uint64(kind): _of_int,
     pa.types.is_boolean: lambda array: pc.if_else(array, _scalar("?1"), _scalar("?0")),
@@ -292,10 +279,7 @@ _ENCODERS: Final[dict[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Arr
     pa.types.is_floating: _of_float,
     pa.types.is_date: lambda array: _joined(_scalar("@"), array.cast(pa.date32()).cast(pa.string())),
     pa.types.is_timestamp: _of_time,
-    pa.types.is_binary: _of_binary,
-    pa.types.is_large_binary: _of_binary,
-    pa.types.is_binary_view: _of_binary,
-    pa.types.is_fixed_size_binary: _of_binary,
+    **dict.fromkeys(_BINARY, lambda array: _hexadecimal("x", array, array)),
     pa.types.is_null: lambda array: array,
 }
 _REPEATED: Final = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_map)

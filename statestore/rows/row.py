@@ -33,7 +33,6 @@ from millpond.statestore.types import (
     TIME_MIN_US,
     CommitNumber,
     Sequencer,
-    Superstep,
     quickly_pickled,
 )
 
@@ -146,24 +145,22 @@ def unpack_fence(version: int) -> Fence:
 
 _FIELDS: Final = frozenset({"value", "window", "at", "pane"})
 _FIELD_COUNT: Final = len(_FIELDS)
-_PANE_FIELDS: Final = frozenset(
-    {
-        "index",
-        "nonspeculative_index",
-        "timing",
-        "is_first",
-        "is_last",
-        "is_retraction",
-        "watermark_percentile",
-        "produced_at",
-        "trigger",
-    }
-)
+_CHANGE_PANE: Final = {
+    "index": 0,
+    "nonspeculative_index": 0,
+    "timing": "on_time",
+    "is_first": True,
+    "is_last": False,
+    "is_retraction": False,
+    "watermark_percentile": None,
+    "produced_at": 0,
+    "trigger": "change",
+}
+_PANE_FIELDS: Final = frozenset(_CHANGE_PANE)
 _BOUNDS: Final = 2
-_ALL_TIME: Final = (TIME_MIN_US, TIME_MAX_US)
 # A pane travels as an envelope: a JSON object with four fields, the last of which has nine more
-# # (`millpond.executor.windows.pane` defines them). An outside row with the same fields is a `PlainObject` in memory, and
-# # its JSON text begins with this mark, which no other value's text does.
+# (`millpond.executor.windows.pane` defines them). An outside row with the same fields is a `PlainObject` in memory, and
+# its JSON text begins with this mark, which no other value's text does.
 PLAIN_MARK: Final = " "
 
 
@@ -173,7 +170,6 @@ def has_envelope_fields(value: object) -> bool:
 
 
 def is_envelope(value: object) -> bool:
-    """Return True if a record's value is a windowed step's pane in its envelope."""
     if type(value) is not dict or len(value) != _FIELD_COUNT or value.keys() != _FIELDS:
         return False
     window, pane = value["window"], value["pane"]
@@ -183,18 +179,8 @@ def is_envelope(value: object) -> bool:
 
 def change_envelope(value: Any, at: int, *, is_retraction: bool) -> dict[str, Any]:
     """Wrap a change of a source's table in an envelope: an element of no window yet, or its retraction."""
-    pane = {
-        "index": 0,
-        "nonspeculative_index": 0,
-        "timing": "on_time",
-        "is_first": True,
-        "is_last": False,
-        "is_retraction": is_retraction,
-        "watermark_percentile": None,
-        "produced_at": 0,
-        "trigger": "change",
-    }
-    return {"value": value, "window": list(_ALL_TIME), "at": at, "pane": pane}
+    pane = {**_CHANGE_PANE, "is_retraction": is_retraction}
+    return {"value": value, "window": [TIME_MIN_US, TIME_MAX_US], "at": at, "pane": pane}
 
 
 def has_marks(texts: pa.StringArray) -> bool:
@@ -209,9 +195,8 @@ def decode_value(text: str) -> Any:
 
 _ORDER: Final = ("key", "sequencer", "commit_number")
 # Ids and productions are spread over all updates of a key. They are read separately, so that reading state does not
-# # pay for them.
+# pay for them.
 ID_COLUMNS: Final = (*_ORDER, "record_ids")
-
 PRODUCTION_COLUMNS: Final = (*_ORDER, "superstep", "productions")
 
 
@@ -230,13 +215,7 @@ def lists_by_key(updates: pa.Table, name: str) -> pa.Table:
     return pa.table({"key": keys.dictionary, name: joined})
 
 
-def pending_only(updates: pa.Table, pending_from: Superstep) -> pa.Table:
-    return updates.filter(pc.greater_equal(updates.column("superstep"), pending_from))
-
-
 class ListsOfKeys:
-    """A lookup by key in a result of `lists_by_key`."""
-
     def __init__(self, by_key: pa.Table, name: str) -> None:
         lists = by_key.column(name).combine_chunks()
         self._rows: dict[str, int] = {key: row for row, key in enumerate(by_key.column("key").to_pylist())}

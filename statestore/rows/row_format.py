@@ -20,8 +20,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from millpond.statestore.errors import DataError
-from millpond.statestore.rows.page_index import SEAL_BYTES, RecentlyUsed, pack_section
-from millpond.statestore.rows.pages import page_index_of
+from millpond.statestore.rows.pages import (
+    PARQUET_MAGIC,
+    SEAL_BYTES,
+    TAIL_BYTES,
+    RecentlyUsed,
+    footer_start,
+    pack_section,
+    page_index_of,
+)
 from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, check_names
 
 # A file's bytes, the name it is sealed under, and the decoded columns.
@@ -71,17 +78,14 @@ _PAGE_ROWS_MIN: Final = 64
 _PAGE_ROWS_MAX: Final = 4_096
 
 
-def _leaf_paths(column: pa.Field) -> list[str]:
-    if not pa.types.is_list(column.type):
-        return [column.name]
-    return [f"{column.name}.list.element.{field.name}" for field in column.type.value_type]
-
-
 # Starting a page takes zstd 20 µs and LZ4 one; in small pages only texts gain as much from zstd.
 _PAGED_ZSTD: Final = ("state", "productions.list.element.value")
-_PAGED_COMPRESSION: Final = {
-    path: "zstd" if path in _PAGED_ZSTD else "lz4" for column in ROW_SCHEMA for path in _leaf_paths(column)
-}
+_LEAVES: Final = (
+    f"{column.name}.list.element.{field.name}" if field is not None else column.name
+    for column in ROW_SCHEMA
+    for field in (column.type.value_type if pa.types.is_list(column.type) else [None])
+)
+_PAGED_COMPRESSION: Final = {path: "zstd" if path in _PAGED_ZSTD else "lz4" for path in _LEAVES}
 
 # Return True if a run of rows with this smallest and greatest key may contain selected keys.
 MayHold: TypeAlias = Callable[[str, str], bool]
@@ -89,8 +93,6 @@ MayHold: TypeAlias = Callable[[str, str], bool]
 _SEAL: Final = b"MPSEAL02"
 # The seal of files written before the name became part of the checksum.
 _NAMELESS_SEAL: Final = b"MPSEAL01"
-_PARQUET: Final = b"PAR1"
-_PARQUET_TAIL_BYTES: Final = 8
 _IPC: Final = b"MPROWS01"
 # Of a file that is read whole, however small it is.
 DECODED_BYTES_MAX: Final = 1 << 30
@@ -107,10 +109,6 @@ def rows_per_page(table: pa.Table) -> int:
     """Return after how many rows all columns are cut into pages: about 32 KiB, the cost of reading one key."""
     rows = table.num_rows * _PAGE_BYTES // max(table.nbytes, 1)
     return int(min(max(rows, _PAGE_ROWS_MIN), _PAGE_ROWS_MAX))
-
-
-def rows_per_group(page_rows: int) -> int:
-    return ROWS_PER_GROUP - ROWS_PER_GROUP % page_rows
 
 
 def paged_options(page_rows: int) -> dict[str, Any]:
@@ -148,7 +146,6 @@ class RowFormat(Protocol):
 
 
 def decode_rows(data: bytes, columns: list[str], may_hold: MayHold | None, *, name: str | None) -> pa.Table:
-    """Decode a file in the format that its first bytes name."""
     row_format: RowFormat = IpcRowFormat() if data.startswith(_IPC) else ParquetRowFormat()
     return row_format.decode(data, columns, may_hold, name=name)
 
@@ -169,14 +166,15 @@ class ParquetRowFormat:
             pq.write_table(table, sink, row_group_size=ROWS_PER_GROUP, **PARQUET_OPTIONS)
             return seal_parquet(memoryview(sink.getvalue()), name)
         rows = rows_per_page(table)
-        pq.write_table(table, sink, row_group_size=rows_per_group(rows), **paged_options(rows))
+        pq.write_table(
+            table, sink, row_group_size=ROWS_PER_GROUP - ROWS_PER_GROUP % rows, **paged_options(rows)
+        )
         file = memoryview(sink.getvalue()).cast("B")
         return seal_parquet(file, name, pack_section(page_index_of(file, rows, empty_columns(table)), name))
 
     def decode(
         self, data: bytes, columns: list[str], may_hold: MayHold | None, *, name: str | None
     ) -> pa.Table:
-        """Read the row groups that may hold selected keys, or a small known file from memory."""
         if name is None or len(data) > _KEPT_FILE_BYTES:
             return self._decode(data, columns, may_hold, name)[0]
         key = (data, name, tuple(columns))
@@ -204,7 +202,8 @@ class ParquetRowFormat:
         if may_hold is not None:
             # Without a seal the statistics are unprotected, so read the keys.
             bounds = _key_bounds_of_rows if name is None else _key_bounds_of_statistics
-            groups = [group for group in groups if _overlap(may_hold, bounds(file, group))]
+            ends = {group: bounds(file, group) for group in groups}
+            groups = [group for group, end in ends.items() if end is None or may_hold(*end)]
         table = read_groups(file, groups, names, len(data))
         return table, len(groups) == file.num_row_groups
 
@@ -291,15 +290,9 @@ def _seed(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
-def _footer_start(view: memoryview) -> int:
-    """Return the start of a Parquet file's footer by its last eight bytes; any number if they are damaged."""
-    footer_bytes = int.from_bytes(view[-_PARQUET_TAIL_BYTES:-4], "little")
-    return len(view) - _PARQUET_TAIL_BYTES - footer_bytes
-
-
 def seal_parquet(view: memoryview, name: str, section: bytes = b"") -> bytes:
     """Return the Parquet file with a section and a seal before its footer, valid under this file name only."""
-    start = _footer_start(view)
+    start = footer_start(view)
     checksum = zlib.crc32(view[start:], zlib.crc32(section, zlib.crc32(view[:start], _seed(name))))
     return b"".join((view[:start], section, _seal(checksum), view[start:]))
 
@@ -318,7 +311,7 @@ def parquet_file_seal_holds(path: Path, name: str) -> bool:
     with path.open("rb") as file:
         start, footer = _footer_of(file)
         pages_end = start - SEAL_BYTES
-        if pages_end < 0 or not footer.endswith(_PARQUET):
+        if pages_end < 0 or not footer.endswith(PARQUET_MAGIC):
             return False
         file.seek(pages_end)
         seal = file.read(SEAL_BYTES)
@@ -328,8 +321,8 @@ def parquet_file_seal_holds(path: Path, name: str) -> bool:
 def _footer_of(file: IO[bytes]) -> tuple[int, bytes]:
     """Return the footer's start and bytes; a negative start and no bytes if the file's end is damaged."""
     size = file.seek(0, io.SEEK_END)
-    file.seek(max(size - _PARQUET_TAIL_BYTES, 0))
-    start = size - _PARQUET_TAIL_BYTES - int.from_bytes(file.read(4), "little")
+    file.seek(max(size - TAIL_BYTES, 0))
+    start = size - TAIL_BYTES - int.from_bytes(file.read(4), "little")
     file.seek(max(start, 0))
     return start, file.read() if start >= 0 else b""
 
@@ -342,15 +335,15 @@ def _file_checksum(file: IO[bytes], pages_end: int, footer: bytes, seed: int) ->
 
 
 def has_parquet_seal(view: memoryview) -> bool:
-    start = _footer_start(view)
+    start = footer_start(view)
     return bytes(view[max(start - SEAL_BYTES, 0) : max(start - 4, 0)]) in (_SEAL, _NAMELESS_SEAL)
 
 
 def parquet_seal_holds(view: memoryview, name: str) -> bool:
     """Return True if the file is unchanged since it was sealed under this name."""
-    if len(view) < _PARQUET_TAIL_BYTES or bytes(view[-4:]) != _PARQUET:
+    if len(view) < TAIL_BYTES or bytes(view[-4:]) != PARQUET_MAGIC:
         return False
-    start = _footer_start(view)
+    start = footer_start(view)
     pages_end = start - SEAL_BYTES
     if pages_end < 0:
         return False
@@ -364,19 +357,14 @@ def _is_seal(seal: bytes, name: str, checksum: Callable[[int], int]) -> bool:
     return seal == _seal(checksum(_seed(name)))
 
 
-def _overlap(may_hold: MayHold, bounds: tuple[str | None, str | None]) -> bool:
-    low, high = bounds
-    return low is None or high is None or may_hold(low, high)
-
-
-def _key_bounds_of_statistics(file: pq.ParquetFile, group: int) -> tuple[str | None, str | None]:
+def _key_bounds_of_statistics(file: pq.ParquetFile, group: int) -> tuple[str, str] | None:
     statistics = file.metadata.row_group(group).column(_KEY_LEAF).statistics
-    if statistics is None or not statistics.has_min_max:
-        return None, None
-    return statistics.min, statistics.max
+    # Keys may be too long for statistics.
+    is_known = statistics is not None and statistics.has_min_max
+    return (statistics.min, statistics.max) if is_known else None
 
 
-def _key_bounds_of_rows(file: pq.ParquetFile, group: int) -> tuple[str | None, str | None]:
+def _key_bounds_of_rows(file: pq.ParquetFile, group: int) -> tuple[str, str] | None:
     keys = file.read_row_group(group, columns=["key"], use_threads=False).column("key")
-    bounds = pc.min_max(pc.cast(keys, pa.string()))
-    return bounds["min"].as_py(), bounds["max"].as_py()
+    bounds = pc.min_max(pc.cast(keys, pa.string())).as_py()
+    return None if bounds["min"] is None else (bounds["min"], bounds["max"])

@@ -15,8 +15,8 @@ from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.sinks.sink import DeltaSink
+from millpond.gc.collectors import Retention, collect_garbage
 from millpond.gc.compaction import CompactionPolicy
-from millpond.gc.round import Retention, collect_garbage
 from millpond.statestore.errors import DataError, FencedError, InvalidError, ObjectExistsError
 from millpond.statestore.history.verification import verify_store
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry

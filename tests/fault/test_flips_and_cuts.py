@@ -18,9 +18,8 @@ from kazoo.client import KazooClient
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.gc import compaction
-from millpond.gc.collectors import write_checkpoint
+from millpond.gc.collectors import Retention, collect_garbage, write_checkpoint
 from millpond.gc.compaction import CompactionPolicy
-from millpond.gc.round import Retention, collect_garbage
 from millpond.statestore.errors import DataError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.log import Log, commit_path
@@ -29,7 +28,7 @@ from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.rows import files as row_files
 from millpond.statestore.rows import row_format
 from millpond.statestore.rows.files import read_row_files
-from millpond.statestore.rows.page_index import PageIndexes
+from millpond.statestore.rows.pages import PageIndexes
 from millpond.statestore.store import Store
 from millpond.statestore.types import TableVersion
 from millpond.testing.faults.damage import CUTS, Damage, DamageOutcome, cut, file_kinds, flip, outcome_of

@@ -20,9 +20,8 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.gc.collectors import Owned
+from millpond.gc.collectors import Owned, Retention, collect_garbage
 from millpond.gc.compaction import CompactionPolicy
-from millpond.gc.round import Retention, collect_garbage
 from millpond.statestore.catalog.catalog import READER_LIFETIME_MS, Catalog
 from millpond.statestore.errors import ConflictError, MillpondError
 from millpond.statestore.history.savepoint import drop_savepoint, make_savepoint, open_savepoints

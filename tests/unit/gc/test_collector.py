@@ -7,7 +7,7 @@ import pytest
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.gc.collectors import Owned
+from millpond.gc.collectors import CollectionRound, Owned, Retention, collect_garbage
 from millpond.gc.compaction import (
     Compacted,
     CompactionPolicy,
@@ -15,7 +15,6 @@ from millpond.gc.compaction import (
     compact_files,
     plan_compaction,
 )
-from millpond.gc.round import CollectionRound, Retention, collect_garbage
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.log.log import Log

@@ -15,9 +15,8 @@ from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.gc.collectors import Owned, write_checkpoint
+from millpond.gc.collectors import CollectionRound, Owned, Retention, collect_garbage, write_checkpoint
 from millpond.gc.compaction import CompactionPolicy
-from millpond.gc.round import CollectionRound, Retention, collect_garbage
 from millpond.statestore.app_ids import AppId
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.errors import ConflictError, DataError, InvalidError, ObjectMissingError

@@ -18,7 +18,7 @@ from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.statestore import opening
+from millpond.statestore import store as stores
 from millpond.statestore.errors import DataError, FencedError, InvalidError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
@@ -248,7 +248,7 @@ def test_a_reader_asks_the_server_that_runs_in_the_store(
 ) -> None:
     """The store's own server is found by its note; if it does not answer the store opens, but a given one must answer."""
     opened().close()
-    monkeypatch.setattr(opening, "local_server", lambda _: zookeeper_hosts)
+    monkeypatch.setattr(stores, "local_server", lambda _: zookeeper_hosts)
     with Store.open(tmp_path / "pond", read_only=True) as store:
         leases = ZooKeeperLeases(zookeeper_hosts, store.store_id, "writer", CLOCK)
         leases.high_water.advance(TableVersion(9), "digest")
@@ -259,7 +259,7 @@ def test_a_reader_asks_the_server_that_runs_in_the_store(
     def away(*_: object) -> None:
         raise UnavailableError("zookeeper does not answer")
 
-    monkeypatch.setattr(opening, "ask_for_mark", away)
+    monkeypatch.setattr(stores, "ask_for_mark", away)
     Store.open(tmp_path / "pond", read_only=True).close()
     with pytest.raises(UnavailableError):
         Store.open(tmp_path / "pond", read_only=True, zookeeper="127.0.0.1:1")

@@ -17,8 +17,8 @@ from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.replay.repair import repair_store
 from millpond.executor.replay.repair_plan import plan_repair
-from millpond.gc import round as gc_round
-from millpond.gc.round import CollectionRound
+from millpond.gc import collectors as gc_round
+from millpond.gc.collectors import CollectionRound
 from millpond.statestore.errors import ConflictError, FencedError
 from millpond.statestore.leases.lease import exclusive
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry

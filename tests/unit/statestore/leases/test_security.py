@@ -9,9 +9,10 @@ import traceback
 from pathlib import Path
 
 import pytest
+from kazoo.security import ACL, Id
 
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.leases.zookeeper_client import Grant, ZooKeeperSecurity
+from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.testing.servers.secured_zookeeper import Authority
@@ -58,13 +59,13 @@ def test_access_lists() -> None:
     user = ZooKeeperSecurity(user="shop", password=PLANTED, grants=("sasl:auditor:r", "ip:10.0.0.1:rwcda"))
     subject = ZooKeeperSecurity(certificate_file="shop.pem")
 
-    assert user.access_list == (
-        Grant("sasl", "shop", 31),
-        Grant("sasl", "auditor", 1),
-        Grant("ip", "10.0.0.1", 31),
-    )
-    assert subject.access_list == (Grant("auth", "", 31),)
-    assert ZooKeeperSecurity(tls=True).access_list == ()
+    assert user.access_list == [
+        ACL(31, Id("sasl", "shop")),
+        ACL(1, Id("sasl", "auditor")),
+        ACL(31, Id("ip", "10.0.0.1")),
+    ]
+    assert subject.access_list == [ACL(31, Id("auth", ""))]
+    assert ZooKeeperSecurity(tls=True).access_list == []
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:

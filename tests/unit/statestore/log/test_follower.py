@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 
-from millpond.gc.round import Retention, collect_garbage
+from millpond.gc.collectors import Retention, collect_garbage
 from millpond.statestore.errors import (
     ConflictError,
     DataError,

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from millpond.gc.round import Retention, collect_garbage
+from millpond.gc.collectors import Retention, collect_garbage
 from millpond.statestore.errors import DataError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.committer import Committer

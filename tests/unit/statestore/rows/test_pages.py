@@ -21,15 +21,15 @@ from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.ranges import ByteRange, MeteredObjects, Tail
 from millpond.statestore.rows import files, row_format
 from millpond.statestore.rows.files import RowFileWriter, read_row_files, row_file_path, write_row_file
-from millpond.statestore.rows.page_index import (
+from millpond.statestore.rows.pages import (
     AlikePages,
     Leaf,
     PageIndex,
     PageIndexes,
     StoredPages,
+    join_ranges,
     read_page_index,
 )
-from millpond.statestore.rows.pages import join_ranges
 from millpond.statestore.rows.record_ids import BlockFilter, fingerprints
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.rows.row_format import file_name_of, parquet_seal_holds

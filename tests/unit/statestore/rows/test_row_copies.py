@@ -15,7 +15,7 @@ from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.ranges import MeteredObjects
 from millpond.statestore.rows import files, row_format
 from millpond.statestore.rows.files import read_row_files, row_file_path, write_row_file
-from millpond.statestore.rows.page_index import PageIndexes
+from millpond.statestore.rows.pages import PageIndexes
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import CommitNumber, Sequencer, Superstep
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng

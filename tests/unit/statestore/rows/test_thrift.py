@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.statestore.rows.page_index import Field, FieldType, read_list, read_struct, write_struct
+from millpond.statestore.rows.pages import Field, FieldType, read_list, read_struct, write_struct
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
 
