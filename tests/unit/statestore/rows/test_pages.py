@@ -315,12 +315,12 @@ def test_what_is_no_row_file_has_no_index(data: bytes) -> None:
 
 def test_a_long_index_is_read_in_two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the end that is read first does not hold the footer and the index, the rest is read as well."""
-    from millpond.statestore.rows import page_index
+    from millpond.statestore.rows import pages
 
     objects = MemoryObjects()
     path = written(objects, example(200))
     expected = read_page_index(objects, path, file_name_of(path))
-    monkeypatch.setattr(page_index, "_READ_BYTES", 16)
+    monkeypatch.setattr(pages, "_READ_BYTES", 16)
     index = read_page_index(objects, path, file_name_of(path))
 
     assert expected is not None
