@@ -257,19 +257,13 @@ def collect_garbage(
 ) -> CollectionRound:
     """Run one round over all garbage except the rows that compaction drops.
 
-    Args:
-        objects: the table's root.
-        catalog: readers' horizons; ``None`` for a store without a catalog.
-        clock: the source of time.
-        retention: the versions to keep.
-        owned: the intervals whose leases the caller holds, as far as it knows.
-        seen: the newest version as the caller saw it a while ago; see `collect_log`.
-        check: raises if the caller may no longer delete; called before each collector.
-        dry_run: change nothing.
+    ``owned`` are the intervals whose leases the caller holds, and ``seen`` the newest version as the caller
+    saw it a while ago (see `collect_log`). ``check`` raises if the caller may no longer delete; it is called
+    before each collector.
     """
     # The checkpoint comes first, because it marks the settled part of the log.
     checkpoint = None if dry_run else write_checkpoint(objects, every=retention.checkpoint_every)
-    horizons = Horizons(Log(objects), catalog, clock, retention_ms=retention.keep_ms)
+    horizons = Horizons(Log(objects), catalog, clock, retention.keep_ms)
     surveyed = survey(objects, horizons, dry_run=dry_run)
     if not dry_run:
         # Files are garbage only because of these commits and checkpoints; a power cut must not revert them.

@@ -46,14 +46,14 @@ class Horizon:
     held_by: str
 
 
+@dataclass(frozen=True, slots=True)
 class Horizons:
-    """Finds and publishes the horizon of one store; ``catalog`` is ``None`` for a store without one."""
+    """Finds and publishes the horizon of one store; ``_catalog`` is ``None`` for a store without one."""
 
-    def __init__(self, log: Log, catalog: Catalog | None, clock: Clock, *, retention_ms: int) -> None:
-        self._log = log
-        self._catalog = catalog
-        self._clock = clock
-        self._retention_ms = retention_ms
+    _log: Log
+    _catalog: Catalog | None
+    _clock: Clock
+    _retention_ms: int
 
     def find(self, snapshot: Snapshot) -> Horizon:
         """Return the horizon for the newest snapshot; publish nothing."""

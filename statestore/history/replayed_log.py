@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Final
 
-from millpond.statestore.errors import DataError, check
+from millpond.statestore.errors import DataError
 from millpond.statestore.log.action import (
     Action,
     Add,

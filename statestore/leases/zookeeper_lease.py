@@ -170,8 +170,6 @@ class LeaseBook:
         self.owner_changes: int = 0
         self.closed: bool = False
 
-    # ------------------------------------------------------------------ notices from ZooKeeper
-
     def connection_changed(self, connection: Connection) -> None:
         with self._changed:
             self._connection = connection
@@ -202,8 +200,6 @@ class LeaseBook:
                     holder: Holder | str = nodes.holder() or "no process"
                     self.end([lease], LeaseState.LOST, f"held now by {holder}")
             self._changed.notify_all()
-
-    # ------------------------------------------------------------------ the writer's leases
 
     def enter(self, sequencers: Mapping[Interval, Sequencer], session_id: int) -> tuple[Lease, ...] | None:
         with self._changed:
@@ -252,8 +248,6 @@ class LeaseBook:
     def release_all(self) -> None:
         with self._changed:
             self.end(tuple(self._leases.values()), LeaseState.RELEASED)
-
-    # ------------------------------------------------------------------ waiting
 
     def review(self, intervals: Iterable[Interval]) -> None:
         with self._changed:
@@ -394,8 +388,6 @@ class ZooKeeperLeases(Leases):
             self._book.release_all()
             self._session.close()
 
-    # ------------------------------------------------------------------ taking
-
     def _take_batch(
         self, batch: Mapping[Interval, Sequencer], on_held: OnHeld, deadline: Deadline
     ) -> tuple[Lease, ...]:
@@ -464,8 +456,6 @@ class ZooKeeperLeases(Leases):
 
     def _on_watch(self, path: str) -> None:
         self._book.owner_changed(self._paths.interval_of(path))
-
-    # ------------------------------------------------------------------ reviewing, in a thread
 
     def _run(self) -> None:
         while not self._book.closed:

@@ -42,17 +42,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadBeginning:
-    """Positions that the commit of a load records next to the rows, such as the start of each input.
+    """Positions that the commit of a load records next to the rows, such as the start of each input."""
 
-    Attributes:
-        positions: by application id.
-        words: application ids of recorded words; their position is the load's version.
-        source_offsets: the inputs' positions in their sources; see `CommitRequest`.
-    """
-
-    positions: Mapping[str, int] = field(default_factory=dict)
-    words: tuple[str, ...] = ()
-    source_offsets: Mapping[str, str] = field(default_factory=dict)
+    positions: Mapping[str, int] = field(default_factory=dict)  # by application id
+    words: tuple[str, ...] = ()  # application ids of recorded words; their position is the load's version
+    source_offsets: Mapping[str, str] = field(default_factory=dict)  # see `CommitRequest`
 
 
 LoadProgress: TypeAlias = Callable[[str, int, int | None], object]

@@ -149,8 +149,6 @@ class LogWriter:
         if snapshot.version != NO_TABLE:
             self._retrying(partial(log.sync, snapshot.version))
 
-    # ------------------------------------------------------------------ following
-
     def refresh(self) -> Snapshot:
         """Follow the log to its newest version."""
         with self._lock:
@@ -208,8 +206,6 @@ class LogWriter:
 
     def _retrying(self, action: Callable[[], _Result]) -> _Result:
         return retrying(action, self._retry, self._clock, self._rng)
-
-    # ------------------------------------------------------------------ writing
 
     def write(self, plan: Plan) -> Committed | None:
         """Make the plan the next version of the table; return ``None`` when the table already holds it.

@@ -327,8 +327,6 @@ def rows_within(table: pa.Table, interval: Interval) -> pa.Table:
     return table.filter(mask)
 
 
-# -- piece by piece ------------------------------------------------------------------------
-
 # Row updates sorted by key, in pieces; no key is in two pieces.
 Run = Iterator[pa.Table]
 

@@ -371,9 +371,6 @@ def same_texts(stored: pa.DataType, given: pa.DataType) -> bool:
     return stored == given or any(test(stored) and test(given) for test in tests)
 
 
-# -- views ---------------------------------------------------------------------------------
-
-
 def typed_columns(
     keys: pa.ChunkedArray, columns: Sequence[pa.Field], places: Sequence[int] | None = None
 ) -> list[pa.ChunkedArray]:

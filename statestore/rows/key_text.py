@@ -155,9 +155,6 @@ def _unescaped(text: str) -> str:
     return _ESCAPED.sub(lambda match: chr(ord(match.group(1)) - 64), text) if ESCAPE in text else text
 
 
-# -- values to text ------------------------------------------------------------------------
-
-
 def _encoded(value: object) -> str:
     encoder = _ENCODERS.get(type(value))
     if encoder is None:
@@ -248,9 +245,6 @@ _ENCODERS: Final[dict[type, Callable[[Any], str]]] = {
     memoryview: _of_bytes,
     Mapping: _of_struct,
 }
-
-
-# -- text to values ------------------------------------------------------------------------
 
 
 def _decoded(part: str, parts: Iterator[str]) -> Any:

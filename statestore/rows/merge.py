@@ -65,7 +65,8 @@ def _cuts(lengths: npt.NDArray[np.int32], rows: pa.Array, bytes_max: int) -> lis
     return list(pairwise(bounds))
 
 
-MERGE_COLUMNS: Final = (
+# The columns of a row that readers see; the rule also needs to know which updates delete.
+ROWS_VIEW_COLUMNS: Final = (
     "key",
     "state",
     "state_bytes",
@@ -75,10 +76,8 @@ MERGE_COLUMNS: Final = (
     "superstep",
     "sequencer",
     "commit_number",
-    "deleted",
 )
-"""The columns of an update that the rule needs; readers need no others."""
-
+MERGE_COLUMNS: Final = (*ROWS_VIEW_COLUMNS, "deleted")
 _SCHEMA: Final = pa.schema([ROW_SCHEMA.field(name) for name in MERGE_COLUMNS])
 _TIMERS: Final = MERGE_COLUMNS.index("timers")
 _STATE_VERSION: Final = MERGE_COLUMNS.index(STATE_VERSION)
@@ -216,12 +215,6 @@ def _valid(table: pa.Table, name: str) -> _Mask:
 def _flags(column: pa.Array | pa.ChunkedArray) -> _Mask:
     flags: _Mask = column.to_numpy(zero_copy_only=False).astype(np.bool_)
     return flags
-
-
-# -- the rule as SQL -----------------------------------------------------------------------
-
-# The columns of a row that readers see.
-ROWS_VIEW_COLUMNS: Final = tuple(name for name in MERGE_COLUMNS if name != "deleted")
 
 
 class SqlDialect(StrEnum):

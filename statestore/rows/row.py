@@ -96,14 +96,11 @@ _COMMIT_BITS: Final = 32
 
 
 class TimeDomain(StrEnum):
-    """The clock that a timer waits for (MillWheel §4.6).
+    """The clock that a timer waits for (MillWheel §4.6): the low watermark (``EVENT``), or processing time (``WALL``).
 
-    Attributes:
-        EVENT: the low watermark.
-        WALL: processing time.
-        HOLD: no clock: a state's hold on the output watermark (§5.2), stored as a timer that never fires.
-        RECORD: a record that waits for the low watermark to pass its time, stored as a timer: ``at`` is a microsecond
-            after the record's time, and the tag is the record as JSON.
+    ``HOLD`` is no clock but a state's hold on the output watermark (§5.2), stored as a timer that never
+    fires. ``RECORD`` is a record that waits for the low watermark to pass its time, stored as a timer: ``at``
+    is a microsecond after the record's time, and the tag is the record as JSON.
     """
 
     EVENT = "event"
@@ -227,8 +224,6 @@ class ListsOfKeys:
         rows = [self._rows.get(key, self._none) for key in keys.to_pylist()]
         return self._lists.take(pa.array(rows, pa.int64()))
 
-
-# -- files of other writers ----------------------------------------------------------------
 
 _ALL: Final = list(ROW_SCHEMA.names)
 _LISTS: Final = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
