@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from millpond.executor.replay.spark_checkpoint import rewind_checkpoints
+from millpond.executor.replay.fork import fork_store
+from millpond.executor.replay.spark_checkpoint import reached_batches, rewind_checkpoints
+from millpond.statestore.errors import DataError
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.store import Store
+from millpond.testing.fixtures.determinism import ManualClock
 
 
 @pytest.fixture
@@ -62,3 +67,55 @@ def test_what_spark_has_removed_is_written_again(folder):
     assert (folder / "a" / "offsets" / "3").read_text() == entry
     assert not (folder / "a" / "offsets" / ".3.crc").exists()
     assert (folder / "b" / "offsets" / "3").read_text() == "v1"
+
+
+LINKS = ("q", "a/offsets", "a/commits", "a/offsets/3", "a/metadata", "a/sources", "a/commits/.4.crc")
+
+
+@pytest.mark.parametrize("place", LINKS)
+@pytest.mark.parametrize("is_dangling", [True, False])
+def test_checkpoint_with_a_link_is_damage_and_leads_nowhere(folder, place, is_dangling):
+    """Entries of the log would be written, and numbered files removed, wherever it points."""
+    outside = folder / "outside"
+    if not is_dangling:
+        outside.mkdir()
+        (outside / "9").write_text("a file of the user")
+    link = folder / "in" / place
+    (folder / "a").rename(folder / "aside")
+    (folder / "in").mkdir()
+    (folder / "aside").rename(folder / "in" / "a")
+    if link.exists():
+        link.rename(folder / "moved")
+    link.symlink_to(outside)
+
+    for use in (reached_batches, lambda path: rewind_checkpoints(path, {"a": 3}, offsets={"a": "evil"})):
+        with pytest.raises(DataError, match="must not be links"):
+            use(folder / "in")
+    assert outside.exists() != is_dangling
+    assert is_dangling or [path.read_text() for path in outside.iterdir()] == ["a file of the user"]
+
+
+@pytest.mark.parametrize("place", ["checkpoints", *(f"checkpoints/{link}" for link in LINKS)])
+def test_fork_copies_nothing_through_a_link(folder, tmp_path_factory, place):
+    base = tmp_path_factory.mktemp("stores")
+    (base / "outside").mkdir()
+    (base / "outside" / "secret").write_text("a file of the user")
+    pond = base / "pond"
+    with Store.open(pond, leases=_leases):
+        pass
+    folder.rename(pond / "checkpoints")
+    link = pond / place
+    if link.exists():
+        link.rename(base / "moved")
+    link.symlink_to(base / "outside")
+
+    with Store.open(pond, read_only=True) as store, pytest.raises(DataError, match="must not be links"):
+        fork_store(store, base / "fork")
+    assert not (base / "fork").exists()
+    assert not any(
+        path.read_bytes() == b"a file of the user" for path in base.rglob("fork*/**/*") if path.is_file()
+    )
+
+
+def _leases(incarnation: str, writer_id: str) -> MemoryLeases:
+    return MemoryLeases(MemoryRegistry(), ManualClock(), writer_id=writer_id)
