@@ -308,7 +308,6 @@ class LocalObjects:
                 "a store's files and folders must not be links, FIFOs, devices or sockets: remove it, or restore the "
                 "file from a copy",
                 path=path,
-                store=self.url,
                 found=error.filename,
             ) from error
         except OSError as error:

@@ -19,6 +19,7 @@ from millpond.statestore.log.commit_file import decode, encode
 from millpond.statestore.log.high_water import Mark
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.snapshot import load
+from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.rows.row import pack_fence
 from millpond.statestore.store import Store
@@ -53,6 +54,23 @@ def flip(objects: MemoryObjects, path: str, offset: int = 60) -> None:
     data = bytearray(objects.get(path))
     data[offset] ^= 8
     objects.put(path, bytes(data))
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_link_in_the_place_of_row_files_is_reported(objects, tmp_path, is_folder):
+    """All other files are still read."""
+    store = LocalObjects(tmp_path / "rows")
+    for path in objects.list(""):
+        store.put(path, objects.get(path))
+    path = load(Log(store)).files[0].path
+    place = tmp_path / "rows" / (path.partition("/")[0] if is_folder else path)
+    place.rename(tmp_path / "moved")
+    place.symlink_to(tmp_path / "moved")
+
+    verified = verify_store(store)
+    assert path in [finding.path for finding in verified.findings]
+    assert all("must not be links" in finding.fault for finding in verified.findings)
+    assert verified.files == verify_store(objects).files
 
 
 def test_a_sound_store_has_no_findings(objects):
