@@ -225,6 +225,8 @@ _FIELDS: Final[Mapping[str, Mapping[str, tuple[type, ...]]]] = {
         "createdTime": (int, _NONE),
     },
 }
+# A rewind writes the least number for a watermark that it reverts.
+_LONG_MIN: Final = -(1 << 63)
 _LONG_MAX: Final = (1 << 63) - 1
 _INT_OR_NONE: Final = (int, _NONE)
 _TEXTS: Final[frozenset[type]] = frozenset({str})
@@ -235,7 +237,7 @@ def _check_types(kind: str, fields: Mapping[str, Any]) -> None:
     for name, types in _FIELDS[kind].items():
         value = fields.get(name)
         # The exact type: to isinstance a bool is an int.
-        if type(value) not in types or (type(value) is int and not -_LONG_MAX <= value <= _LONG_MAX):
+        if type(value) not in types or (type(value) is int and not _LONG_MIN <= value <= _LONG_MAX):
             raise _wrong(kind, name, value)
 
 
@@ -292,7 +294,7 @@ def _read_txn(fields: dict[str, Any]) -> Txn:
         type(app_id) is not str
         or type(version) is not int
         or type(updated_ms) not in _INT_OR_NONE
-        or not -_LONG_MAX <= version <= _LONG_MAX
+        or not _LONG_MIN <= version <= _LONG_MAX
         or (updated_ms or 0) > _LONG_MAX
     ):
         _check_types("txn", fields)
