@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from millpond.executor.computation.watchdog import OnStuck
 from millpond.executor.inputs.extraction import Rows
-from millpond.executor.interval.bundle import Bundle, DeadLetter, Deliveries, IntervalPlan
+from millpond.executor.interval.bundle import Bundle, Deliveries, IntervalPlan
 from millpond.executor.interval.row_cache import MemoryBudget
 from millpond.executor.interval.row_update import BundleResult, Manifest
 from millpond.executor.interval.worker import IntervalWorker
@@ -212,7 +212,16 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         if self._stuck is not None:
             # User code returned after the run had ended because of it: its bundle must not be committed.
             raise self._stuck
-        return _results(bundles, letters, [*inputs.extracted.observations, *inputs.observed])
+        return LocalResults(
+            manifests=[manifest for manifest, _ in bundles],
+            observations=[*inputs.extracted.observations, *inputs.observed],
+            letters=letters,
+            produced={
+                manifest.file.path: productions
+                for manifest, productions in bundles
+                if manifest.file is not None and productions is not None
+            },
+        )
 
     def confirm(self, results: LocalResults, report: SuperstepReport) -> SuperstepReport:
         self._produced = results.produced
@@ -364,20 +373,6 @@ class _Writing:
         manifest = self.worker.finish(self.bundle, self.result, file)
         productions = flatten_productions(self.result.updates) if self.result.productions else None
         return manifest, productions
-
-
-def _results(
-    bundles: Sequence[tuple[Manifest, pa.Table | None]],
-    letters: Sequence[DeadLetter],
-    observations: Sequence[InputObservation],
-) -> LocalResults:
-    manifests: list[Manifest] = []
-    produced: dict[str, pa.Table] = {}
-    for manifest, productions in bundles:
-        manifests.append(manifest)
-        if manifest.file is not None and productions is not None:
-            produced[manifest.file.path] = productions
-    return LocalResults(manifests=manifests, observations=observations, letters=letters, produced=produced)
 
 
 def _keep_rows_alike(node: ComputationNode, former: ComputationNode) -> bool:

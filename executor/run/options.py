@@ -36,20 +36,7 @@ TICK: Final = "250ms"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerOptions(PipelineOptions):
-    """The options of a runner: the pipeline's, and the location of the store; `LocalRunner` and `SparkRunner` explain each.
-
-    Attributes:
-        store: path of the store, created if it does not exist, or an open `Store`, which stays open.
-        zookeeper: ``host:port,…`` of an ensemble; ``None`` runs one server next to the store.
-        storage_options: credentials and endpoints of an object store.
-        cache_mib: soft-state budget of a process, for all its intervals, in MiB.
-        disk_mib: budget of a machine's disk for row files of an object store, in MiB; 0 for none, ``None`` for the
-            default of `DiskOptions`.
-        intake_records_max: injected records that may wait; local runner only.
-        checkpoint_weak_after: time that a weak production may wait for its consumer; local runner only.
-        spark: the session; ``None`` takes the active session or creates one; Spark only.
-        tick: silence of the input after which due work runs without it; Spark only.
-    """
+    """The options of a runner: the pipeline's, and the location of the store; `LocalRunner` and `SparkRunner` explain each."""
 
     store: Store | str | Path
     zookeeper: str | None = None

@@ -18,18 +18,7 @@ from millpond.statestore.types import Clock, Rng
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """How a process owns a pipeline, admits its input and keeps its store small.
-
-    Attributes:
-        intervals: key intervals of a computation that declares no number; ``None`` leaves the number to the runner.
-        accept_checkpoint: accept an outside source that the store does not know.
-        accept_ended: accept records of a stream that an earlier run has ended, as late records.
-        pause_timeout: how long to wait for ZooKeeper or the object store to come back.
-        on_held: reaction to another process that holds the pipeline: ``take``, ``wait`` or ``refuse``.
-        upkeep: when the store is compacted and its garbage collected; ``None``: never.
-        balance: when intervals are split and merged by load; ``None``: only on request.
-        dead_letter_limit: share of records that may become dead letters before the run stops; ``None``: all.
-    """
+    """How a process owns a pipeline, admits its input and keeps its store small; `LocalRunner` explains each option."""
 
     intervals: int | None = None
     accept_checkpoint: bool = False
