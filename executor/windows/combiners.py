@@ -95,7 +95,7 @@ class CombineFn:
         raise InvalidError("this combiner does not support retractions", combiner=type(self).__name__)
 
     def uncombine_if_held(self, accumulator: Any, value: Any) -> tuple[Any, bool]:
-        """Retract a value that an earlier pane may have shown and cleared since; return True if that changed anything.
+        """Retract a value that an earlier pane may have shown and cleared; return the accumulator, and True if it changed.
 
         Called in place of `uncombine` where panes clear the window's contents. By default numbers go below zero,
         so that panes still add up. A list, which refuses a value that it does not hold, stays unchanged instead.
