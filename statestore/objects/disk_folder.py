@@ -66,7 +66,7 @@ class DiskCopy(Closeable):
     def open(cls, path: str, name: bytes) -> DiskCopy | None:
         """Open the copy in a file, or return None if it is missing or its header is damaged."""
         try:
-            file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         size_bytes = _size_in_header(file, name)
@@ -78,7 +78,7 @@ class DiskCopy(Closeable):
     @classmethod
     def create(cls, path: str, name: bytes, size_bytes: int) -> DiskCopy:
         """Open the copy in a file, which is created if missing and emptied if the object's size differs."""
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         known_bytes = _size_in_header(file, name)
         copy = cls(file, name, size_bytes)
         try:

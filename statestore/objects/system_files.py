@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from millpond.statestore.objects.ranges import ByteRange, Tail
@@ -98,23 +99,35 @@ class SystemFiles:
                 raise
 
     def read(self, path: str) -> bytes:
-        with self._reader(path) as file:
-            return file.readall()
+        descriptor, size_bytes = self._open_file(path)
+        try:
+            data = os.read(descriptor, size_bytes + 1)
+            if len(data) == size_bytes:
+                return data
+            # The file has grown, or one call cannot read it whole.
+            return b"".join((data, *iter(partial(os.read, descriptor, _PIECE_BYTES), b"")))
+        finally:
+            os.close(descriptor)
 
     def read_pieces(self, path: str) -> Iterator[bytes]:
-        with self._reader(path) as file:
+        with io.FileIO(self._open_file(path)[0]) as file:
             while piece := file.read(_PIECE_BYTES):
                 yield piece
 
     def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
-        with self._reader(path) as file:
-            return [os.pread(file.fileno(), part.end - part.start, part.start) for part in ranges]
+        descriptor, _ = self._open_file(path)
+        try:
+            return [os.pread(descriptor, part.end - part.start, part.start) for part in ranges]
+        finally:
+            os.close(descriptor)
 
     def read_tail(self, path: str, size_bytes: int) -> Tail:
-        with self._reader(path) as file:
-            end = os.fstat(file.fileno()).st_size
+        descriptor, end = self._open_file(path)
+        try:
             start = max(0, end - size_bytes)
-            return Tail(os.pread(file.fileno(), end - start, start), end)
+            return Tail(os.pread(descriptor, end - start, start), end)
+        finally:
+            os.close(descriptor)
 
     def link(self, source: str, target: str) -> None:
         """Link a file of the same folder, or of another root, where the caller has checked that it is a file."""
@@ -211,17 +224,16 @@ class SystemFiles:
 
     # -- from folder to folder -------------------------------------------------------------
 
-    def _reader(self, path: str) -> io.FileIO:
+    def _open_file(self, path: str) -> tuple[int, int]:
+        """Open a regular file, and return its size too."""
         descriptor = self._open(path, _READ)
-        mode = os.fstat(descriptor).st_mode
-        if stat.S_ISREG(mode):
-            return io.FileIO(descriptor)
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode):
+            return descriptor, status.st_size
         os.close(descriptor)
-        raise (
-            IsADirectoryError(errno.EISDIR, "a folder", path)
-            if stat.S_ISDIR(mode)
-            else ForeignFileError(path)
-        )
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, "a folder", path)
+        raise ForeignFileError(path)
 
     def _open(self, path: str, flags: int) -> int:
         folder, name = self._above(path)
