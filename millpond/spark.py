@@ -1,10 +1,10 @@
 """Spark from the other side: code written for its stateful operators, and runs inside queries of your own."""
 
 from millpond.executor.replay.replay import replay_on_spark as replay_on_spark
+from millpond.executor.run.options import SparkRunnerOptions as SparkRunnerOptions
 from millpond.executor.spark.foreach_batch import ForeachBatch as ForeachBatch
 from millpond.executor.spark.foreach_batch import ForeachBatchOptions as ForeachBatchOptions
 from millpond.executor.spark.foreach_batch import PipelineBatchOptions as PipelineBatchOptions
-from millpond.executor.spark.runner import SparkRunnerOptions as SparkRunnerOptions
 from millpond.executor.spark_compat.group_state import ApplyInArrowWithState as ApplyInArrowWithState
 from millpond.executor.spark_compat.group_state import ApplyInPandasWithState as ApplyInPandasWithState
 from millpond.executor.spark_compat.group_state import ArrowFunction as ArrowFunction

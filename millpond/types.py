@@ -22,6 +22,8 @@ from millpond.executor.pipeline.topology import Topology as Topology
 from millpond.executor.replay.difference import PartDifference as PartDifference
 from millpond.executor.replay.difference import StoreDifference as StoreDifference
 from millpond.executor.replay.replay import Replayed as Replayed
+from millpond.executor.run.options import LocalRunnerOptions as LocalRunnerOptions
+from millpond.executor.run.options import SharedRunnerOptions as SharedRunnerOptions
 from millpond.executor.run.run import PipelineUpdate as PipelineUpdate
 from millpond.executor.sinks.columns import SinkRecord as SinkRecord
 from millpond.executor.sinks.sink import SinkWriter as SinkWriter

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Final, Unpack
 
 from millpond.executor.inputs.extraction import RowsLike
 from millpond.executor.local.bounded import consume_inputs, observe_rows
@@ -18,23 +17,15 @@ from millpond.executor.local.engine import LocalEngine
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.worker import LocalWorker
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.ownership.balancer import BalancePolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.run.options import CHECKPOINT_AFTER, RunnerOptions
+from millpond.executor.run.options import LocalRunnerOptions, RunnerOptions
 from millpond.executor.run.run import RunSummary
-from millpond.executor.superstep.dead_letters import DeadLetterLimit
 from millpond.gc.compaction import CompactionPolicy
-from millpond.statestore.durations import accepts_old_durations
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.leases.lease import OnHeld
-from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
 from millpond.statestore.store import Store
-from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.types import Clock, Durability, Rng
 
 _WRITERS: Final = 2
-_DEAD_LETTER_LIMIT: Final = DeadLetterLimit()
 _UPKEEP: Final = UpkeepPolicy(compaction=CompactionPolicy(fan_in=32, files_max=128))
 """Wider compactions for a hundred small commits a second; otherwise they take a third of the process (docs/design/003-compaction.md)."""
 
@@ -44,37 +35,10 @@ class LocalRunner:
 
     Args:
         store: path of the store, created if it does not exist, or an open `Store`, which stays open.
-        zookeeper: ``host:port,…`` of an ensemble; ``None`` runs one server next to the store.
-        zookeeper_security: TLS and credentials for the ensemble; by default from the environment.
-        storage_options: credentials and endpoints of an object store; see `Store.open`.
-        durability: what commits to a local folder survive: ``"disk"`` a power cut; ``"os_cache"``, the default,
-            the end of a process, but **no power cut**. See `Store.open`.
-        intervals: number of key intervals into which a computation is divided at its first input, unless
-            it declares a number.
-        cache_mib: soft-state budget of a process, for all its intervals, in MiB.
-        disk_mib: disk budget of the machine for row files of an object store, for all processes, in MiB; 0 for none.
-            ``None`` takes 8 GiB, or a tenth of the free space, and nothing for a store in a local folder.
-        disk_folder: folder for these files; ``None`` takes ``millpond-UID`` in the system's temporary folder. No
-            other user may write to it.
-        intake_records_max: injected records that may wait before `LocalRun.inject` waits.
-        pause_timeout: longest wait for ZooKeeper or the object store to come back.
-        on_held: reaction to another process that holds the pipeline: ``take`` it over (the next commit
-            of the other process fails), ``wait`` as a standby, or ``refuse``.
-        accept_ended: accept records of a stream whose input an earlier run has ended, as late records.
-        checkpoint_weak_after: longest wait of a weak production for its consumer before it is
-            checkpointed, so that the sender of its cause is acknowledged (MillWheel §6.1.3).
-        upkeep: when the store is compacted and its garbage collected; ``None`` leaves that to
-            ``millpond gc``.
-        balance: when key intervals are split and merged by their load; ``None`` leaves that to
-            ``millpond intervals``. In one thread more intervals make nothing faster.
-        progress: show a progress line in a terminal and log supersteps.
-        dead_letter_limit: share of records that may become dead letters before the run stops; ``None``
-            accepts all, as ``on_error="dead_letter"`` alone would.
-        clock: source of time.
-        rng: source of file names.
+        options: see `LocalRunnerOptions`.
 
     Raises:
-        InvalidError: an option is out of its range.
+        InvalidError: an option is unknown or out of its range.
 
     Example::
 
@@ -85,57 +49,13 @@ class LocalRunner:
             run.inject("queries", {"query": "cat", "time": 5}).wait()
     """
 
-    @accepts_old_durations
-    def __init__(
-        self,
-        store: Store | str | Path,
-        *,
-        zookeeper: str | None = None,
-        zookeeper_security: ZooKeeperSecurity | None = None,
-        storage_options: Mapping[str, str] | None = None,
-        durability: Durability | None = None,
-        intervals: int = 1,
-        cache_mib: int = 512,
-        disk_mib: int | None = None,
-        disk_folder: str | Path | None = None,
-        intake_records_max: int = 100_000,
-        pause_timeout: str | timedelta = "5m",
-        on_held: OnHeld = "take",
-        accept_ended: bool = False,
-        checkpoint_weak_after: str | timedelta = CHECKPOINT_AFTER,
-        upkeep: UpkeepPolicy | None = _UPKEEP,
-        balance: BalancePolicy | None = None,
-        progress: bool = True,
-        dead_letter_limit: DeadLetterLimit | None = _DEAD_LETTER_LIMIT,
-        clock: Clock | None = None,
-        rng: Rng | None = None,
-    ) -> None:
-        if upkeep is not None and upkeep.place == "spark":
+    def __init__(self, store: Store | str | Path, **options: Unpack[LocalRunnerOptions]) -> None:
+        known = LocalRunnerOptions.__annotations__
+        self._options = RunnerOptions.given(store, options, known, intervals=1, upkeep=_UPKEEP)
+        if self._options.upkeep is not None and self._options.upkeep.place == "spark":
             raise InvalidError(
                 "there is no Spark in the local runner: compactions go to a process or a thread"
             )
-        self._options = RunnerOptions(
-            store=store,
-            zookeeper=zookeeper,
-            zookeeper_security=zookeeper_security,
-            storage_options=storage_options,
-            durability=durability,
-            intervals=intervals,
-            cache_mib=cache_mib,
-            disk_mib=disk_mib,
-            disk_folder=disk_folder,
-            intake_records_max=intake_records_max,
-            checkpoint_weak_after=checkpoint_weak_after,
-            pause_timeout=pause_timeout,
-            on_held=on_held,
-            accept_ended=accept_ended,
-            upkeep=upkeep,
-            balance=balance,
-            progress=progress,
-            dead_letter_limit=dead_letter_limit,
-            clock=clock or SystemClock(),
-            rng=rng or SystemRng(),
-        )
 
     def run(
         self, pipeline: EnginePipeline, inputs: Mapping[str, RowsLike], *, finish: bool = True

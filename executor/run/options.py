@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar
 
-from millpond.executor.maintenance.policy import CompactionWorkers
+from millpond.executor.maintenance.policy import CompactionWorkers, UpkeepPolicy
+from millpond.executor.ownership.balancer import BalancePolicy
 from millpond.executor.ownership.evolution import as_stored
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.progress import Progress
 from millpond.executor.superstep.coordinator import Coordinator
+from millpond.executor.superstep.dead_letters import DeadLetterLimit
 from millpond.executor.superstep.options import PipelineOptions, check_at_least
-from millpond.statestore.durations import duration_ms
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.durations import duration_ms, with_new_names
+from millpond.statestore.errors import InvalidError, did_you_mean
+from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
 from millpond.statestore.objects.disk_tier import DiskOptions
 from millpond.statestore.store import Store
-from millpond.statestore.types import DURABILITIES, Durability
+from millpond.statestore.types import DURABILITIES, Clock, Durability, Rng
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,15 +31,106 @@ _Run = TypeVar("_Run")
 
 _MIB: Final = 1 << 20
 
-CHECKPOINT_AFTER: Final = "1s"
-"""A weak production that its consumer has not processed by then is checkpointed (MillWheel §6.1.3)."""
 
-TICK: Final = "250ms"
+class SharedRunnerOptions(TypedDict, total=False):
+    """The options that both runners have; each is a keyword of `LocalRunner` and `SparkRunner`."""
+
+    zookeeper: str | None
+    """``host:port,…`` of an ensemble; ``None``, the default, runs one server next to the store."""
+
+    zookeeper_security: ZooKeeperSecurity | None
+    """TLS and credentials for the ensemble; by default from the environment."""
+
+    storage_options: Mapping[str, str] | None
+    """Credentials and endpoints of an object store; see `Store.open`."""
+
+    durability: Durability | None
+    """What commits to a local folder survive: ``"disk"`` a power cut; ``"os_cache"``, the default, the end of a
+    process, but **no power cut**. See `Store.open`.
+    """
+
+    intervals: int | None
+    """The number of key intervals into which a computation is divided at its first input, unless it declares a
+    number; by default 1 in the local runner, and Spark's default parallelism on Spark.
+    """
+
+    cache_mib: int
+    """The soft-state budget of a process (on Spark, of a worker process), for all its intervals, in MiB; 512 by
+    default.
+    """
+
+    disk_mib: int | None
+    """The disk budget of each machine for row files of an object store, for all its processes, in MiB; 0 for none.
+    ``None``, the default, takes 8 GiB, or a tenth of the free space, and nothing for a store in a local folder.
+    """
+
+    disk_folder: str | Path | None
+    """The folder for these files on each machine; ``None`` takes ``millpond-UID`` in its temporary folder. No other
+    user may write to it.
+    """
+
+    on_held: OnHeld
+    """The reaction to another process that holds the pipeline: ``take``, the default, takes it over (the next commit
+    of the other process fails), ``wait`` waits as a standby, ``refuse`` raises.
+    """
+
+    pause_timeout: str | timedelta
+    """The longest wait for ZooKeeper or the object store to come back; ``"5m"`` by default."""
+
+    accept_ended: bool
+    """Accept records of a stream whose input an earlier run has ended, as late records."""
+
+    upkeep: UpkeepPolicy | None
+    """When the store is compacted and its garbage collected; ``None`` leaves that to ``millpond gc``."""
+
+    balance: BalancePolicy | None
+    """When key intervals are split and merged by their load; ``None`` leaves that to ``millpond intervals``. On by
+    default on Spark only: in one thread more intervals make nothing faster.
+    """
+
+    progress: bool
+    """Show a progress line in a terminal and log supersteps; ``True`` by default."""
+
+    dead_letter_limit: DeadLetterLimit | None
+    """The share of records that may become dead letters before the run stops; ``None`` accepts all, as
+    ``on_error="dead_letter"`` alone would.
+    """
+
+    clock: Clock | None
+    """The source of time."""
+
+    rng: Rng | None
+    """The source of file names."""
+
+
+class LocalRunnerOptions(SharedRunnerOptions, total=False):
+    """The options of `LocalRunner`: those of `SharedRunnerOptions`, and two of its own."""
+
+    intake_records_max: int
+    """The number of injected records that may wait before `LocalRun.inject` waits; 100,000 by default."""
+
+    checkpoint_weak_after: str | timedelta
+    """The longest wait of a weak production for its consumer before it is checkpointed, so that the sender of its
+    cause is acknowledged (MillWheel §6.1.3); ``"1s"`` by default.
+    """
+
+
+class SparkRunnerOptions(SharedRunnerOptions, total=False):
+    """The options of `SparkRunner`: those of `SharedRunnerOptions`, and three of its own."""
+
+    spark: SparkSession | None
+    """The session; ``None``, the default, takes the active session or creates one."""
+
+    tick: str | timedelta
+    """The silence of the input after which due work runs without it; ``"250ms"`` by default."""
+
+    accept_checkpoint: bool
+    """Continue with a streaming checkpoint that is unknown to this store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerOptions(PipelineOptions):
-    """The options of a runner: the pipeline's, and the location of the store; `LocalRunner` and `SparkRunner` explain each."""
+    """The options of a runner with their defaults; `SharedRunnerOptions` and its heirs explain each."""
 
     store: Store | str | Path
     zookeeper: str | None = None
@@ -48,9 +142,23 @@ class RunnerOptions(PipelineOptions):
     disk_folder: str | Path | None = None
     progress: bool = True
     intake_records_max: int = 100_000
-    checkpoint_weak_after: str | timedelta = CHECKPOINT_AFTER
+    checkpoint_weak_after: str | timedelta = "1s"
     spark: SparkSession | None = None
-    tick: str | timedelta = TICK
+    tick: str | timedelta = "250ms"
+
+    @classmethod
+    def given(
+        cls, store: Store | str | Path, options: Mapping[str, Any], known: Collection[str], **defaults: Any
+    ) -> Self:
+        """Return a runner's options out of its keywords, of which ``known`` are all that it has."""
+        options = with_new_names(options)
+        for option in sorted(options.keys() - known):
+            raise InvalidError(
+                f"no such option{did_you_mean(option, known)}", option=option, options=sorted(known)
+            )
+        # Without a clock or randomness the system's serve.
+        seams = {name for name in ("clock", "rng") if options.get(name) is None}
+        return cls(store=store, **defaults | {name: options[name] for name in options.keys() - seams})
 
     def __post_init__(self) -> None:
         """Refuse options with which no pipeline can run."""

@@ -36,15 +36,15 @@ from millpond.executor.pipeline.nodes import (
     ProductionMode,
 )
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.run.options import TICK
+from millpond.executor.run.options import SparkRunnerOptions
 from millpond.executor.sinks.sink import Sink
 from millpond.executor.spark.micro_batches import QueryStart
 from millpond.executor.spark.run import SparkRun
-from millpond.executor.spark.runner import SparkRunner, SparkRunnerOptions
+from millpond.executor.spark.runner import SparkRunner
 from millpond.executor.spark.session import refuse_connect, refuse_pickle
 from millpond.executor.time.instants import TimeUnit
 from millpond.executor.time.watermark_policies import IngressTime, WatermarkPolicy
-from millpond.statestore.durations import Duration, accepts_old_durations, with_new_names
+from millpond.statestore.durations import Duration, with_new_names
 from millpond.statestore.errors import (
     InternalError,
     InvalidError,
@@ -393,9 +393,7 @@ class ForeachBatch:
 
 
 class PipelineBatchOptions(SparkRunnerOptions, total=False):
-    """The options of `Pipeline.foreach_batch`: the options of `SparkRunner`, which explains each, and ``tick``."""
-
-    tick: str | timedelta
+    """The options of `Pipeline.foreach_batch`: the options of `SparkRunner`, which explains each."""
 
 
 def stream_function(
@@ -454,7 +452,6 @@ class ForeachBatchOptions(SparkRunnerOptions, total=False):
     backfill: Backfill | None
 
 
-@accepts_old_durations
 def foreach_batch(
     store: Store | str | Path,
     computation: Computation,
@@ -467,7 +464,6 @@ def foreach_batch(
     name: str | None = None,
     produces: str | Sequence[str] | None = None,
     sink: Sink | Mapping[str, Sink] | None = None,
-    tick: str | timedelta = TICK,
     pipeline: str | None = None,
     drop: Sequence[str] = (),
     **options: Unpack[ForeachBatchOptions],
@@ -489,7 +485,6 @@ def foreach_batch(
         produces: the stream or streams of the computation's productions; by default one stream with its name.
         sink: one sink for the first of these streams, or a mapping of streams to sinks. `DEAD_LETTERS` is a
             stream, too.
-        tick: silence of the query after which due timers fire without a batch.
         pipeline: name under which the store keeps the consumed position of the query: the name of the
             computation at the query's first start. By default ``renamed_from``, or else the computation's name.
             Keep ``renamed_from`` or ``pipeline`` in the code, because the query keeps its first name.
@@ -507,7 +502,7 @@ def foreach_batch(
         ).option("checkpointLocation", "…").start()
     """
     chosen = name or type(computation).__name__
-    of_stream, of_code, of_runner = _sorted_out(options)
+    of_stream, of_code, of_runner = _sorted_out(with_new_names(options))
     # The store and its sinks keep the query under its first name.
     first = pipeline or of_code.get("renamed_from") or chosen
     graph = EnginePipeline(first, drop=drop)
@@ -519,7 +514,7 @@ def foreach_batch(
     for produced, target in sinks.items():
         # A store keeps the sink of the first stream under the computation's name.
         graph.add_sink(first if produced == output.name else f"{first}.{produced}", produced, target)
-    return stream_function(graph, store, INPUT, {**of_runner, "tick": tick})
+    return stream_function(graph, store, INPUT, of_runner)
 
 
 _STREAM_OPTIONS: Final = frozenset(signature(EnginePipeline.inject).parameters)

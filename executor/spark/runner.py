@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Unpack
 
 from millpond.executor.maintenance.policy import CompactionWorkers, UpkeepPolicy
 from millpond.executor.ownership.balancer import BalancePolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.run.options import TICK, RunnerOptions
+from millpond.executor.run.options import RunnerOptions, SparkRunnerOptions
 from millpond.executor.run.run import RunSummary
 from millpond.executor.spark.compactions import SparkCompactions
 from millpond.executor.spark.engine import SparkEngine
@@ -27,15 +26,9 @@ from millpond.executor.spark.session import (
     spark_session,
     worker_calls,
 )
-from millpond.executor.superstep.dead_letters import DeadLetterLimit
-from millpond.statestore.durations import accepts_old_durations
 from millpond.statestore.history.lineage import local_folder, place_of
-from millpond.statestore.leases.lease import OnHeld
-from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
 from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.store import Store
-from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.types import Clock, Durability, Rng
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -44,31 +37,6 @@ if TYPE_CHECKING:
 
 _UPKEEP = UpkeepPolicy()
 _BALANCE = BalancePolicy()
-_DEAD_LETTER_LIMIT = DeadLetterLimit()
-
-
-class SparkRunnerOptions(TypedDict, total=False):
-    """The options of `SparkRunner` except its store; `SparkRunner` explains each."""
-
-    spark: SparkSession | None
-    zookeeper: str | None
-    zookeeper_security: ZooKeeperSecurity | None
-    storage_options: Mapping[str, str] | None
-    durability: Durability | None
-    intervals: int | None
-    cache_mib: int
-    disk_mib: int | None
-    disk_folder: str | Path | None
-    on_held: OnHeld
-    accept_ended: bool
-    pause_timeout: str | timedelta
-    accept_checkpoint: bool
-    upkeep: UpkeepPolicy | None
-    balance: BalancePolicy | None
-    progress: bool
-    dead_letter_limit: DeadLetterLimit | None
-    clock: Clock | None
-    rng: Rng | None
 
 
 class SparkRunner:
@@ -76,37 +44,10 @@ class SparkRunner:
 
     Args:
         store: path of the store, created if it does not exist, or an open `Store`, which stays open.
-        spark: the session; ``None`` takes the active session or creates one.
-        zookeeper: ``host:port,…`` of an ensemble; ``None`` runs one server next to the store.
-        zookeeper_security: TLS and credentials for the ensemble; by default from the environment.
-        storage_options: credentials and endpoints of an object store; see `Store.open`.
-        durability: what commits to a local folder survive: ``"disk"`` a power cut; ``"os_cache"``, the default,
-            the end of a process, but **no power cut**. See `Store.open`.
-        intervals: number of key intervals into which a computation is divided at its first input, unless
-            it declares a number; ``None`` takes Spark's default parallelism.
-        cache_mib: soft-state budget of a worker process, for all its intervals, in MiB.
-        disk_mib: disk budget of each machine for row files of an object store, for all its workers, in MiB; 0 for
-            none. ``None`` takes 8 GiB, or a tenth of the free space, and nothing for a store in a local folder.
-        disk_folder: folder for these files on each machine; ``None`` takes ``millpond-UID`` in its temporary folder.
-            No other user may write to it.
-        tick: silence of the input after which undelivered work runs without it.
-        on_held: reaction to another process that holds the pipeline: ``take`` it over (the next commit
-            of the other process fails), ``wait`` as a standby, or ``refuse``.
-        pause_timeout: longest wait for ZooKeeper or the object store to come back.
-        accept_checkpoint: continue with a streaming checkpoint that is unknown to this store.
-        accept_ended: accept records of a stream whose input an earlier run has ended, as late records.
-        upkeep: when the store is compacted and its garbage collected; ``None`` leaves that to
-            ``millpond gc``.
-        balance: when key intervals are split and merged by their load; ``None`` leaves that to
-            ``millpond intervals``.
-        progress: show a progress line in a terminal and log every superstep.
-        dead_letter_limit: share of records that may become dead letters before the run stops; ``None``
-            accepts all, as ``on_error="dead_letter"`` alone would.
-        clock: source of time.
-        rng: source of file names.
+        options: see `SparkRunnerOptions`.
 
     Raises:
-        InvalidError: an option is out of its range.
+        InvalidError: an option is unknown or out of its range.
 
     Example::
 
@@ -116,56 +57,10 @@ class SparkRunner:
         run = runner.start(pipeline, {"queries": stream})            # until run.stop()
     """
 
-    @accepts_old_durations
-    def __init__(
-        self,
-        store: Store | str | Path,
-        *,
-        spark: SparkSession | None = None,
-        zookeeper: str | None = None,
-        zookeeper_security: ZooKeeperSecurity | None = None,
-        storage_options: Mapping[str, str] | None = None,
-        durability: Durability | None = None,
-        intervals: int | None = None,
-        cache_mib: int = 512,
-        disk_mib: int | None = None,
-        disk_folder: str | Path | None = None,
-        tick: str | timedelta = TICK,
-        on_held: OnHeld = "take",
-        pause_timeout: str | timedelta = "5m",
-        accept_checkpoint: bool = False,
-        accept_ended: bool = False,
-        upkeep: UpkeepPolicy | None = _UPKEEP,
-        balance: BalancePolicy | None = _BALANCE,
-        progress: bool = True,
-        dead_letter_limit: DeadLetterLimit | None = _DEAD_LETTER_LIMIT,
-        clock: Clock | None = None,
-        rng: Rng | None = None,
-    ) -> None:
-        self._options = RunnerOptions(
-            store=store,
-            zookeeper=zookeeper,
-            zookeeper_security=zookeeper_security,
-            storage_options=storage_options,
-            durability=durability,
-            intervals=intervals,
-            cache_mib=cache_mib,
-            disk_mib=disk_mib,
-            disk_folder=disk_folder,
-            spark=spark,
-            tick=tick,
-            accept_checkpoint=accept_checkpoint,
-            pause_timeout=pause_timeout,
-            on_held=on_held,
-            accept_ended=accept_ended,
-            upkeep=upkeep,
-            balance=balance,
-            progress=progress,
-            dead_letter_limit=dead_letter_limit,
-            clock=clock or SystemClock(),
-            rng=rng or SystemRng(),
-        )
-        refuse_connect(spark)
+    def __init__(self, store: Store | str | Path, **options: Unpack[SparkRunnerOptions]) -> None:
+        known = SparkRunnerOptions.__annotations__
+        self._options = RunnerOptions.given(store, options, known, upkeep=_UPKEEP, balance=_BALANCE)
+        refuse_connect(self._options.spark)
 
     def run(
         self, pipeline: EnginePipeline, inputs: Mapping[str, DataFrame], *, finish: bool = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
@@ -17,12 +16,12 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.inputs.extraction import FieldExtractor
 from millpond.executor.pipeline.nodes import OnError
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.run.options import TICK
+from millpond.executor.run.options import SparkRunnerOptions
 from millpond.executor.sinks.columns import TYPED_FIELD
 from millpond.executor.sinks.sink import DeltaSink, Sink
 from millpond.executor.spark.frames import watermark_column, watermark_delay_us
 from millpond.executor.spark.run import SparkRun
-from millpond.executor.spark.runner import SparkRunner, SparkRunnerOptions
+from millpond.executor.spark.runner import SparkRunner
 from millpond.executor.spark.session import refuse_connect
 from millpond.executor.spark_compat.group_state import (
     ApplyInArrowWithState,
@@ -34,7 +33,6 @@ from millpond.executor.spark_compat.group_state import (
 from millpond.executor.spark_compat.schema import parse_schema
 from millpond.executor.spark_compat.transform_with_state import INITIAL_STATE, RowsAs, TransformWithState
 from millpond.executor.time.watermark_policies import IngressTime
-from millpond.statestore.durations import accepts_old_durations
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.store import Store
 
@@ -48,7 +46,6 @@ _NO_TICK: Final = "1d"
 _OUTPUT_MODES: Final = ("append", "update")
 
 
-@accepts_old_durations
 def transform_with_state(
     frame: DataFrame,
     *,
@@ -65,7 +62,6 @@ def transform_with_state(
     name: str | None = None,
     id: FieldExtractor | None = None,  # noqa: A002 - the word of the paper and of the users
     on_error: OnError = "stop",
-    tick: str | timedelta | None = None,
     event_time_column_name: str | None = None,
     **options: Unpack[SparkRunnerOptions],
 ) -> SparkRun:
@@ -92,10 +88,10 @@ def transform_with_state(
         id: column with the record's id. Records with the same id count once.
         on_error: the fate of rows whose code fails. ``"stop"`` ends the run, as Spark ends a query. ``"dead_letter"``
             keeps all rows of the key in the micro-batch as dead letters.
-        tick: how long the input must be silent before due timers fire without it; ``"250ms"`` by default. As in Spark, timers do not fire between the micro-batches of ``availableNow``.
         event_time_column_name: the output's column with the event time for sinks. As in Spark, a row at or before the
             watermark fails. In a pipeline, pass it to `TransformWithState` for the computations that follow.
-        options: all other options of `SparkRunner`.
+        options: the options of `SparkRunner`. As in Spark, timers do not fire between the micro-batches of
+            ``availableNow``, unless you give a ``tick``.
 
     Returns:
         The running pipeline, also with ``trigger={"availableNow": True}``: call ``await_termination`` and ``stop``.
@@ -134,13 +130,12 @@ def transform_with_state(
     inputs = (
         {INPUT: frame} if initial_state is None else {INPUT: frame, INITIAL_STATE: _ungrouped(initial_state)}
     )
-    runner, table = _runner(store, trigger, tick, options), _table(sink, output_schema)
+    runner, table = _runner(store, trigger, options), _table(sink, output_schema)
     return _start(
         runner, inputs, computation, columns, name, table, trigger=trigger, id=id, on_error=on_error
     )
 
 
-@accepts_old_durations
 def apply_in_pandas_with_state(
     frame: DataFrame,
     *,
@@ -156,50 +151,31 @@ def apply_in_pandas_with_state(
     name: str | None = None,
     id: FieldExtractor | None = None,  # noqa: A002 - the word of the paper and of the users
     on_error: OnError = "stop",
-    tick: str | timedelta | None = None,
     **options: Unpack[SparkRunnerOptions],
 ) -> SparkRun:
     """Run a function written for ``applyInPandasWithState`` over a streaming frame, with its state in a store.
 
-    The arguments resemble ``frame.groupBy(*keys).applyInPandasWithState(…)``. The frame's ``withWatermark`` gives the
-    event time and its delay. As in Spark, rows behind the watermark are dropped.
+    The arguments resemble ``frame.groupBy(*keys).applyInPandasWithState(…)``. The other arguments, the result and the
+    errors are those of `transform_with_state`.
 
-    Args:
-        frame: the streaming frame.
-        keys: the columns to group by.
-        function: the user's function of key, frames and `GroupState`.
-        output_schema: of the frames that it yields.
-        state_schema: of its state.
-        output_mode: ``"Append"`` or ``"Update"``, with the same meaning as in Spark.
-        timeout: one of Spark's ``GroupStateTimeout``.
-        store: path of the store, or an open one.
-        sink: a sink for the output, or the path of a Delta table with the columns of ``output_schema``.
-        trigger: arguments of Spark's ``DataStreamWriter.trigger``. ``None`` starts each batch when the last one ends.
-        name: the computation's name in the store, by default the function's name.
-        id: column with the record's id. Records with the same id count once.
-        on_error: the fate of rows whose code fails; see `transform_with_state`.
-        tick: how long the input must be silent before due timeouts fire without it; see `transform_with_state`.
-        options: all other options of `SparkRunner`.
-
-    Returns:
-        The running pipeline: call ``await_termination`` and ``stop``.
+    ``function`` takes a key, frames and a `GroupState`, and yields frames of ``output_schema``; its name is the
+    computation's, unless ``name`` is given. ``state_schema`` describes its state, and ``timeout`` is one of Spark's
+    ``GroupStateTimeout``.
 
     Raises:
         InvalidError: the frame is not a stream, or an option, a schema or the timeout does not fit.
-        MillpondError: the store cannot be opened; see `SparkRunner.start`.
     """
     columns = _key_columns(frame, keys, output_mode)
     computation = ApplyInPandasWithState(
         function, output_schema, state_schema, timeout, has_watermark=_has_watermark(frame, timeout)
     )
     name = name or str(getattr(function, "__name__", "function"))
-    runner, table = _runner(store, trigger, tick, options), _table(sink, output_schema)
+    runner, table = _runner(store, trigger, options), _table(sink, output_schema)
     return _start(
         runner, {INPUT: frame}, computation, columns, name, table, trigger=trigger, id=id, on_error=on_error
     )
 
 
-@accepts_old_durations
 def apply_in_arrow_with_state(
     frame: DataFrame,
     *,
@@ -215,7 +191,6 @@ def apply_in_arrow_with_state(
     name: str | None = None,
     id: FieldExtractor | None = None,  # noqa: A002 - the word of the paper and of the users
     on_error: OnError = "stop",
-    tick: str | timedelta | None = None,
     **options: Unpack[SparkRunnerOptions],
 ) -> SparkRun:
     """Run a function over a streaming frame like `apply_in_pandas_with_state`, but with Arrow in and out.
@@ -230,13 +205,12 @@ def apply_in_arrow_with_state(
         function, output_schema, state_schema, timeout, has_watermark=_has_watermark(frame, timeout)
     )
     name = name or str(getattr(function, "__name__", "function"))
-    runner, table = _runner(store, trigger, tick, options), _table(sink, output_schema)
+    runner, table = _runner(store, trigger, options), _table(sink, output_schema)
     return _start(
         runner, {INPUT: frame}, computation, columns, name, table, trigger=trigger, id=id, on_error=on_error
     )
 
 
-@accepts_old_durations
 def drop_duplicates(
     frame: DataFrame,
     keys: str | Sequence[str],
@@ -247,33 +221,19 @@ def drop_duplicates(
     trigger: Mapping[str, Any] | None = None,
     name: str = "drop_duplicates",
     on_error: OnError = "stop",
-    tick: str | timedelta | None = None,
     **options: Unpack[SparkRunnerOptions],
 ) -> SparkRun:
     """Drop duplicates from a streaming frame, with the known keys in a store.
 
     The results equal ``frame.dropDuplicates(keys)`` and ``frame.dropDuplicatesWithinWatermark(keys)``. A key is
-    kept until the watermark has passed it if the event time is part of the key, and indefinitely otherwise. With
-    ``within_watermark`` it is kept for the watermark's delay.
+    kept until the watermark has passed it if the event time is part of the key, and indefinitely otherwise. The other
+    arguments, the result and the errors are those of `transform_with_state`.
 
-    Args:
-        frame: the streaming frame.
-        keys: the columns by which rows are duplicates.
-        within_watermark: whether to keep a key for the delay of the frame's ``withWatermark`` only.
-        store: path of the store, or an open one.
-        sink: a sink for the rows, or the path of a Delta table with the columns of the frame.
-        trigger: arguments of Spark's ``DataStreamWriter.trigger``. ``None`` starts each batch when the last one ends.
-        name: the computation's name in the store.
-        on_error: the fate of rows whose code fails; see `transform_with_state`.
-        tick: how long the input must be silent before keys expire without it; see `transform_with_state`.
-        options: all other options of `SparkRunner`.
-
-    Returns:
-        The running pipeline: call ``await_termination`` and ``stop``.
+    ``keys`` are the columns by which rows are duplicates. ``within_watermark`` keeps a key for the delay of the frame's
+    ``withWatermark`` only. ``sink`` may be the path of a Delta table with the columns of the frame.
 
     Raises:
         InvalidError: the frame is not a stream, or has no watermark where one is needed, or a key is not a column.
-        MillpondError: the store cannot be opened; see `SparkRunner.start`.
 
     Example::
 
@@ -285,7 +245,7 @@ def drop_duplicates(
         raise InvalidError("to drop duplicates within the watermark, the frame needs a withWatermark")
     has_time = watermark_column(frame.schema) in columns
     computation = DropDuplicates(frame.schema, delay_us if within_watermark else 0 if has_time else None)
-    runner, table = _runner(store, trigger, tick, options), _table(sink, frame.schema)
+    runner, table = _runner(store, trigger, options), _table(sink, frame.schema)
     return _start(
         runner, {INPUT: frame}, computation, columns, name, table, trigger=trigger, id=None, on_error=on_error
     )
@@ -358,13 +318,12 @@ def _start(
 def _runner(
     store: Store | str | Path,
     trigger: Mapping[str, Any] | None,
-    tick: str | timedelta | None,
     options: SparkRunnerOptions,
 ) -> SparkRunner:
-    if tick is None:
-        is_bounded = trigger is not None and bool({"availableNow", "once"} & trigger.keys())
-        tick = _NO_TICK if is_bounded else TICK
-    return SparkRunner(store, tick=tick, **options)
+    # As in Spark, timers do not fire between the micro-batches of a bounded query.
+    if trigger is not None and {"availableNow", "once"} & trigger.keys():
+        options = {"tick": _NO_TICK, **options}
+    return SparkRunner(store, **options)
 
 
 def _table(sink: Sink | str | Path | None, schema: StructType | str) -> Sink | None:

@@ -13,9 +13,9 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.pipeline.nodes import DEAD_LETTERS, ComputationOptions
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
+from millpond.executor.run.options import SparkRunnerOptions
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.spark.foreach_batch import INPUT, ForeachBatchOptions, foreach_batch
-from millpond.executor.spark.runner import SparkRunnerOptions
 from millpond.executor.superstep.dead_letters import DeadLetterLimit
 from millpond.statestore.errors import InvalidError
 
