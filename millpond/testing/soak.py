@@ -59,7 +59,7 @@ _MINUTE_US: Final = 60_000_000
 
 
 class Soak:
-    """One soak, in a folder of its own.
+    """One soak, in a separate folder.
 
     Args:
         folder: for stores; emptied after every run.
@@ -189,7 +189,7 @@ class Soak:
             self._say(f"    {text}")
 
     def write(self) -> None:
-        """Write the report as it is now."""
+        """Write the present report."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         samples = self._sampler.samples if self._sampler is not None else ()
         slopes = {

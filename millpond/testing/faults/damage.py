@@ -1,6 +1,6 @@
 """Damage to files (a flipped bit, a cut, another file's contents) and the outcome of reading them.
 
-The promise under test is "right bytes or an error": a reader gets what was there before the damage,
+The promise under test is "right bytes or an error": a reader gets the content from before the damage,
 or a `DataError` that names a damaged file. Anything else is `Outcome.WRONG`, `OLDER` (an earlier
 state of the store, which is worse, since it looks right), `UNNAMED` or `CRASHED`.
 
@@ -38,7 +38,7 @@ class DamageOutcome(Enum):
 
     @property
     def is_kept(self) -> bool:
-        """Whether the promise was kept."""
+        """Return True if the promise was kept."""
         return self in {DamageOutcome.NAMED, DamageOutcome.UNHARMED}
 
 
@@ -58,7 +58,7 @@ class Damage:
 def file_kinds(root: Path) -> dict[str, list[str]]:
     """The files of a store's table (its folder ``rows``) by kind, oldest first.
 
-    Commits are grouped by what they commit, row files by computation and by whether a compaction wrote them.
+    Commits are grouped by kind, row files by computation and by whether a compaction wrote them.
     """
     kinds: dict[str, list[str]] = {}
     objects = open_objects(str(root))

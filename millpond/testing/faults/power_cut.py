@@ -1,6 +1,6 @@
-"""A file system that loses at a power cut what was not synced, as POSIX allows.
+"""A file system that loses unsynced data at a power cut, as POSIX allows.
 
-`PowerCutFiles` is a `FileSystem` in memory that keeps two things apart: what processes see, and what is on the disk.
+`PowerCutFiles` is a `FileSystem` in memory that keeps two things apart: the view of processes, and the content of the disk.
 Only `PowerCutFiles.sync` moves anything from the one to the other. `PowerCutFiles.cut_power` then draws, for each
 name and each file alone, how far the operating system had come: names appear without contents, tails are missing,
 a newer name is there and an older one is not, and a removed file is back.
@@ -124,7 +124,7 @@ class PowerCutFiles:
         folder.set(name, _Folder())
 
     def is_folder(self, path: str) -> bool:
-        """Whether there is a folder at the path."""
+        """Return True if the path is a folder."""
         return isinstance(self._find(path), _Folder)
 
     def walk(self, folder: str) -> Iterator[str]:
@@ -146,7 +146,7 @@ class PowerCutFiles:
                     continue
 
     def cut_power(self, choose: Callable[[int], int]) -> None:
-        """Forget what is not on the disk, except what the operating system happens to have written.
+        """Forget all unsynced data, except the part that the operating system happens to have written.
 
         Args:
             choose: given the number of possible outcomes, returns the one that happens, from 0; 0 is

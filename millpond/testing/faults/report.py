@@ -19,7 +19,7 @@ Row = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One class of faults: what is done, and how many trials a test run owes."""
+    """One class of faults: a description, and the number of trials a test run owes."""
 
     fault: str
     trials: int
@@ -121,7 +121,7 @@ class FaultReport:
                 self._recovered_ms.setdefault(row, []).extend(durations)
 
     def __bool__(self) -> bool:
-        """Whether anything has been counted."""
+        """Return True if anything has been counted."""
         return bool(self._faults)
 
     @property

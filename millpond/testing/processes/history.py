@@ -2,8 +2,8 @@
 
 Each process appends a line to its own file before and after every relevant step:
 `HistoryFile.tell`. A line is written whole or not at all, even if the process is killed, and carries
-the machine's monotonic clock, which all processes share. Records have numbers of their own that
-the ledger appends to its keys' lists (`millpond.testing.processes.ledger`), so `check_history` sees in linear
+the machine's monotonic clock, which all processes share. Records have unique numbers that the
+ledger appends to its keys' lists (`millpond.testing.processes.ledger`), so `check_history` sees in linear
 time which records were lost, repeated, reordered or forked.
 """
 

@@ -1,8 +1,8 @@
 """A pipeline whose rows show loss, duplication and order at a glance.
 
 Every record has a unique number, and its only effect is that the number is appended to its key's
-list (Elle's method). So one read of the rows tells whether each record had its effect exactly once,
-and in which order.
+list (Elle's method). So one read of the rows shows if each record had its effect exactly once, and in
+which order.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class UsageSampler:
     a slope of where they happen to lie.
 
     Args:
-        usage: the resources now; an `OSError` says that the process has ended.
+        usage: the resources now; an `OSError` means that the process has ended.
         clock: the source of time.
         every_ms: pause between two samples.
     """

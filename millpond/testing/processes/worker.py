@@ -78,7 +78,7 @@ class WorkerOptions:
         hosts: the ZooKeeper ensemble.
         storage_options: for a store in an object store.
         session_timeout_ms: timeout of its ZooKeeper session.
-        on_held: what it does about a store that another worker holds.
+        on_held: its reaction to a store that another worker holds.
         records: number of records it publishes before it ends.
         together: number of records injected at once.
         pace_ms: pause between two injections.
@@ -240,7 +240,7 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process has not ended."""
+        """Return True while the process lives."""
         return self._process.is_alive()
 
     def usage(self) -> Usage:
@@ -249,7 +249,7 @@ class Worker:
 
     @property
     def exit_at_failpoint(self) -> bool:
-        """Whether it ended at its `WorkerOptions.exit_at`."""
+        """Return True if it ended at its `WorkerOptions.exit_at`."""
         return self._process.exitcode == _FAILPOINT_EXIT
 
     def kill(self) -> None:

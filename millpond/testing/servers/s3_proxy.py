@@ -43,7 +43,7 @@ class S3Fault(Enum):
 
     @property
     def lands(self) -> bool:
-        """Whether the request has its effect at once."""
+        """Return True if the request takes effect at once."""
         return self in {S3Fault.REPLY_LOST, S3Fault.ERROR_AFTER, S3Fault.SLOW, S3Fault.CUT_BODY}
 
 
@@ -123,7 +123,7 @@ class S3Proxy:
         self._cut = True
 
     def mend(self) -> None:
-        """Forget what was planned; late puts stay under way."""
+        """Forget all plans; late puts stay under way."""
         with self._lock:
             self._planned.clear()
             self._storm, self._cut = None, False

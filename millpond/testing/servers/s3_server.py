@@ -1,4 +1,4 @@
-"""An S3 server on the loopback interface: moto, in a process of its own, stopped by its id.
+"""An S3 server on the loopback interface: moto, in a separate process, stopped by its id.
 
 It keeps its buckets in memory and loses them when it stops. moto looks for an object and puts it in
 two steps, so of several conditional puts at once two may succeed (5 times in 100, when eight threads met); the process started here lets one
@@ -64,7 +64,7 @@ class S3Server:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The address that it listens at."""
         return self._port
 
     @property
@@ -143,7 +143,7 @@ class _OnePutAtATime:
 
 
 def main() -> None:
-    """Serve on a free port, which is told in one line, until the standard input ends."""
+    """Serve on a free port, printed in one line, until the standard input ends."""
     import logging
 
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app

@@ -111,14 +111,14 @@ class Authority:
 class SecuredZooKeeper:
     """One server with a TLS port for clients, and an open port that `ServerProcess` asks for its health.
 
-    It admits connections without credentials, as ZooKeeper does by itself: what they can reach is a matter of
-    the access lists alone.
+    It admits connections without credentials, as ZooKeeper does by itself: the access lists alone decide their
+    reach.
 
     Args:
         folder: its place; its data is served again by the next one.
         clock: measures the bounds on waiting.
         users: passwords by user.
-        client_certificates: what the server does about certificates of clients: ``none`` (it does not
+        client_certificates: the server's treatment of client certificates: ``none`` (it does not
             ask for them), ``want`` or ``need``.
 
     Example:
@@ -162,7 +162,7 @@ class SecuredZooKeeper:
         """Start the server, with the users of now, and wait until it serves.
 
         Raises:
-            UnavailableError: it does not; the note is what it said last.
+            UnavailableError: it does not; the note is its last output.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         lines = "\n".join(f'    user_{name}="{password}"' for name, password in self.users.items())

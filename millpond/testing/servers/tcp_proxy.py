@@ -26,7 +26,7 @@ class _Network(Enum):
 
 
 class TcpProxy:
-    """Forwards connections to one server until told otherwise; close it when done."""
+    """Forwards connections to one server until a call changes that; close it when done."""
 
     def __init__(self, port: int) -> None:
         self._server = (_LOOPBACK, port)
@@ -53,7 +53,7 @@ class TcpProxy:
         self._close_connections()
 
     def lose_replies(self, to: bytes = b"") -> None:
-        """Lose what the server answers, from the next request on that contains ``to``."""
+        """Lose the server's answers, from the next request on that contains ``to``."""
         self._lose_replies_to = to
 
     def close_at(self, request: bytes) -> None:
@@ -62,16 +62,16 @@ class TcpProxy:
 
     @property
     def has_closed(self) -> bool:
-        """Whether the request that `close_at` waits for has come."""
+        """Return True if the request that `close_at` waits for has come."""
         return self._close_at is None
 
     @property
     def replies_lost(self) -> int:
-        """How many pieces of answers were lost so far."""
+        """The number of pieces of answers lost so far."""
         return self._replies_lost
 
     def mend(self) -> None:
-        """Forward both ways again; what was lost stays lost, so connections that were deaf are closed."""
+        """Forward both ways again; lost data stays lost, so connections that were deaf are closed."""
         was_deaf = self._network is _Network.DEAF
         self._lose_replies_to = None
         self._network = _Network.DEFAULT_MEMBER
@@ -130,7 +130,7 @@ class TcpProxy:
     def _reply(self, client: socket.socket, chunk: bytes) -> None:
         if self._network is _Network.DEAF:
             self._deaf.add(client)
-        # As on a real network, nothing arrives on a connection behind what was lost on it, not even after `mend`.
+        # As on a real network, nothing arrives on a connection behind lost data, not even after `mend`.
         if client in self._deaf:
             self._replies_lost += 1
         else:

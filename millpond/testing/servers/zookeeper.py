@@ -86,7 +86,7 @@ class Ensemble:
         """Start the members that are not running, and wait until a quorum serves.
 
         Raises:
-            UnavailableError: none does; its notes are what the members said last, and none is left.
+            UnavailableError: none does; its notes are the last output of the members, and none is left.
         """
         for index, member in enumerate(self._members):
             if member is None or not member.is_running():
@@ -108,7 +108,7 @@ class Ensemble:
             raise failure
 
     def has_quorum(self) -> bool:
-        """Whether the ensemble has a leader that serves."""
+        """Return True if the ensemble has a serving leader."""
         return self.leader() is not None
 
     def _is_running(self) -> bool:
@@ -130,7 +130,7 @@ class Ensemble:
         self._signal(index, signal.SIGSTOP)
 
     def resume(self, index: int) -> None:
-        """Let a paused member go on."""
+        """Resume a paused member."""
         self._signal(index, signal.SIGCONT)
 
     def restart(self, index: int) -> None:
@@ -176,7 +176,7 @@ class Ensemble:
 
 
 def docker_answers() -> bool:
-    """Whether containers can be run here."""
+    """Return True if containers can run here."""
     docker = shutil.which("docker")
     if docker is None:
         return False

@@ -48,7 +48,7 @@ class Auditor:
 
     Args:
         world: holds the disk.
-        workload: adds checks of its own.
+        workload: adds further checks.
         topology: knows how states are encoded.
 
     Attributes:
@@ -60,7 +60,7 @@ class Auditor:
         audited: called with each version that has been audited, and its kind: of a rewind with the version that is back.
         undone: of each rewind, the first and the last superstep that it has undone.
         gone: of each rewind, the versions that it has undone.
-        remembered: what was audited at a version that the store may go back to; raises `KeyError` for another one.
+        remembered: the audit's record of a version that the store may return to; raises `KeyError` for another one.
     """
 
     def __init__(self, world: World, workload: Workload, topology: Topology) -> None:
@@ -100,7 +100,7 @@ class Auditor:
         )
 
     def begin_with(self, audited: Audited) -> None:
-        """Be the auditor of a fork: know what was known of the version that it begins with."""
+        """Be the auditor of a fork: know the facts of the version that it begins with."""
         self.version, self._first = audited.version, audited.version + 1
         self._take(audited)
         self.fences, self._cover, self.live = dict(audited.fences), set(audited.cover), set(audited.live)
@@ -268,7 +268,7 @@ class Auditor:
         actions: Collection[Mapping[str, Any]],
         txns: Mapping[str, int],
     ) -> None:
-        """A rewind or a fork: everything is what it was at its version, but for fences and supersteps, which rise."""
+        """A rewind or a fork: everything equals its version, except fences and supersteps, which rise."""
         back = self.remembered(told[_VERSION_OF[kind]])
         before = self._positions
         after = before | {app_id: at for app_id, at in txns.items() if Interval.from_app_id(app_id) is None}

@@ -151,7 +151,7 @@ class Bank(Workload):
     # -- at each commit --------------------------------------------------------------------
 
     def check_row(self, computation: str, key: str, before: RowVersion | None, after: RowVersion) -> None:
-        """The journal only grows; the row's ids, timers and productions are those that the journal records."""
+        """The journal only grows; the row's ids, timers and productions are the journal's."""
         if computation == "ledger":
             self._check_ledger(key, before, after)
         elif computation == "accounts":
@@ -258,7 +258,7 @@ def _is_id(record_id: bytes, number: int) -> bool:
 
 
 def _replay(key: str, journal: Sequence[Sequence[Any]]) -> dict[str, int]:
-    """The timers that a journal leaves pending; each that fired must have fired as it was set."""
+    """The timers that a journal leaves pending; each that fired must equal the one set."""
     pending: dict[str, int] = {}
     for entry in journal:
         kind, tag = entry[0], entry[1]
@@ -322,6 +322,6 @@ def _check_panes(
         must(places == list(range(len(places))), "I8", "panes are numbered", window=window, places=places)
         lasts = [pane["is_last"] for pane in shown]
         must(lasts.index(True) == len(lasts) - 1, "I8", "the last pane is the last", window=window)
-    # A window drops what comes after it has closed, so late records need not be in its sum.
+    # A window drops elements after it has closed, so late records need not be in its sum.
     wrong = (sums - expected) | (Counter() if may_drop else expected - sums)
     must(not wrong, "I8", "windows sum up their records", wrong=sorted(wrong)[:5])

@@ -22,7 +22,7 @@ class Draw:
         self._rng = SeededRng(seed)
 
     def chance(self, probability: float) -> bool:
-        """Whether an event of this probability happens."""
+        """Draw if an event of this probability happens."""
         return self._rng.random() < probability
 
     def number(self, low: int, high: int) -> int:

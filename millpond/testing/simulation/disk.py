@@ -75,7 +75,7 @@ class SimulatedDisk:
         self._world = world
         self._process = process
         self._name = name
-        # A store of its own: what one process has put and not synced, another does not know of.
+        # A separate store: what one process has put and not synced, another does not know of.
         self._inner = world.mount(name)
 
     @property

@@ -95,7 +95,7 @@ class Swarm:
         self.active = True
 
     def knows(self, kind: str) -> bool:
-        """Whether the kind is enabled in this world."""
+        """Return True if the kind is enabled in this world."""
         return kind in self.kinds
 
     def strikes(self, kind: str) -> bool:

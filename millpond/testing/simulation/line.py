@@ -41,12 +41,12 @@ class Line:
 
     Args:
         world: where its disks and leases are.
-        workload: what it runs.
+        workload: the code it runs.
         topology: the workload's.
         settings: how processes run it.
 
     Attributes:
-        processes: all that were ever born.
+        processes: all processes ever born.
         auditor: follows its table.
         publisher: sends it records.
         tools: the commands of operators that run now.
@@ -158,7 +158,7 @@ class Line:
         self.world.tell("reader", f"has read version {version}")
 
     def check_cut(self, version: int) -> None:
-        """Check what a reader sees of a version."""
+        """Check a reader's view of a version."""
         try:
             states = read_states(self.world, self.topology, version)
         except DataError as error:

@@ -1,7 +1,7 @@
 """Operators and other engines, as faults: folders that are copied, backups that are put back, foreign commits.
 
-What they do is tried on a fork of the world: the disks as they are, in which nothing else happens meanwhile. Each
-trial says what must be refused and what must work, from the names and the plain JSON of the files alone.
+What they do is tried on a fork of the world: the present disks, in which nothing else happens meanwhile. Each
+trial derives the required refusals and successes from the names and the plain JSON of the files alone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _FOREIGN: Final = ("RESTORE", "DELETE", "UPDATE", "MERGE", "WRITE")
 
 @dataclass(slots=True)
 class _Fork:
-    """Disks of the world as they were at a moment, and a lease service that knows nothing else."""
+    """Copies of the world's disks at a moment, and a lease service that knows nothing else."""
 
     disks: dict[str, MemoryObjects]
     registry: MemoryRegistry = field(default_factory=MemoryRegistry)
@@ -103,7 +103,7 @@ class Operators:
         self._backup: _Fork | None = None
 
     def act(self) -> None:
-        """Perhaps try one of them; call it while no process is in a turn."""
+        """Perhaps try one; call it while no process is in a turn."""
         swarm = self._world.swarm
         trials = {
             "store_copied": self._copied,
@@ -179,7 +179,7 @@ class Operators:
             self._take_over(whole, ahead, superstep)
 
     def _take_over(self, fork: _Fork, ahead: Mapping[str, MemoryObjects], superstep: int) -> None:
-        """Adopt the backup, take the sinks back, and go on: what runs again counts once."""
+        """Adopt the backup, revert the sinks, and continue: what runs again counts once."""
         before = {name: set(live_files(disk)) for name, disk in ahead.items()}
         self._adopt(fork, "restored")
         must(self._refusal(fork) is not None, "I2", "an adopted backup is refused by sinks ahead of it")
@@ -319,11 +319,11 @@ def _steps(run: LocalRun) -> None:
         run.step()
 
 
-# ------------------------------------------------------------------ what the files say, plainly
+# ------------------------------------------------------------------ the plain content of the files
 
 
 class _ForkDisk(MemoryObjects):
-    """A disk of a fork, at the place of the one that it was made from, or at another one."""
+    """A disk of a fork, at its original's place, or at another one."""
 
     def __init__(self, url: str) -> None:
         super().__init__()

@@ -95,7 +95,7 @@ class SimulatedProcess:
         name: unique in the world.
         make_pipeline: declares its pipeline; sinks into Delta tables use disks of the world.
         settings: how it runs the pipeline.
-        on_held: what it does about leases that another process holds.
+        on_held: its reaction to leases that another process holds.
     """
 
     def __init__(
@@ -140,13 +140,13 @@ class SimulatedProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can take turns."""
+        """Return True if it can take turns."""
         return not self.is_dead
 
     # -- turns -----------------------------------------------------------------------------
 
     def turn(self) -> None:
-        """Start the run, or inject what has arrived and run a superstep; errors end the process, not the world."""
+        """Start the run, or inject arrived records and run a superstep; errors end the process, not the world."""
         world = self.world
         self._plan_faults()
         self._turn_began_us = world.now_us
@@ -197,7 +197,7 @@ class SimulatedProcess:
         self._bury("has stopped")
 
     def die(self, where: str) -> None:
-        """Die immediately; only within a turn of its own."""
+        """Die immediately; only within its turn."""
         self.kill(where)
         raise Crash
 
@@ -365,7 +365,7 @@ class SimulatedProcess:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether its last turn found no work and nothing has arrived since."""
+        """Return True if its last turn found no work and nothing has arrived since."""
         return self._rests and not self.inbox
 
     def next_wall_timer(self) -> int | None:

@@ -39,7 +39,7 @@ class Published:
 
     Attributes:
         sent: how many records they had created.
-        unacknowledged: the numbers of those that were not acknowledged.
+        unacknowledged: the unacknowledged numbers.
         promised: the watermarks that they had promised, by stream.
         fast: the streams whose clock was fast.
     """
@@ -88,7 +88,7 @@ class Publisher:
         )
 
     def begin_with(self, sent: Iterable[Sent], published: Published) -> None:
-        """Be the publishers of a fork: those of the original as they were, who know nothing of what came later."""
+        """Be the publishers of a fork: copies of the original's publishers, who know nothing of later events."""
         self.sent = [
             replace(
                 one, acknowledged_us=None if one.number in published.unacknowledged else one.acknowledged_us
@@ -98,7 +98,7 @@ class Publisher:
         self.go_back(published)
 
     def go_back(self, published: Published) -> None:
-        """Send again what had not been acknowledged then; what is under way is lost."""
+        """Resend the records that were unacknowledged then; records under way are lost."""
         self._rewinds += 1
         self._promised, self._fast = dict(published.promised), set(published.fast)
         again = [
@@ -111,7 +111,7 @@ class Publisher:
 
     @property
     def waits(self) -> bool:
-        """Whether any record is not acknowledged yet."""
+        """Return True while a record is unacknowledged."""
         return bool(self._unacknowledged)
 
     def publish(self) -> None:

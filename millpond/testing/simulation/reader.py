@@ -48,7 +48,7 @@ def read_end(
         world: has the disks.
         topology: the pipeline's.
         sent: all records.
-        before: rows that count as those of the sinks, before their own.
+        before: rows that count as the sinks' first rows.
         undone: first and last of supersteps whose deliveries do not count.
     """
     disk = world.disk(ROWS)

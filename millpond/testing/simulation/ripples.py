@@ -1,9 +1,9 @@
 """Ripples: a workload whose windows stand in a cycle, with a feedback that holds nothing back.
 
-A stone makes a wave where it falls. Waves are gathered in windows of two seconds; what a window shows makes, of each
-wave in it, the next one in the next window, twice. So the watermark must go on around the cycle, though each window
-holds it for what follows: every stone's first wave is shown, once, and no later one without the one before it. What
-comes back after the input has ended may be too late for its window, which is what a feedback gives up.
+A stone makes a wave where it falls. Waves are gathered in windows of two seconds; each wave that a window shows makes
+the next one in the next window, twice. So the watermark must advance around the cycle, though each window
+holds it for its followers: every stone's first wave is shown, once, and no later one without the one before it. A wave
+that returns after the end of the input may be too late for its window; a feedback gives that up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Fall(Computation):
 
 
 class _Spread(Computation):
-    """Keeps what a window shows, and makes the next waves of it."""
+    """Keeps the waves that a window shows, and makes the next ones."""
 
     def process_record(self, context: Context, record: Record) -> None:
         waves = record.value["value"]

@@ -3,7 +3,7 @@
 Sensors send signs, out of order by as much as their publishers are slow, and a sensor that is silent for a while is
 an alarm. Each sensor's state is a journal of its signs and alarms. In every table version each sign that a row has
 consumed is either in its journal or waits in the row, once (I2, I3); a journal is in the order of time (I6), has
-nothing that the watermark has not passed, and only grows. At the end it is what a sort and a scan of all signs make.
+nothing that the watermark has not passed, and only grows. At the end it equals a sort and a scan of all signs.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Silence(Workload):
     # -- at the end ------------------------------------------------------------------------
 
     def check_end(self, end: End) -> None:
-        """Journals are those of a sort and a scan of all signs, and each alarm is in the log, on time."""
+        """Journals equal a sort and a scan of all signs, and each alarm is in the log, on time."""
         for sensor in _SENSORS:
             expected = _scan([sent for sent in end.sent if sent.row["sensor"] == sensor])
             journal = [(at, number) for at, number in end.states.get("silences", {}).get(sensor, [])]

@@ -169,7 +169,7 @@ class Simulation:
     # -- the liveness phase ----------------------------------------------------------------
 
     def _peace(self) -> None:
-        """Faults are over: everything drains, and is compared with what was sent; forks before their original or after."""
+        """Faults are over: everything drains, and is compared with the sent records; forks before their original or after."""
         self._versions.check()
         if self._forks.end_first:
             self._forks.end()

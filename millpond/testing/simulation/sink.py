@@ -42,7 +42,7 @@ class SimulatedSink:
     def open_for(
         self, record: SinkRecord, *, clock: Clock | None = None, rng: Rng | None = None
     ) -> DeltaSinkWriter:
-        """Open the table for what is remembered under this record."""
+        """Open the table for the sink remembered under this record."""
         return DeltaSinkWriter(
             self.disk(record.name),
             clock or self.clock,

@@ -27,7 +27,7 @@ class Trace:
         Args:
             at_us: the world's time, in microseconds.
             who: the process or actor.
-            what: what it did, and the result.
+            what: its action, and the result.
         """
         line = f"{at_us} {who} {what}"
         self.events += 1

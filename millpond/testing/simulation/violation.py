@@ -8,7 +8,7 @@ class Violation(AssertionError):  # noqa: N818 - the paper trail says "violation
 
     Args:
         promise: its number, such as ``I4``.
-        message: what was observed instead.
+        message: the observation.
     """
 
     def __init__(self, promise: str, message: str) -> None:

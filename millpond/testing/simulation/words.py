@@ -3,7 +3,7 @@
 Lines are split into words, words are counted by word, and counts are summed by initial, so many
 keys converge on few, and one line fans out to many keys. One of the two streams between them is
 strong and the other weak, as the seed decides. In every table version each stream's producer has
-sent as much as its consumer has counted plus what is in flight (I9). Each word's row lists where
+sent as much as its consumer has counted plus the records in flight (I9). Each word's row lists where
 its occurrences came from, so loss, duplicates and forks are visible by name.
 """
 
@@ -121,7 +121,7 @@ class Words(Workload):
                 self._received[stream] += _received(consumer, after) - _received(consumer, before)
 
     def check_version(self, version: int, productions: Sequence[tuple[str, str, Any, int]]) -> None:
-        """On each stream, what was sent has been received or is in flight, in every table version."""
+        """On each stream, each sent record has been received or is in flight, in every table version."""
         for stream, (_, consumer) in _WAYS.items():
             # The second stream holds weak productions that were too late for their consumer.
             under_way = sum(name in {stream, f"{stream}@{consumer}"} for name, *_ in productions)

@@ -94,7 +94,7 @@ class End:
 
 
 class Workload:
-    """Base class: declare what runs and what goes in, and check its results.
+    """Base class: declare the pipeline and its input, and check the results.
 
     Attributes:
         name: for the report.
@@ -117,7 +117,7 @@ class Workload:
 
         Its injectors need ``id="id"``, ``at="at"`` and ``watermark=ManualWatermark()``: publishers
         repeat records until they are acknowledged, and promise watermarks themselves. Sinks into
-        Delta tables write to disks of the simulated world; other sinks are used as they are.
+        Delta tables write to disks of the simulated world; other sinks are used unchanged.
         """
         raise NotImplementedError
 
@@ -132,10 +132,10 @@ class Workload:
         raise NotImplementedError
 
     def check_row(self, computation: str, key: str, before: RowVersion | None, after: RowVersion) -> None:
-        """Check one row update of a superstep, as soon as it is committed."""
+        """Check one row update of a superstep, right after its commit."""
 
     def check_version(self, version: int, productions: Sequence[tuple[str, str, Any, int]]) -> None:
-        """Check a table version, after its rows; ``productions`` are those that no consumer has consumed yet."""
+        """Check a table version, after its rows; ``productions`` are the unconsumed ones."""
 
     def check_cut(self, version: int, states: Mapping[str, Mapping[str, Any]]) -> None:
         """Check a reader's view of a table version: decoded states by computation and key."""

@@ -51,7 +51,7 @@ class Mortal(Protocol):
         ...
 
     def maybe_die(self, failpoint: str) -> None:
-        """Die at a failpoint if the seed says so."""
+        """Die at a failpoint if the seed demands it."""
         ...
 
     def must_live(self) -> None:
@@ -130,28 +130,28 @@ class World:
 
     @property
     def power_cuts(self) -> int:
-        """How often the power has failed."""
+        """The number of power failures."""
         return self._machines.power_cuts
 
     def disk(self, name: str) -> LocalObjects:
-        """The disk of that name as it is now; created empty on first use."""
+        """The present disk of that name; created empty on first use."""
         if name not in self.disks:
             self.mount(name)
         return self.disks[name]
 
     def mount(self, name: str) -> LocalObjects:
-        """The disk of that name for a process of its own: the store of production, on the world's file system."""
+        """The disk of that name for a separate process: the store of production, on the world's file system."""
         mounted = LocalObjects(f"{self._place}/{name}", files=self.files)
         # Operators copy all disks that the world knows.
         self.disks.setdefault(name, mounted)
         return mounted
 
     def cut_power(self) -> None:
-        """End all processes, and let the disks forget what was not synced, or some of it."""
+        """End all processes, and let the disks forget unsynced data, or some of it."""
         self.tell("world", "loses its power")
         self._machines.power_cuts += 1
         self.all_die("as the power fails")
-        # Half the time the operating system had written nothing of its own accord, else any part.
+        # Half the time the operating system had written nothing unasked, else any part.
         had_written = self.draw.chance(0.5)
         self.files.cut_power(
             lambda outcomes: self.draw.number(0, outcomes - 1) if had_written else 0,
@@ -182,7 +182,7 @@ class World:
         heapq.heappush(self._machines.agenda, (due_us, next(self._machines.numbers), action))
 
     def pass_time(self, duration_ms: float) -> None:
-        """Advance the time, and run what is due."""
+        """Advance the time, and run the due events."""
         until_us = self.now_us + max(int(duration_ms * 1_000), 1)
         machines = self._machines
         while machines.agenda and machines.agenda[0][0] <= until_us:

@@ -182,7 +182,7 @@ def failures_of(documents: Sequence[Any], opener: Opener, *, restart: bool = Fal
         restart: also stop and start the runner between all steps.
 
     Returns:
-        Why each document fails; ``None`` if it passes, or fails as it says it must. A document that
+        Why each document fails; ``None`` if it passes, or fails as declared. A document that
         fails in company is played again alone, and that result counts.
     """
     parts = [_Part(document) for document in documents]
@@ -202,7 +202,7 @@ def failures_of(documents: Sequence[Any], opener: Opener, *, restart: bool = Fal
 
 
 def failure_of(document: Any, opener: Opener, *, restart: bool = False) -> str | None:
-    """Why a document fails when played alone; ``None`` if it passes, or fails as it says it must."""
+    """Why a document fails when played alone; ``None`` if it passes, or fails as declared."""
     return failures_of([document], opener, restart=restart)[0]
 
 

@@ -1,7 +1,7 @@
 """Runs that play transcripts: windowed steps side by side on a real runner, advanced explicitly.
 
-Steps of one run share its clock, its store and its restarts; each has an input and a watermark of
-its own, so its results do not depend on its neighbours.
+Steps of one run share its clock, its store and its restarts; each has a separate input and
+watermark, so its results do not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class TranscriptRun:
             self._rest()
 
     def pipeline(self) -> Pipeline:
-        """The steps side by side, each with an input and a sink of its own."""
+        """The steps side by side, each with a separate input and sink."""
         pipeline = Pipeline(_PIPELINE)
         for step, (stage, shelf) in enumerate(zip(self._stages, self._shelves, strict=True)):
             pipeline.inject(_input(step), key="key", id="id", **stage.setting.times())
@@ -282,7 +282,7 @@ class LocalTranscriptRun(TranscriptRun):
 
 
 class SparkTranscriptRun(TranscriptRun):
-    """Steps on the Spark runner, over a store in a folder of its own.
+    """Steps on the Spark runner, over a store in a separate folder.
 
     A superstep consumes one batch of one input. So bundles of several steps travel in one batch, and a
     computation distributes them; elements with an id, or with ingress time, are injected directly.
@@ -323,12 +323,12 @@ class SparkTranscriptRun(TranscriptRun):
         )
         run = runner.open(pipeline)
         if self._has_hands:
-            # It holds no step back: each has a watermark of its own.
+            # It holds no step back: each has a separate watermark.
             run.finish(_BUNDLES)
         return run
 
     def pipeline(self) -> Pipeline:
-        """The steps side by side, each with an input and a sink of its own."""
+        """The steps side by side, each with a separate input and sink."""
         pipeline = TranscriptRun.pipeline(self)
         if self._has_hands:
             pipeline.inject(_BUNDLES, key="key", at="at", at_unit="us")

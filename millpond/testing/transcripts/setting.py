@@ -30,7 +30,7 @@ class TranscriptSetting:
         shift_us: shift of each element's time before windowing, in microseconds; ``None`` for no such step.
         late_data_horizon: how far back the shift may go.
         then: further windowed steps, each over the panes of the previous one.
-        combine: what is made of a window's values, which must be a list.
+        combine: the result of a window's values, which must be a list.
     """
 
     by_arrival: bool = False

@@ -235,7 +235,7 @@ def _order(value: Any) -> tuple[bool, Any]:
 
 
 def matches(expected: Mapping[str, Any], pane: Mapping[str, Any]) -> bool:
-    """Whether a pane has every expected field.
+    """Return True if a pane has every expected field.
 
     Example:
         >>> matches({"index": 0}, {"index": 0, "values": [1]})

@@ -1,4 +1,4 @@
-"""Bookmarks: all that is known outside the engine of a version, for when a store goes back to it."""
+"""Bookmarks: all knowledge outside the engine of a version, for when a store goes back to it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Audited:
         live: its files.
         fences: the packed fence of each interval.
         cover: the live intervals.
-        positions: all transactions but those of intervals.
+        positions: all transactions except the intervals'.
         watermarks: of the intervals.
         known: the numbers that each key's row updates have had.
     """
@@ -45,7 +45,7 @@ class Audited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bookmark:
-    """A version, with what the auditor, the workload and the publishers knew when it landed."""
+    """A version, with the knowledge of auditor, workload and publishers when it landed."""
 
     audited: Audited
     workload: Workload

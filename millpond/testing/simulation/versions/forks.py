@@ -1,4 +1,4 @@
-"""Forks that live next to their original: each has processes, publishers and an auditor of its own."""
+"""Forks that live next to their original: each has separate processes, publishers and auditor."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Forks:
 
     @property
     def processes(self) -> int:
-        """How many processes were born to forks."""
+        """The number of processes born to forks."""
         return sum(len(line.processes) for line in self._lines)
 
     def act(self, weights: Mapping[str, float]) -> None:
@@ -58,7 +58,7 @@ class Forks:
             line.all_die(how)
 
     def fork(self, bookmark: Bookmark, *, is_kept: Callable[[], bool]) -> None:
-        """Fork the store at a version; the fork goes on from now on.
+        """Fork the store at a version; the fork continues from now on.
 
         Args:
             bookmark: the version.

@@ -58,7 +58,7 @@ class Tool:
         self._dies_after = draw.number(0, 8) if dies else None
 
     def run(self, command: Callable[[], _Result]) -> _Result | None:
-        """Run the command; what it raises is in `error`, and only broken promises are raised."""
+        """Run the command; its exception is in `error`, and only broken promises are raised."""
         world = self._world
         world.turns.append(self)
         try:
@@ -78,7 +78,7 @@ class Tool:
 
     @property
     def has_succeeded(self) -> bool:
-        """Whether its command came to its end."""
+        """Return True if its command completed."""
         return self.error is None and not self.is_dead
 
     def disk(self, name: str) -> SimulatedDisk:

@@ -1,7 +1,7 @@
-"""Operators at work on versions: savepoints are made and dropped, and the store is rewound, while all else goes on.
+"""Operators at work on versions: savepoints are made and dropped, and the store is rewound, while all else continues.
 
 What a version must hold is known from the auditor, who read it as it landed: a savepoint's version is that until it is
-dropped, and after a rewind the store is what it was, with all input since to come again.
+dropped, and after a rewind the store equals its version, and all input since is redelivered.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Forker(Protocol):
 
 
 class Versions:
-    """Who looks after a store's versions.
+    """The keeper of a store's versions.
 
     Args:
         line: the store and its users.
@@ -96,7 +96,7 @@ class Versions:
             self._forker.fork(chosen, is_kept=lambda: self._is_kept(chosen.version))
 
     def check(self) -> None:
-        """Check that each savepoint's version is readable, and what it was."""
+        """Check that each savepoint's version is readable, and unchanged."""
         for name, version in sorted(self._savepoints.items()):
             if name not in self._busy:
                 self._line.check_cut(version)
@@ -118,7 +118,7 @@ class Versions:
         if draw.chance(_CHECK):
             self.check()
 
-    # -- what is known ---------------------------------------------------------------------
+    # -- knowledge -------------------------------------------------------------------------
 
     def _note(self, version: int, kind: str) -> None:
         line = self._line
@@ -148,7 +148,7 @@ class Versions:
         line.publisher.go_back(bookmark.published)
         for process in line.processes:
             process.inbox.clear()
-        # Of a version that was undone not all that it delivered is in the sinks any more.
+        # The sinks no longer have all output of an undone version.
         self._bookmarks = [known for known in self._bookmarks if known.version <= bookmark.version]
 
     def _bookmark_of(self, version: int) -> Bookmark:
@@ -207,7 +207,7 @@ class Versions:
     # -- rewinds ---------------------------------------------------------------------------
 
     def _rewind(self, bookmark: Bookmark) -> None:
-        """Stop what runs, rewind, and run the command again as long as it says or dies."""
+        """Stop what runs, rewind, and rerun the command while it fails or dies."""
         line, draw = self._line, self._draw
         must_work, takes_back = self._is_kept(bookmark.version), draw.chance(0.7)
         rewinds = len(line.auditor.undone)
@@ -262,7 +262,7 @@ class Versions:
         return [name for name, node in sinks if isinstance(node.sink, DeltaSink)]
 
     def _check_rewound(self, undone: Sequence[tuple[int, int]]) -> None:
-        """The store reads as it did at its version, and no sink has what is undone."""
+        """The store reads as at its version, and no sink has undone output."""
         line = self._line
         line.check_cut(line.auditor.version)
         for name in self._sinks():
