@@ -21,10 +21,13 @@ def parquet(table: pa.Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
+# Made by the test: at import, each process of tests would make 200 MB and keep them.
 BOMBS = {
-    "dictionary": pa.table({"key": pa.array(["k"] * ROWS), "state": pa.array(["x" * 10_000] * ROWS)}),
-    "nulls": pa.table({"key": pa.array(["k"] * ROWS * 30), "state": pa.nulls(ROWS * 30, pa.string())}),
-    "list": pa.table({"key": ["k"], "timers": pa.array([[None] * ROWS * 30], pa.list_(pa.int64()))}),
+    "dictionary": lambda: pa.table({"key": pa.array(["k"] * ROWS), "state": pa.array(["x" * 10_000] * ROWS)}),
+    "nulls": lambda: pa.table(
+        {"key": pa.array(["k"] * ROWS * 30), "state": pa.nulls(ROWS * 30, pa.string())}
+    ),
+    "list": lambda: pa.table({"key": ["k"], "timers": pa.array([[None] * ROWS * 30], pa.list_(pa.int64()))}),
 }
 
 
@@ -34,7 +37,7 @@ def test_file_that_expands_too_far_is_damage(
     monkeypatch: pytest.MonkeyPatch, kind: str, name: str | None
 ) -> None:
     monkeypatch.setattr(row_format, "DECODED_BYTES_MAX", 1 << 22)
-    table = BOMBS[kind]
+    table = BOMBS[kind]()
     data = parquet(table)
     sealed = data if name is None else seal_parquet(memoryview(data), name)
 
@@ -57,4 +60,4 @@ def test_file_below_the_bound_is_read_in_portions(monkeypatch: pytest.MonkeyPatc
 def test_checkpoint_that_expands_too_far_is_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_format, "DECODED_BYTES_MAX", 1 << 22)
     with pytest.raises(DataError, match="more than its size"):
-        list(checkpoint.read_part(parquet(BOMBS["dictionary"]), "_delta_log/1.checkpoint.parquet"))
+        list(checkpoint.read_part(parquet(BOMBS["dictionary"]()), "_delta_log/1.checkpoint.parquet"))
