@@ -106,7 +106,7 @@ exec "$@" </dev/null >server.out 2>&1
 _DATA: Final = "data"
 _CONFIGURATION: Final = "zoo.cfg"
 _RUNNING: Final = "running"
-_PLACE_OPTION: Final = "-Dmillpond.zookeeper="
+PLACE_OPTION: Final = "-Dmillpond.zookeeper="
 JAAS_OPTION: Final = "-Djava.security.auth.login.config="
 _LOG: Final = "server.log"
 _START_LINE: Final = "--- a server starts ---\n"
@@ -281,7 +281,7 @@ def launch(
         *java_options,
         *user_options,
         "-Dlog4j2.configurationFile=log4j2.properties",
-        f"{_PLACE_OPTION}{folder}",
+        f"{PLACE_OPTION}{folder}",
         "-cp",
         class_path(jars),
         _MAIN_CLASS,
@@ -448,7 +448,7 @@ def _names_folder(process_id: int, folder: Path) -> bool:
     if not _is_of_this_user(process_id):
         return False
     words = _command_of(process_id)
-    places = {f"{_PLACE_OPTION}{folder}", str(folder / _CONFIGURATION)}
+    places = {f"{PLACE_OPTION}{folder}", str(folder / _CONFIGURATION)}
     return _MAIN_CLASS in words and not places.isdisjoint(words)
 
 

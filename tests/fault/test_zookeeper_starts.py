@@ -18,7 +18,7 @@ from typing import Final
 import orjson
 import pytest
 
-from millpond.statestore.leases.zookeeper_process import OPTIONS_VARIABLE
+from millpond.statestore.leases.zookeeper_process import OPTIONS_VARIABLE, PLACE_OPTION
 from millpond.statestore.system import SystemClock
 from tests.tidy import ROOT
 
@@ -90,7 +90,7 @@ def busy_processors() -> Iterator[None]:
 
 
 def servers_below(folder: Path) -> list[str]:
-    """The configurations of the servers that run with data below a folder, with their process ids."""
+    """The folders of the servers that run with data below a folder, with their process ids."""
     entries = []
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
@@ -99,9 +99,7 @@ def servers_below(folder: Path) -> list[str]:
             except (FileNotFoundError, ProcessLookupError):
                 continue
             entries += [
-                f"{process.name} {word}"
-                for word in words
-                if word.startswith(f"{folder}/") and word.endswith("/zoo.cfg")
+                f"{process.name} {word}" for word in words if f"{word}/".startswith(f"{PLACE_OPTION}{folder}/")
             ]
     return entries
 
