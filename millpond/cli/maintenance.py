@@ -8,7 +8,7 @@ import click
 
 from millpond.cli.terminal.cli_help import Example, TeachingCommand
 from millpond.cli.terminal.inputs import load_pipeline, wrong_usage
-from millpond.cli.terminal.opening import StoreAt, store_argument, zookeeper_options
+from millpond.cli.terminal.opening import StoreAt, catalog_option, store_argument, zookeeper_options
 from millpond.cli.terminal.output import (
     json_option,
     note,
@@ -49,7 +49,7 @@ from millpond.statestore.system import SystemClock, SystemRng
     help="How long a version stays readable after it was replaced.",
 )  # fmt: skip
 @zookeeper_options
-@click.option("--catalog", metavar="URL", help="SQLAlchemy URL of the catalog, unless in the store's folder.")
+@catalog_option
 @json_option("One JSON object per kind of garbage, one per line.")
 def gc(store: StoreAt, keep: str, catalog: str | None, *, dry_run: bool, as_json: bool) -> None:
     """Collect garbage in STORE.

@@ -14,7 +14,7 @@ import click
 
 from millpond.cli.terminal.cli_help import Example, TeachingCommand
 from millpond.cli.terminal.inputs import ConsumedInput, consumed_inputs
-from millpond.cli.terminal.opening import StoreAt, store_argument
+from millpond.cli.terminal.opening import StoreAt, catalog_option, store_argument
 from millpond.cli.terminal.output import json_option, note, print_json, print_table, say, size_text, time_text
 from millpond.executor.inputs.positions import current_name
 from millpond.executor.pipeline.nodes import DEAD_LETTERS
@@ -41,7 +41,7 @@ _TOTALS: Final = ("records", "late", "dropped", "duplicates", "timers", "product
     exit_codes={1: "an error; with --check also: there are dead letters"},
 )
 @store_argument
-@click.option("--catalog", metavar="URL", help="SQLAlchemy URL of the catalog, unless in the store's folder.")
+@catalog_option
 @click.option("--check", is_flag=True, help="Exit with 1 if there are dead letters.")
 @json_option("One JSON object with everything.")
 def status(store: StoreAt, catalog: str | None, *, check: bool, as_json: bool) -> None:

@@ -99,7 +99,9 @@ def servers_below(folder: Path) -> list[str]:
             except (FileNotFoundError, ProcessLookupError):
                 continue
             entries += [
-                f"{process.name} {word}" for word in words if f"{word}/".startswith(f"{PLACE_OPTION}{folder}/")
+                f"{process.name} {word}"
+                for word in words
+                if f"{word}/".startswith(f"{PLACE_OPTION}{folder}/")
             ]
     return entries
 

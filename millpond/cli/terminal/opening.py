@@ -115,6 +115,15 @@ def storage_option(command: Command) -> Command:
     return add_option(add_file(given))
 
 
+def catalog_option(command: Command) -> Command:
+    """Add the option --catalog to a command."""
+    return click.option(
+        "--catalog", metavar="URL", envvar="MILLPOND_CATALOG",
+        help="SQLAlchemy URL of the catalog, unless in the store's folder; with a password rather in the environment's "
+        "MILLPOND_CATALOG, because every user of the machine can read the list of processes.",
+    )(command)  # fmt: skip
+
+
 def options_in(file: str) -> tuple[str, ...]:
     """Return the ``NAME=VALUE`` texts of a TOML file; no error quotes it, because it has secrets."""
     try:

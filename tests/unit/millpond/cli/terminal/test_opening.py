@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from millpond.cli.main import main
 from millpond.cli.terminal.opening import read_options, storage_option
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.store import Store
 
 
 @click.command()
@@ -49,3 +50,23 @@ def test_option_without_a_name_is_refused_and_not_shown(option: str) -> None:
         read_options((option,))
 
     assert "SECRET" not in str(caught.value)
+
+
+def test_url_of_a_catalog_comes_from_the_environment_and_its_password_is_hidden(
+    tmp_path: Path, zookeeper_hosts: str
+) -> None:
+    Store.open(tmp_path / "pond", zookeeper=zookeeper_hosts).close()
+    for url in (
+        "nosuch+driver://u:SECRET@h/db",
+        "nosuch+driver://u@h/db?password=SECRET",
+        "sqlite://u:SEC@RET@h/",
+    ):
+        environment = {"MILLPOND_CATALOG": url}
+        done = CliRunner().invoke(
+            main, ["gc", str(tmp_path / "pond"), "--zookeeper", zookeeper_hosts], env=environment
+        )
+
+        assert done.exit_code == 1
+        assert "catalog" in done.output
+        assert "SEC" not in done.output
+        assert "RET" not in done.output
