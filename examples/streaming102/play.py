@@ -19,7 +19,7 @@ import millpond as mp
 from examples.streaming102.story import Moment, Score, Story, moments
 from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
-from millpond.testing.fixtures.determinism import ManualClock
+from millpond.testing import ManualClock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
