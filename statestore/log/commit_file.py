@@ -57,7 +57,7 @@ def decode(data: bytes, path: str = "") -> tuple[Action, ...]:
     try:
         actions = tuple(_from_json(orjson.loads(line)) for line in data.splitlines() if line)
     except DataError as error:
-        raise DataError(error.message, **{**error.details, "path": path}) from error
+        raise DataError(error.message, **{"path": path, **error.details}) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError("the commit file cannot be parsed", path=path) from error
     if not actions:

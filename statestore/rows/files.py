@@ -229,7 +229,7 @@ def reading(path: str) -> Iterator[None]:
     except ObjectMissingError:
         raise
     except DataError as error:
-        raise DataError(error.message, **{**error.details, "path": path}) from error
+        raise DataError(error.message, **{"path": path, **error.details}) from error
     except MillpondError:
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
