@@ -7,7 +7,7 @@ for a retry of the record or for another consumer.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -28,6 +28,8 @@ _ATOMS: Final = frozenset(
     {str, int, float, bool, type(None), bytes, datetime, date, time, timedelta, Decimal}
 )
 
+_SIZED: Final = frozenset({str, bytes})
+
 _Indices = npt.NDArray[np.int64]
 
 
@@ -40,6 +42,22 @@ class Values(Protocol):
 
     def take(self, indices: npt.NDArray[np.int64]) -> Values:
         """Return the values at ``indices``, in that order, still undecoded."""
+
+
+def total_bytes(rows: pa.Table | Sequence[Any]) -> int:
+    """Return the size of all rows: of all columns of a table, of text and bytes in mappings."""
+    if isinstance(rows, pa.Table):
+        return int(rows.nbytes)
+    # One comprehension over all cells, because this runs for every batch.
+    return sum(
+        [
+            len(cell)
+            for row in rows
+            if isinstance(row, Mapping)
+            for cell in row.values()
+            if type(cell) in _SIZED
+        ]
+    )
 
 
 class ArrowValues:

@@ -16,7 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.computation.values import ArrowValues, ChangedValues, PythonValues, Values
+from millpond.executor.computation.values import (
+    ArrowValues,
+    ChangedValues,
+    PythonValues,
+    Values,
+    total_bytes,
+)
 from millpond.executor.inputs.changes import change_errors, change_signs, images, signed_ids
 from millpond.executor.inputs.keys import KeyExtractor, KeyField, extract_key_column, extract_keys, key_names
 from millpond.executor.inputs.payload import (
@@ -135,8 +141,8 @@ def read_injected(
     ids, id_errors = _ids(node.id, rows)
     errors = {**id_errors, **times.errors, **keys.errors}
     limit = node.max_record_bytes
-    if limit is not None and (large := too_large(rows, limit)):
-        errors |= dict.fromkeys(large, error_of_size(limit))
+    if limit is not None and total_bytes(rows) > limit:
+        errors |= dict.fromkeys(too_large(rows, limit), error_of_size(limit))
     if node.change is not None:
         errors |= change_errors(rows)
         ids = None if ids is None else signed_ids(ids, change_signs(rows))

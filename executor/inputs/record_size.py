@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.executor.computation.values import total_bytes
 from millpond.statestore.errors import InvalidError
 
 RECORD_BYTES_MAX: Final = 16 << 20
@@ -37,30 +38,13 @@ def check_record_size(stream: str, limit: object) -> None:
 
 def too_large(rows: Any, limit: int | None) -> list[int]:
     """Return the positions of the rows above ``limit`` bytes: of all columns of a table, of text and bytes in a mapping."""
-    if limit is None:
+    # No row is larger than all of them together, which costs little to know.
+    if limit is None or total_bytes(rows) <= limit:
         return []
     if isinstance(rows, pa.Table):
-        # No row is larger than all of them together, which costs nothing to know.
-        if rows.nbytes <= limit:
-            return []
         found: list[int] = np.flatnonzero(row_bytes(rows) > limit).tolist()
         return found
-    if _ROW_DICTS.issuperset(map(type, rows)) and _texts_bytes(rows) <= limit:
-        return []
-    return [
-        place for place, row in enumerate(rows) if isinstance(row, Mapping) and _mapping_bytes(row) > limit
-    ]
-
-
-def _texts_bytes(rows: Sequence[Mapping[str, Any]]) -> int:
-    """Return the size of all texts, in one pass that costs a small part of reading the rows."""
-    if rows and bytes in map(type, rows[0].values()):
-        return sum(map(_mapping_bytes, rows))
-    return sum([len(cell) for row in rows for cell in row.values() if type(cell) is str])
-
-
-def _mapping_bytes(row: Mapping[str, Any]) -> int:
-    return sum([len(cell) for cell in row.values() if type(cell) is str or type(cell) is bytes])
+    return [place for place, row in enumerate(rows) if total_bytes((row,)) > limit]
 
 
 def error_of_size(limit: int) -> str:

@@ -159,10 +159,14 @@ class ResultIs(_OnFlag):
         if not callable(self.condition):
             raise InvalidError("a condition is a function of the combined value", condition=self.condition)
 
-    def on_merge(self, context: TriggerContext, *_: object, **__: object) -> None:
-        context.set(self._flag, value=bool(self.condition(context.peek_value())))
+    def on_element(self, context: TriggerContext, element: Element) -> None:  # noqa: ARG002 - any element
+        self.on_merge(context)
 
-    on_element = on_elements = on_merge
+    def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:  # noqa: ARG002 - any elements
+        self.on_merge(context)
+
+    def on_merge(self, context: TriggerContext) -> None:
+        context.set(self._flag, value=bool(self.condition(context.peek_value())))
 
 
 @dataclass(frozen=True)

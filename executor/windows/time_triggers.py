@@ -173,10 +173,17 @@ class _AtEnd(Trigger):
     def _mark(self) -> float:
         return EXACT
 
-    def on_arm(self, context: TriggerContext, *_: object, **__: object) -> None:
+    def on_arm(self, context: TriggerContext) -> None:
         _await_end(context, self._mark)
 
-    on_element = on_elements = on_merge = on_arm
+    def on_element(self, context: TriggerContext, element: Element) -> None:  # noqa: ARG002 - any element
+        _await_end(context, self._mark)
+
+    def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:  # noqa: ARG002 - any elements
+        _await_end(context, self._mark)
+
+    def on_merge(self, context: TriggerContext) -> None:
+        _await_end(context, self._mark)
 
     def should_fire(self, context: TriggerContext) -> bool:
         return _has_ended(context, self._mark)

@@ -49,6 +49,7 @@ from millpond.statestore.rows.row_format import (
     decode_rows,
     empty_columns,
     file_name_of,
+    footer_start,
     paged_options,
     parquet_file_seal_holds,
     read_groups,
@@ -511,4 +512,5 @@ class RowFileWriter:
             mmap(file.fileno(), 0, access=ACCESS_READ) as data,
             memoryview(data) as view,
         ):
-            return pack_section(page_index_of(view, self._page_rows, self._empty_columns), name)
+            index = page_index_of(view, footer_start(view), self._page_rows, self._empty_columns)
+            return pack_section(index, name)

@@ -233,11 +233,6 @@ class PageIndex:
         )
 
 
-def footer_start(file: memoryview) -> int:
-    """Return the start of a Parquet file's footer by its last eight bytes; any number if they are damaged."""
-    return len(file) - TAIL_BYTES - int.from_bytes(file[-TAIL_BYTES:-4], "little")
-
-
 def pack_section(index: PageIndex, name: str) -> bytes:
     """Return the page index with its trailer, for a file of this name."""
     packed = index.to_bytes()
@@ -473,13 +468,14 @@ _I32, _I64, _BINARY = FieldType.I32, FieldType.I64, FieldType.BINARY
 _LIST, _STRUCT = FieldType.LIST, FieldType.STRUCT
 
 
-def page_index_of(file: memoryview, page_rows: int, empty_columns: Collection[str]) -> PageIndex:
+def page_index_of(
+    file: memoryview, footer_start: int, page_rows: int, empty_columns: Collection[str]
+) -> PageIndex:
     """Return the page index of a Parquet file of row updates, written with page indexes and without dictionaries.
 
     A row group's columns are cut after each ``page_rows`` rows.
     """
-    start = footer_start(file)
-    metadata, _ = read_struct(file, start)
+    metadata, _ = read_struct(file, footer_start)
     groups = metadata[4]
     rows: list[int] = []
     by_leaf: list[list[tuple[int, int]]] = [[] for _ in groups[0][1]]
@@ -495,7 +491,7 @@ def page_index_of(file: memoryview, page_rows: int, empty_columns: Collection[st
             pages += [(location[1], location[2]) for location in locations[1]]
     firsts, last, keys = _keys_of(file, page_rows)
     return PageIndex(
-        schema=_schema_of(file, start),
+        schema=_schema_of(file, footer_start),
         firsts=firsts,
         last=last,
         rows=np.array(rows, np.int32),

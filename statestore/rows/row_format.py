@@ -25,7 +25,6 @@ from millpond.statestore.rows.pages import (
     SEAL_BYTES,
     TAIL_BYTES,
     RecentlyUsed,
-    footer_start,
     pack_section,
     page_index_of,
 )
@@ -170,7 +169,8 @@ class ParquetRowFormat:
             table, sink, row_group_size=ROWS_PER_GROUP - ROWS_PER_GROUP % rows, **paged_options(rows)
         )
         file = memoryview(sink.getvalue()).cast("B")
-        return seal_parquet(file, name, pack_section(page_index_of(file, rows, empty_columns(table)), name))
+        index = page_index_of(file, footer_start(file), rows, empty_columns(table))
+        return seal_parquet(file, name, pack_section(index, name))
 
     def decode(
         self, data: bytes, columns: list[str], may_hold: MayHold | None, *, name: str | None
@@ -288,6 +288,11 @@ def _seal(checksum: int, magic: bytes = _SEAL) -> bytes:
 
 def _seed(name: str) -> int:
     return zlib.crc32(name.encode())
+
+
+def footer_start(file: memoryview) -> int:
+    """Return the start of a Parquet file's footer by its last eight bytes; any number if they are damaged."""
+    return len(file) - TAIL_BYTES - int.from_bytes(file[-TAIL_BYTES:-4], "little")
 
 
 def seal_parquet(view: memoryview, name: str, section: bytes = b"") -> bytes:
