@@ -17,7 +17,6 @@ from millpond.statestore.errors import InvalidError
 RECORD_BYTES_MAX: Final = 16 << 20
 """The default limit. Kafka's default is 1 MiB a message, and brokers rarely accept more than 10."""
 
-_ROW_DICTS: Final[frozenset[Any]] = frozenset({dict})
 _SHOWN_CHARACTERS: Final = 1_000
 _Sizes = npt.NDArray[np.int64]
 
