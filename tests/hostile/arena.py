@@ -324,9 +324,9 @@ def _leases(registry: MemoryRegistry | None) -> Iterator[None]:
     with contextlib.ExitStack() as patches:
         patches.enter_context(patch.object(zookeeper_server, "launch", _refuse))
         if registry is not None:
-            patches.enter_context(patch.object(store_module, "zookeeper_leases", _factory_of(registry)))
-            patches.enter_context(patch.object(restore, "EmbeddedZooKeeper", _NoServer))
-            patches.enter_context(patch.object(restore, "ZooKeeperLeases", _restorer_of(registry)))
+            for module in (store_module, restore):
+                patches.enter_context(patch.object(module, "EmbeddedZooKeeper", _NoServer))
+                patches.enter_context(patch.object(module, "ZooKeeperLeases", _leases_in(registry)))
         yield
 
 
@@ -334,15 +334,11 @@ def _refuse(*_: object, **__: object) -> None:
     raise UnavailableError("no server is started here")
 
 
-def _factory_of(registry: MemoryRegistry) -> Any:
-    def connect(_incarnation: str, writer_id: str) -> MemoryLeases:
+def _leases_in(registry: MemoryRegistry) -> Any:
+    def connect(_hosts: str, _incarnation: str, writer_id: str, *_: object, **__: object) -> MemoryLeases:
         return MemoryLeases(registry, SystemClock(), writer_id=writer_id)
 
-    return lambda *_: connect
-
-
-def _restorer_of(registry: MemoryRegistry) -> Any:
-    return lambda *_, **__: MemoryLeases(registry, SystemClock())
+    return connect
 
 
 class _NoServer:
@@ -353,6 +349,9 @@ class _NoServer:
 
     def start_or_join(self) -> str:
         return "nowhere:0"
+
+    def revive(self) -> None:
+        pass
 
     def close(self) -> None:
         pass
