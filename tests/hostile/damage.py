@@ -41,7 +41,7 @@ class Vandal:
         """Damage the store in one to three ways; return what was done."""
         for _ in range(int(self._rng.integers(1, 4))):
             name = self._one_of(list(_DEEDS))
-            with suppress(OSError, ValueError, IndexError, sqlite3.Error, pa.ArrowException):
+            with suppress(OSError, ValueError, IndexError, RecursionError, sqlite3.Error, pa.ArrowException):
                 detail = _DEEDS[name](self)
                 self.deeds.append(f"{name}: {detail}")
         return self.deeds
