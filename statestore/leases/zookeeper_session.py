@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -138,13 +139,13 @@ class ZooKeeperSession:
 
     def start(self, deadline: Deadline) -> None:
         """Connect, or raise `UnavailableError` at the deadline and `InvalidError` for refused credentials."""
-        self._start(self._client, max(deadline.left_s, 0.001))
-        if self._security.user is not None:
-            try:
+        try:
+            self._start(self._client, max(deadline.left_s, 0.001))
+            if self._security.user is not None:
                 self._wait_accepted(deadline)
-            except MillpondError:
-                self.close()
-                raise
+        except MillpondError:
+            _discard(self._client)
+            raise
 
     def _wait_accepted(self, deadline: Deadline) -> None:
         """Wait until the servers have checked the credentials."""
@@ -262,8 +263,8 @@ class ZooKeeperSession:
             self._start(probe, _PROBE_S)
         except (UnavailableError, InvalidError):
             return  # No server admits any session now, so this one has not been refused yet.
-        probe.stop()
-        probe.close()
+        finally:
+            _discard(probe)
         with self._changed:
             if self._changed.wait_for(lambda: self._connection.connected, timeout=_ADMISSION_S):
                 return
@@ -351,6 +352,13 @@ class ZooKeeperSession:
             "zookeeper wants credentials: pass zookeeper_security, or set MILLPOND_ZOOKEEPER_SECURITY",
             hosts=self._hosts,
         )
+
+
+def _discard(client: Any) -> None:
+    # kazoo refuses to close a client whose thread does not end; the caller's error matters more.
+    with suppress(Exception):
+        client.stop()
+        client.close()
 
 
 def _is_open(found: Collection[ACL], _: Collection[ACL]) -> bool:
