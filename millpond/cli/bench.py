@@ -18,10 +18,10 @@ import click
 import numpy as np
 import pyarrow as pa
 
-from millpond.cli.terminal.cli_help import TeachingCommand
+from millpond.cli.terminal.cli_help import command
+from millpond.cli.terminal.options import json_option, number, option
 from millpond.cli.terminal.output import (
     OnProgress,
-    json_option,
     number_text,
     print_table,
     progress_bar,
@@ -45,41 +45,29 @@ _WARM_UP_COMMITS: Final = 20
 _QUIET: Final = "60s"
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        "millpond bench --seconds 1 --records 20000 --commits 20",
-        "millpond bench --seconds 1 --records 20000 --commits 20 --durability disk --folder . --json | jq .commits",
-    ),
+@command(
+    "millpond bench --seconds 1 --records 20000 --commits 20",
+    "millpond bench --seconds 1 --records 20000 --commits 20 --durability disk --folder . --json | jq .commits",
 )
-@click.option(
-    "--folder", type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Where the temporary store lies, on the disk that is to be measured; by default the system's temporary folder.",
-)  # fmt: skip
-@click.option(
-    "--records", type=click.IntRange(min=1), default=200_000, show_default=True, metavar="N",
-    help="How many records the rate is measured with.",
-)  # fmt: skip
-@click.option(
-    "--keys", type=click.IntRange(min=1), default=10_000, show_default=True, metavar="N",
-    help="How many keys they have.",
-)  # fmt: skip
+@option(
+    "--folder",
+    "Where the temporary store lies, on the disk that is to be measured; by default the system's temporary folder.",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+)
+@number("--records", "How many records the rate is measured with.", 200_000)
+@number("--keys", "How many keys they have.", 10_000)
 @click.option(
     "--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, metavar="N",
     help="For how long the latency is measured.",
 )  # fmt: skip
-@click.option(
-    "--rate", type=click.IntRange(min=1), default=1_000, show_default=True, metavar="N",
-    help="How many records in a second it is measured with.",
-)  # fmt: skip
-@click.option(
-    "--commits", type=click.IntRange(min=1), default=200, show_default=True, metavar="N",
-    help="How many commits are measured.",
-)  # fmt: skip
-@click.option(
-    "--durability", type=click.Choice(DURABILITIES), default="os_cache", show_default=True,
-    help="What commits survive: the end of the process, or with disk a power cut too.",
-)  # fmt: skip
+@number("--rate", "How many records in a second it is measured with.", 1_000)
+@number("--commits", "How many commits are measured.", 200)
+@option(
+    "--durability",
+    "What commits survive: the end of the process, or with disk a power cut too.",
+    choices=DURABILITIES,
+    default="os_cache",
+)
 @json_option("One JSON object with everything.")
 def bench(
     folder: Path | None,

@@ -10,8 +10,9 @@ from typing import Final
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from millpond.cli.terminal.cli_help import TeachingCommand
-from millpond.cli.terminal.output import json_option, result_as_json
+from millpond.cli.terminal.cli_help import command
+from millpond.cli.terminal.options import json_option
+from millpond.cli.terminal.output import result_as_json
 from millpond.statestore.errors import InternalError, MillpondError
 from millpond.statestore.history.savepoint import open_savepoints
 from millpond.statestore.log.log import Log
@@ -24,14 +25,11 @@ _VARIABLE: Final = "_MILLPOND_COMPLETE"
 _FILES: Final = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/completions/millpond.fish"}
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        "millpond completion bash",
-        "millpond completion bash >> ~/.bashrc",
-        "millpond completion zsh >> ~/.zshrc",
-        "millpond completion fish > ~/.config/fish/completions/millpond.fish",
-    ),
+@command(
+    "millpond completion bash",
+    "millpond completion bash >> ~/.bashrc",
+    "millpond completion zsh >> ~/.zshrc",
+    "millpond completion fish > ~/.config/fish/completions/millpond.fish",
 )
 @click.argument("shell", type=click.Choice(tuple(_FILES)))
 @json_option("One JSON object: the script, and the file that it usually goes into.")

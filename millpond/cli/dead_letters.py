@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import click
 
-from millpond.cli.terminal.cli_help import TeachingCommand, TeachingGroup
-from millpond.cli.terminal.opening import Command, StoreAt, store_argument, version_option, zookeeper_options
-from millpond.cli.terminal.output import json_option, note, print_json, print_table, say
+from millpond.cli.terminal.cli_help import TeachingGroup
+from millpond.cli.terminal.opening import StoreAt, store_argument, version_option, zookeeper_options
+from millpond.cli.terminal.options import flag, json_option, option, options
+from millpond.cli.terminal.output import note, print_json, print_table, say
 from millpond.executor.superstep.letter_retries import (
     LetterAction,
     LetterRequest,
@@ -29,30 +30,21 @@ _VALUE_SHOWN: Final = 60  # characters of a sample's value in a table
 _TIMER: Final = "(timer)"
 
 
-def _selection_options(command: Command) -> Command:
-    options = (
-        click.option("--computation", metavar="NAME", help="Only letters of this computation."),
-        click.option("--stream", metavar="NAME", help="Only records that arrived on this stream."),
-        click.option("--timers", is_flag=True, help="Only timers."),
-        click.option("--key", metavar="KEY", help="Only records and timers of this key."),
-        click.option(
-            "--before", metavar="TIME",
-            help="Only what failed before this time, such as 2026-02-08T10:00:00Z.",
-        ),
-        click.option("--error", metavar="TEXT", help="Only letters whose error has this text in it."),
-        click.option("--letter", metavar="LETTER", help="Only this letter, as `list` and `show` name it."),
-    )  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def _request_options(command: Command) -> Command:
-    add_all = click.option(
-        "--all", "is_all", is_flag=True, help="All letters; needed if no other option selects letters."
-    )
-    as_json = json_option("Print the request as a JSON object.")
-    return _selection_options(add_all(zookeeper_options(as_json(command))))
+_selection_options: Final = options(
+    option("--computation=NAME", "Only letters of this computation."),
+    option("--stream=NAME", "Only records that arrived on this stream."),
+    flag("--timers", "Only timers."),
+    option("--key=KEY", "Only records and timers of this key."),
+    option("--before=TIME", "Only what failed before this time, such as 2026-02-08T10:00:00Z."),
+    option("--error=TEXT", "Only letters whose error has this text in it."),
+    option("--letter=LETTER", "Only this letter, as `list` and `show` name it."),
+)
+_request_options: Final = options(
+    _selection_options,
+    flag("--all is_all", "All letters; needed if no other option selects letters."),
+    zookeeper_options,
+    json_option("Print the request as a JSON object."),
+)
 
 
 def _selection(
@@ -86,7 +78,6 @@ def dead_letters() -> None:
 
 @dead_letters.command(
     "list",
-    cls=TeachingCommand,
     examples=(
         "millpond dead-letters list pond",
         "millpond dead-letters list pond --computation window_counter",
@@ -118,8 +109,6 @@ def list_(store: StoreAt, version: str | None, *, as_json: bool, **selected: Any
 
 
 @dead_letters.command(
-    "show",
-    cls=TeachingCommand,
     examples=(
         "millpond dead-letters show pond flights/0000000001/000000",
         "millpond dead-letters show pond flights/0000000001/000000 --json | jq -r .diagnostics",
@@ -150,8 +139,6 @@ def show(store: StoreAt, letter: str, version: str | None, *, as_json: bool) -> 
 
 
 @dead_letters.command(
-    "retry",
-    cls=TeachingCommand,
     examples=(
         "millpond dead-letters retry pond --all",
         "millpond dead-letters retry pond --computation window_counter --stream flights",
@@ -174,8 +161,6 @@ def retry(store: StoreAt, **options: Any) -> None:
 
 
 @dead_letters.command(
-    "drop",
-    cls=TeachingCommand,
     examples=(
         "millpond dead-letters drop pond --before 2030-01-01T00:00:00Z",
         'millpond dead-letters drop pond --computation window_counter --error "no fields"',
@@ -192,7 +177,7 @@ def drop(store: StoreAt, **options: Any) -> None:
     _ask(store, "drop", **options)
 
 
-@dead_letters.command("withdraw", cls=TeachingCommand, examples=("millpond dead-letters withdraw pond",))
+@dead_letters.command(examples=("millpond dead-letters withdraw pond",))
 @store_argument
 @zookeeper_options
 @json_option("One JSON object per request, one per line.")

@@ -7,9 +7,10 @@ from typing import Final
 
 import click
 
-from millpond.cli.terminal.cli_help import Example, TeachingCommand
+from millpond.cli.terminal.cli_help import Example, command
 from millpond.cli.terminal.opening import StoreAt, store_argument, version_in
-from millpond.cli.terminal.output import json_option, note, print_json, print_table
+from millpond.cli.terminal.options import json_option, number, option, several
+from millpond.cli.terminal.output import note, print_json, print_table
 from millpond.cli.terminal.queries import allow_files_option, told_of_query
 from millpond.executor.replay.difference import StoreDifference, compare_stores
 from millpond.statestore.errors import MillpondError
@@ -20,18 +21,15 @@ _DIFFERENT: Final = 1
 _TROUBLE: Final = 3
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        "millpond fork pond as_it_was",
-        "millpond diff as_it_was pond",
-        Example(
-            "millpond diff pond_of_today pond --version 3 --computation window_counter", exit_code=_DIFFERENT
-        ),
-        Example(
-            'millpond diff pond_of_today pond --version 3 --sql "select kind, count(*) from rows group by kind"',
-            exit_code=_DIFFERENT,
-        ),
+@command(
+    "millpond fork pond as_it_was",
+    "millpond diff as_it_was pond",
+    Example(
+        "millpond diff pond_of_today pond --version 3 --computation window_counter", exit_code=_DIFFERENT
+    ),
+    Example(
+        'millpond diff pond_of_today pond --version 3 --sql "select kind, count(*) from rows group by kind"',
+        exit_code=_DIFFERENT,
     ),
     exit_codes={
         0: "no difference",
@@ -41,22 +39,14 @@ _TROUBLE: Final = 3
 )
 @click.argument("new")
 @store_argument
-@click.option(
-    "--version", "version", metavar="N|NAME",
-    help="The version of STORE: its number, or a savepoint. By default the one that a replay went up to, or the newest.",
-)  # fmt: skip
-@click.option("--new-version", metavar="N|NAME", help="The version of NEW; the newest by default.")
-@click.option(
-    "--computation", "computations", multiple=True, metavar="NAME",
-    help="Only this one, and no sinks; may be repeated.",
-)  # fmt: skip
-@click.option(
-    "--limit", type=click.IntRange(min=0), default=_LIMIT, show_default=True, metavar="N",
-    help="Show so many rows of each.",
-)  # fmt: skip
-@click.option(
-    "--sql", "query", metavar="QUERY", help="Query the differences instead: the tables rows and sink_rows."
+@option(
+    "--version=N|NAME",
+    "The version of STORE: its number, or a savepoint. By default the one that a replay went up to, or the newest.",
 )
+@option("--new-version=N|NAME", "The version of NEW; the newest by default.")
+@several("--computation=NAME computations", "Only this one, and no sinks; may be repeated.")
+@number("--limit", "Show so many rows of each.", _LIMIT, least=0)
+@option("--sql=QUERY query", "Query the differences instead: the tables rows and sink_rows.")
 @allow_files_option
 @json_option("One JSON object: counts, then a line for each row that differs.")
 def diff(

@@ -15,9 +15,10 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from millpond.cli.completion import complete_computation
-from millpond.cli.terminal.cli_help import TeachingCommand
+from millpond.cli.terminal.cli_help import command
 from millpond.cli.terminal.opening import StoreAt, check_computation, store_argument, version_option
-from millpond.cli.terminal.output import json_option, print_json, progress_bar, say
+from millpond.cli.terminal.options import flag, json_option, option
+from millpond.cli.terminal.output import print_json, progress_bar, say
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.store import Store
@@ -34,23 +35,19 @@ _COPY: Final = {
 _DELTA: Final = "delta"
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        "millpond export pond tables",
-        "millpond export pond tables window_counter --format csv",
-        "millpond export pond as_of_12 --version 12 --format delta",
-        "millpond export pond moved --for-load --json | jq .path",
-    ),
+@command(
+    "millpond export pond tables",
+    "millpond export pond tables window_counter --format csv",
+    "millpond export pond as_of_12 --version 12 --format delta",
+    "millpond export pond moved --for-load --json | jq .path",
 )
 @store_argument
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("computations", nargs=-1, shell_complete=complete_computation)
-@click.option(
-    "--format", "format_", type=click.Choice([*_COPY, _DELTA]), default="parquet", show_default=True,
-    help="Files of this format, or Delta tables.",
-)  # fmt: skip
-@click.option("--for-load", is_flag=True, help="Only the columns that `millpond load` takes.")
+@option(
+    "--format format_", "Files of this format, or Delta tables.", choices=[*_COPY, _DELTA], default="parquet"
+)
+@flag("--for-load", "Only the columns that `millpond load` takes.")
 @version_option
 @json_option("One JSON object per table.")
 def export(

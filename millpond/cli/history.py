@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass
 from dataclasses import fields as dataclass_fields
 from typing import Final
 
-import click
-
-from millpond.cli.terminal.cli_help import TeachingCommand
+from millpond.cli.terminal.cli_help import command
 from millpond.cli.terminal.inputs import ConsumedInput, consumed_inputs
 from millpond.cli.terminal.opening import StoreAt, store_argument
-from millpond.cli.terminal.output import json_option, print_json, print_table, time_text
+from millpond.cli.terminal.options import flag, json_option, number
+from millpond.cli.terminal.output import print_json, print_table, time_text
 from millpond.statestore.app_ids import supersteps_of
 from millpond.statestore.catalog.topology import (
     LoggedTopology,
@@ -46,24 +45,18 @@ class _Entry:
     writer: str | None
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        "millpond history pond",
-        "millpond history pond --limit 100",
-        "millpond history pond --topology",
-        "millpond history pond --json | jq 'select(.what == \"fence\")'",
-    ),
+@command(
+    "millpond history pond",
+    "millpond history pond --limit 100",
+    "millpond history pond --topology",
+    "millpond history pond --json | jq 'select(.what == \"fence\")'",
 )
 @store_argument
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=_COMMITS, show_default=True, metavar="N",
-    help="Show at most the newest N commits.",
-)  # fmt: skip
-@click.option(
-    "--topology", "of_topology", is_flag=True,
-    help="Show which computations, sinks and code there were from which version on, oldest first.",
-)  # fmt: skip
+@number("--limit", "Show at most the newest N commits.", _COMMITS)
+@flag(
+    "--topology of_topology",
+    "Show which computations, sinks and code there were from which version on, oldest first.",
+)
 @json_option("One JSON object per line.")
 def history(store: StoreAt, limit: int, *, of_topology: bool, as_json: bool) -> None:
     """Show the commits of STORE, newest first.

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-import click
-
-from millpond.cli.terminal.cli_help import TeachingCommand
+from millpond.cli.terminal.cli_help import command
 from millpond.cli.terminal.opening import StoreAt, store_argument, zookeeper_options
-from millpond.cli.terminal.output import json_option, note, print_json, print_table, say, size_text
+from millpond.cli.terminal.options import json_option, option
+from millpond.cli.terminal.output import note, print_json, print_table, say, size_text
 from millpond.executor.ownership.cuts import CutKind, CutRequest, waiting_requests
 from millpond.executor.pipeline.nodes import DEAD_LETTERS
 from millpond.statestore.errors import InvalidError
@@ -27,24 +26,15 @@ _COMMITS_MAX: Final = 64
 _OWNER_DIGITS: Final = 8
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        "millpond intervals pond",
-        "millpond intervals pond --split window_counter EWR",
-        "millpond intervals pond --merge window_counter JFK",
-        "millpond intervals pond --json | jq 'select(.work_ms > 100)'",
-    ),
+@command(
+    "millpond intervals pond",
+    "millpond intervals pond --split window_counter EWR",
+    "millpond intervals pond --merge window_counter JFK",
+    "millpond intervals pond --json | jq 'select(.work_ms > 100)'",
 )
 @store_argument
-@click.option(
-    "--split", nargs=2, metavar="COMPUTATION KEY",
-    help="Split the interval that has KEY, in front of it.",
-)  # fmt: skip
-@click.option(
-    "--merge", nargs=2, metavar="COMPUTATION KEY",
-    help="Merge the two intervals that meet at KEY.",
-)  # fmt: skip
+@option("--split", "Split the interval that has KEY, in front of it.", nargs=2, metavar="COMPUTATION KEY")
+@option("--merge", "Merge the two intervals that meet at KEY.", nargs=2, metavar="COMPUTATION KEY")
 @zookeeper_options
 @json_option("One JSON object per interval, or per cut that is asked for, one per line.")
 def intervals(

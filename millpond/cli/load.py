@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from millpond.cli.completion import complete_store
-from millpond.cli.terminal.cli_help import Example, TeachingCommand
+from millpond.cli.terminal.cli_help import Example, command
 from millpond.cli.terminal.inputs import load_function, workers_import_from_here
 from millpond.cli.terminal.opening import StoreAt, storage_option, store_argument, zookeeper_options
+from millpond.cli.terminal.options import flag, json_option, number, option
 from millpond.cli.terminal.output import (
-    json_option,
     note,
     print_json,
     print_table,
@@ -34,30 +34,18 @@ _NOT_RUN: Final = "the checkpoint of a Spark query"
 _MICROS: Final = 1_000
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        "millpond load pond counts counts.parquet",
-        "millpond load pond visits counts.jsonl --intervals 8",
-        "millpond load new_pond counts counts.csv --create --json | jq .rows",
-    ),
+@command(
+    "millpond load pond counts counts.parquet",
+    "millpond load pond visits counts.jsonl --intervals 8",
+    "millpond load new_pond counts counts.csv --create --json | jq .rows",
 )
 @store_argument
 @click.argument("computation")
 @click.argument("file", type=click.Path())
-@click.option(
-    "--intervals", type=click.IntRange(min=1), metavar="N",
-    help="Into how many key intervals its keys are cut, if the computation has none yet.",
-)  # fmt: skip
-@click.option(
-    "--codec", "codec_name", type=click.Choice(sorted(_CODECS)), default="json", show_default=True,
-    help="The computation's codec.",
-)  # fmt: skip
-@click.option(
-    "--state-version", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
-    help="The state_version of the code whose states these are.",
-)  # fmt: skip
-@click.option("--create", is_flag=True, help="Create the store if there is none.")
+@number("--intervals", "Into how many key intervals its keys are cut, if the computation has none yet.")
+@option("--codec codec_name", "The computation's codec.", choices=sorted(_CODECS), default="json")
+@number("--state-version", "The state_version of the code whose states these are.", 0, least=0)
+@flag("--create", "Create the store if there is none.")
 @zookeeper_options
 @json_option("Print the result as a JSON object.")
 def load(
@@ -98,65 +86,44 @@ def load(
     )
 
 
-@click.command(
-    "import-checkpoint",
-    cls=TeachingCommand,
-    examples=(
-        Example(
-            "millpond import-checkpoint checkpoints/totals --computation RunningTotal --into pond --dry-run",
-            not_run=_NOT_RUN,
-        ),
-        Example(
-            "millpond import-checkpoint checkpoints/totals --computation RunningTotal --into pond",
-            not_run=_NOT_RUN,
-        ),
-        Example(
-            "millpond import-checkpoint checkpoints/sessions --operator 1 --computation sessions --timeout event"
-            " --into pond --json",
-            not_run=_NOT_RUN,
-        ),
-        Example(
-            "millpond import-checkpoint checkpoints/sums --computation sums --convert sums:state --into pond",
-            not_run=_NOT_RUN,
-        ),
+@command(
+    Example(
+        "millpond import-checkpoint checkpoints/totals --computation RunningTotal --into pond --dry-run",
+        not_run=_NOT_RUN,
+    ),
+    Example(
+        "millpond import-checkpoint checkpoints/totals --computation RunningTotal --into pond",
+        not_run=_NOT_RUN,
+    ),
+    Example(
+        "millpond import-checkpoint checkpoints/sessions --operator 1 --computation sessions --timeout event"
+        " --into pond --json",
+        not_run=_NOT_RUN,
+    ),
+    Example(
+        "millpond import-checkpoint checkpoints/sums --computation sums --convert sums:state --into pond",
+        not_run=_NOT_RUN,
     ),
 )
 @click.argument("checkpoint")
-@click.option(
-    "--operator", type=click.IntRange(min=0), metavar="N",
-    help="Spark's number of the stateful operator, if the query has several.",
-)  # fmt: skip
-@click.option("--computation", required=True, metavar="C", help="The computation that takes the state over.")
-@click.option("--into", required=True, metavar="STORE", shell_complete=complete_store, help="The store.")
-@click.option(
-    "--pipeline", metavar="NAME", help="The computation's pipeline, if that has another name than C."
+@number("--operator", "Spark's number of the stateful operator, if the query has several.", least=0)
+@option("--computation=C", "The computation that takes the state over.", required=True)
+@option("--into=STORE", "The store.", required=True, shell_complete=complete_store)
+@option("--pipeline=NAME", "The computation's pipeline, if that has another name than C.")
+@option("--input=STREAM stream", "The injected stream that resumes the query's sources.", default="input")
+@flag("--no-sources", "Leave the query's sources alone: move the state only.")
+@flag("--plain-key", 'The pipeline\'s key is a column of text (key="card"), not a list of columns.')
+@option("--timeout", "Of applyInPandasWithState: of which time its timeouts are.", choices=sorted(_TIMEOUTS))
+@option(
+    "--event-time=COLUMN",
+    "Of dropDuplicates: the key's column that the watermark is on, so that keys expire.",
 )
-@click.option(
-    "--input", "stream", default="input", show_default=True, metavar="STREAM",
-    help="The injected stream that resumes the query's sources.",
-)  # fmt: skip
-@click.option("--no-sources", is_flag=True, help="Leave the query's sources alone: move the state only.")
-@click.option(
-    "--plain-key", is_flag=True,
-    help='The pipeline\'s key is a column of text (key="card"), not a list of columns.',
-)  # fmt: skip
-@click.option(
-    "--timeout", type=click.Choice(sorted(_TIMEOUTS)),
-    help="Of applyInPandasWithState: of which time its timeouts are.",
-)  # fmt: skip
-@click.option(
-    "--event-time", metavar="COLUMN",
-    help="Of dropDuplicates: the key's column that the watermark is on, so that keys expire.",
-)  # fmt: skip
-@click.option(
-    "--convert", "convert_name", metavar="MODULE:FUNCTION",
-    help="Of an aggregation: makes the state of the key's columns and the buffers, two mappings.",
-)  # fmt: skip
-@click.option(
-    "--intervals", type=click.IntRange(min=1), metavar="N",
-    help="Into how many key intervals the keys are cut.",
-)  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Count, and show some rows; write nothing.")
+@option(
+    "--convert=MODULE:FUNCTION convert_name",
+    "Of an aggregation: makes the state of the key's columns and the buffers, two mappings.",
+)
+@number("--intervals", "Into how many key intervals the keys are cut.")
+@flag("--dry-run", "Count, and show some rows; write nothing.")
 @storage_option
 @zookeeper_options
 @json_option("Print the result as a JSON object.")

@@ -6,11 +6,11 @@ from dataclasses import asdict
 
 import click
 
-from millpond.cli.terminal.cli_help import Example, TeachingCommand
+from millpond.cli.terminal.cli_help import Example, command
 from millpond.cli.terminal.inputs import load_pipeline, wrong_usage
-from millpond.cli.terminal.opening import StoreAt, catalog_option, store_argument, zookeeper_options
+from millpond.cli.terminal.opening import StoreAt, store_argument, zookeeper_options
+from millpond.cli.terminal.options import catalog_option, flag, json_option, option, several
 from millpond.cli.terminal.output import (
-    json_option,
     note,
     number_text,
     print_json,
@@ -34,20 +34,14 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        "millpond gc pond --dry-run",
-        "millpond gc pond --keep 10m",
-        "millpond gc pond --json | jq .kind",
-    ),
+@command(
+    "millpond gc pond --dry-run",
+    "millpond gc pond --keep 10m",
+    "millpond gc pond --json | jq .kind",
 )
 @store_argument
-@click.option("--dry-run", is_flag=True, help="Report what would be deleted, and change nothing.")
-@click.option(
-    "--keep", default="1h", show_default=True, metavar="DURATION",
-    help="How long a version stays readable after it was replaced.",
-)  # fmt: skip
+@flag("--dry-run", "Report what would be deleted, and change nothing.")
+@option("--keep=DURATION", "How long a version stays readable after it was replaced.", default="1h")
 @zookeeper_options
 @catalog_option
 @json_option("One JSON object per kind of garbage, one per line.")
@@ -104,25 +98,20 @@ def _print_collected(result: CollectionRound, *, dry_run: bool) -> None:
     say(f"versions from {result.horizon} on stay readable ({result.held_by})")
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        "millpond upgrade pond --app flights:pipeline --dry-run",
-        "millpond upgrade pond --app flights:pipeline",
-        "millpond upgrade pond --app flights:pipeline --json",
-    ),
+@command(
+    "millpond upgrade pond --app flights:pipeline --dry-run",
+    "millpond upgrade pond --app flights:pipeline",
+    "millpond upgrade pond --app flights:pipeline --json",
     exit_codes={1: "rows that could not be upgraded, or an error, of the store, the data or a service"},
 )
 @store_argument
-@click.option(
-    "--app", required=True, metavar="MODULE:PIPELINE",
-    help="The pipeline, or a function that returns it; modules of the current folder are found.",
-)  # fmt: skip
-@click.option(
-    "--computation", "computations", metavar="C", multiple=True,
-    help="Only this computation's rows; may be repeated.",
-)  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Call the code for every row, and change nothing.")
+@option(
+    "--app=MODULE:PIPELINE",
+    "The pipeline, or a function that returns it; modules of the current folder are found.",
+    required=True,
+)
+@several("--computation=C computations", "Only this computation's rows; may be repeated.")
+@flag("--dry-run", "Call the code for every row, and change nothing.")
 @zookeeper_options
 @json_option("One JSON object per computation, one per line.")
 @click.pass_context
@@ -183,15 +172,12 @@ def _print_upgraded(done: list[Upgraded], *, dry_run: bool) -> None:
         note("no computation of the pipeline declares a state_version")
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        "millpond verify pond",
-        "millpond verify pond --json | jq .path",
-        Example(
-            "millpond verify s3://bucket/pond --zookeeper zk1:2181,zk2:2181",
-            not_run="a bucket and an ensemble",
-        ),
+@command(
+    "millpond verify pond",
+    "millpond verify pond --json | jq .path",
+    Example(
+        "millpond verify s3://bucket/pond --zookeeper zk1:2181,zk2:2181",
+        not_run="a bucket and an ensemble",
     ),
     exit_codes={0: "the store is sound", 1: "the store is damaged, or an error"},
 )

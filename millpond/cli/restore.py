@@ -17,9 +17,10 @@ from urllib.parse import unquote
 import click
 
 from millpond.cli.completion import complete_savepoint
-from millpond.cli.terminal.cli_help import Example, TeachingCommand
+from millpond.cli.terminal.cli_help import Example, command
 from millpond.cli.terminal.opening import StoreAt, read_options, store_argument, version_in, zookeeper_options
-from millpond.cli.terminal.output import json_option, note, print_table, progress_bar, result_as_json, say
+from millpond.cli.terminal.options import flag, json_option, option, several, yes_option
+from millpond.cli.terminal.output import note, print_table, progress_bar, result_as_json, say
 from millpond.executor.replay.repair import SET_ASIDE_FOLDER, hold_store, repair_store
 from millpond.executor.replay.repair_plan import RepairPlan, plan_repair, plan_rewind, sinks_of_rewind
 from millpond.executor.replay.spark_checkpoint import Reached, by_query, reached_batches, rewind_checkpoints
@@ -47,24 +48,20 @@ _KINDS: Final = ("moved", "copy", "restored")
 _WHOLE: Final = "the store is whole: there is nothing to repair"
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        "millpond adopt pond --as moved",
-        "millpond adopt pond_of_today --as copy",
-        "millpond adopt pond --as restored --take-back out/spikes",
-        Example(
-            "millpond adopt s3://bucket/pond --as restored --zookeeper zk1:2181,zk2:2181",
-            not_run="a bucket and an ensemble",
-        ),
+@command(
+    "millpond adopt pond --as moved",
+    "millpond adopt pond_of_today --as copy",
+    "millpond adopt pond --as restored --take-back out/spikes",
+    Example(
+        "millpond adopt s3://bucket/pond --as restored --zookeeper zk1:2181,zk2:2181",
+        not_run="a bucket and an ensemble",
     ),
 )
 @store_argument
-@click.option("--as", "kind", type=click.Choice(_KINDS), required=True, help="What the store is now.")
-@click.option(
-    "--take-back", "sinks", metavar="TABLE", multiple=True,
-    help="A sink's Delta table to take back to where the store is; may be repeated.",
-)  # fmt: skip
+@option("--as kind", "What the store is now.", choices=_KINDS, required=True)
+@several(
+    "--take-back=TABLE sinks", "A sink's Delta table to take back to where the store is; may be repeated."
+)
 @zookeeper_options
 @json_option("One JSON object: which incarnation the store is now, and the sinks that were taken back.")
 def adopt(store: StoreAt, kind: str, sinks: tuple[str, ...], *, as_json: bool) -> None:
@@ -104,15 +101,12 @@ def adopt(store: StoreAt, kind: str, sinks: tuple[str, ...], *, as_json: bool) -
             result["sinks"] += _take_back(sink, options, lineage, supersteps, "is not ahead of the store")
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        "millpond repair pond --dry-run",
-        "millpond repair pond",
-        Example(
-            "millpond repair s3://bucket/pond --zookeeper zk1:2181,zk2:2181 --yes",
-            not_run="a bucket and an ensemble",
-        ),
+@command(
+    "millpond repair pond --dry-run",
+    "millpond repair pond",
+    Example(
+        "millpond repair s3://bucket/pond --zookeeper zk1:2181,zk2:2181 --yes",
+        not_run="a bucket and an ensemble",
     ),
     exit_codes={
         0: "the store is whole",
@@ -120,8 +114,8 @@ def adopt(store: StoreAt, kind: str, sinks: tuple[str, ...], *, as_json: bool) -
     },
 )
 @store_argument
-@click.option("--dry-run", is_flag=True, help="Report what would be done, and change nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@flag("--dry-run", "Report what would be done, and change nothing.")
+@yes_option
 @zookeeper_options
 @json_option("One JSON object: what was done, or would be.")
 @click.pass_context
@@ -212,25 +206,21 @@ def _describe_repair(
         note(f"older versions become unreadable; the old log is copied to rows/{SET_ASIDE_FOLDER}")
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        "millpond rewind pond --version 12 --dry-run",
-        'millpond rewind pond --version "before the sale"',
-        "millpond rewind pond --version 12 --take-back out/spikes --yes",
-    ),
+@command(
+    "millpond rewind pond --version 12 --dry-run",
+    'millpond rewind pond --version "before the sale"',
+    "millpond rewind pond --version 12 --take-back out/spikes --yes",
 )
 @store_argument
-@click.option(
-    "--version", "named", required=True, metavar="N|NAME", shell_complete=complete_savepoint,
-    help="The version to go back to, or its savepoint.",
-)  # fmt: skip
-@click.option(
-    "--take-back", "sinks", metavar="TABLE", multiple=True,
-    help="A sink's Delta table that goes back too; may be repeated.",
-)  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Report what would be undone, and change nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@option(
+    "--version=N|NAME named",
+    "The version to go back to, or its savepoint.",
+    required=True,
+    shell_complete=complete_savepoint,
+)
+@several("--take-back=TABLE sinks", "A sink's Delta table that goes back too; may be repeated.")
+@flag("--dry-run", "Report what would be undone, and change nothing.")
+@yes_option
 @zookeeper_options
 @json_option("One JSON object: what was undone, or would be.")
 def rewind(

@@ -17,9 +17,10 @@ import duckdb
 import pyarrow as pa
 
 from millpond.cli.completion import complete_computation
-from millpond.cli.terminal.cli_help import Example, TeachingCommand
+from millpond.cli.terminal.cli_help import Example, command
 from millpond.cli.terminal.opening import StoreAt, check_computation, store_argument, version_option
-from millpond.cli.terminal.output import json_option, note, print_json, print_table, time_text
+from millpond.cli.terminal.options import json_option, number, option, several
+from millpond.cli.terminal.output import note, print_json, print_table, time_text
 from millpond.cli.terminal.queries import allow_files_option, told_of_query
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.key_text import is_typed
@@ -31,28 +32,22 @@ _COLUMNS: Final = ("timers", "hold", "superstep")
 _EXTRAS: Final = {"record_ids": "ids", "productions": "undelivered"}
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        "millpond rows pond window_counter",
-        "millpond rows pond window_counter --key EWR --key JFK",
-        "millpond rows pond window_counter --key EWR --version 12",
-        Example(
-            """millpond rows pond cards --key '["no", 4711]'""",
-            not_run="a computation whose keys are made of a text and a number",
-        ),
-        "millpond rows pond window_counter --json | jq .state.count",
+@command(
+    "millpond rows pond window_counter",
+    "millpond rows pond window_counter --key EWR --key JFK",
+    "millpond rows pond window_counter --key EWR --version 12",
+    Example(
+        """millpond rows pond cards --key '["no", 4711]'""",
+        not_run="a computation whose keys are made of a text and a number",
     ),
+    "millpond rows pond window_counter --json | jq .state.count",
 )
 @store_argument
 @click.argument("computation", shell_complete=complete_computation)
-@click.option(
-    "--key", "keys", metavar="K", multiple=True,
-    help="Only this key's row; may be repeated. A typed key is a JSON list of its values.",
-)  # fmt: skip
+@several("--key=K keys", "Only this key's row; may be repeated. A typed key is a JSON list of its values.")
 @version_option
 @json_option("One JSON object per line, with every field.")
-@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most N rows; 0 for all.")
+@number("--limit", "At most N rows; 0 for all.", least=0)
 def rows(
     store: StoreAt,
     computation: str,
@@ -215,24 +210,24 @@ def _timer_text(timer: Mapping[str, Any]) -> str:
     return f"{name}{timer['at']} ({timer['domain']})"
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        'millpond sql pond "show tables"',
-        "millpond sql pond \"select key, state ->> 'count' from window_counter\"",
-        'millpond sql pond "select count(*) from window_counter" --version 12',
-        'millpond sql pond "select key, unnest(timers) from alarm" --json',
-        'millpond sql pond "from dead_letters" --format csv > letters.csv',
-        'millpond sql pond "select key, count(*) from record_ids.alarm group by key"',
-    ),
+@command(
+    'millpond sql pond "show tables"',
+    "millpond sql pond \"select key, state ->> 'count' from window_counter\"",
+    'millpond sql pond "select count(*) from window_counter" --version 12',
+    'millpond sql pond "select key, unnest(timers) from alarm" --json',
+    'millpond sql pond "from dead_letters" --format csv > letters.csv',
+    'millpond sql pond "select key, count(*) from record_ids.alarm group by key"',
 )
 @store_argument
 @click.argument("query")
 @version_option
-@click.option(
-    "--format", "shape", type=click.Choice(["table", "json", "csv"]), default="table",
-    help="How to print the answer.",
-)  # fmt: skip
+@option(
+    "--format shape",
+    "How to print the answer.",
+    show_default=False,
+    choices=["table", "json", "csv"],
+    default="table",
+)
 @click.option("--json", "shape", flag_value="json", help="The same as --format json.")
 @allow_files_option
 def sql(store: StoreAt, query: str, version: str | None, shape: str, *, allow_files: bool) -> None:

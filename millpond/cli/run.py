@@ -9,7 +9,7 @@ from typing import Any, Final, TypedDict, get_args
 import click
 
 from millpond.cli.completion import complete_store
-from millpond.cli.terminal.cli_help import TeachingCommand
+from millpond.cli.terminal.cli_help import command
 from millpond.cli.terminal.inputs import (
     input_option,
     load_pipeline,
@@ -19,9 +19,9 @@ from millpond.cli.terminal.inputs import (
     wrong_usage,
 )
 from millpond.cli.terminal.opening import read_options, storage_option, zookeeper_options
+from millpond.cli.terminal.options import cache_option, flag, json_option, number, option
 from millpond.cli.terminal.output import (
     is_terminal,
-    json_option,
     note,
     print_table,
     result_as_json,
@@ -39,7 +39,6 @@ from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
 from millpond.statestore.types import DURABILITIES, Durability
 
-_MIB: Final = 512
 _COUNTS: Final = (
     "injected",
     "records",
@@ -73,46 +72,45 @@ class _Wanted:
     shows: bool
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        "millpond run flights:pipeline --store pond --input flights=flights --more-to-come",
-        "millpond run flights:pipeline --store pond --input flights=flights",
-        "millpond run flights:pipeline --store other_pond --inputs flights:inputs --json | jq .run",
-        "millpond run flights:pipeline --store big_pond --input flights=flights --spark",
-    ),
+@command(
+    "millpond run flights:pipeline --store pond --input flights=flights --more-to-come",
+    "millpond run flights:pipeline --store pond --input flights=flights",
+    "millpond run flights:pipeline --store other_pond --inputs flights:inputs --json | jq .run",
+    "millpond run flights:pipeline --store big_pond --input flights=flights --spark",
 )
 @click.argument("pipeline", metavar="MODULE:PIPELINE")
-@click.option(
-    "--store", required=True, metavar="STORE", shell_complete=complete_store,
-    help="Folder or URL of the store, made if it is not there.",
-)  # fmt: skip
+@option(
+    "--store=STORE",
+    "Folder or URL of the store, made if it is not there.",
+    required=True,
+    shell_complete=complete_store,
+)
 @input_option
-@click.option(
-    "--more-to-come", is_flag=True,
-    help="Later runs bring more: leave windows open and timers waiting where the watermark has not passed them.",
-)  # fmt: skip
-@click.option("--spark", is_flag=True, help="Run on Spark, in the session that its configuration describes.")
-@click.option(
-    "--intervals", type=click.IntRange(min=1), metavar="N",
-    help="Key intervals of a computation at its first input; by default 1, on Spark its parallelism.",
-)  # fmt: skip
-@click.option(
-    "--cache-mib", type=click.IntRange(min=0), default=_MIB, show_default=True, metavar="N",
-    help="Memory for rows of state, of each process.",
-)  # fmt: skip
-@click.option(
-    "--durability", type=click.Choice(DURABILITIES),
-    help="What commits to a local folder survive: the end of the process, or with disk a power cut too.",
-)  # fmt: skip
-@click.option(
-    "--on-held", type=click.Choice(get_args(OnHeld)), default="take", show_default=True,
-    help="What to do if another process runs the pipeline on this store.",
-)  # fmt: skip
-@click.option("--accept-ended", is_flag=True, help="Take records of an input that has ended, as late ones.")
+@flag(
+    "--more-to-come",
+    "Later runs bring more: leave windows open and timers waiting where the watermark has not passed them.",
+)
+@flag("--spark", "Run on Spark, in the session that its configuration describes.")
+@number(
+    "--intervals",
+    "Key intervals of a computation at its first input; by default 1, on Spark its parallelism.",
+)
+@cache_option
+@option(
+    "--durability",
+    "What commits to a local folder survive: the end of the process, or with disk a power cut too.",
+    choices=DURABILITIES,
+)
+@option(
+    "--on-held",
+    "What to do if another process runs the pipeline on this store.",
+    choices=get_args(OnHeld),
+    default="take",
+)
+@flag("--accept-ended", "Take records of an input that has ended, as late ones.")
 @zookeeper_options
 @storage_option
-@click.option("--quiet", is_flag=True, help="Show no progress.")
+@flag("--quiet", "Show no progress.")
 @json_option("One JSON object: the run's summary.")
 def run(
     pipeline: str,

@@ -10,12 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-import click
-
-from millpond.cli.terminal.cli_help import Example, TeachingCommand
+from millpond.cli.terminal.cli_help import Example, command
 from millpond.cli.terminal.inputs import ConsumedInput, consumed_inputs
-from millpond.cli.terminal.opening import StoreAt, catalog_option, store_argument
-from millpond.cli.terminal.output import json_option, note, print_json, print_table, say, size_text, time_text
+from millpond.cli.terminal.opening import StoreAt, store_argument
+from millpond.cli.terminal.options import catalog_option, flag, json_option
+from millpond.cli.terminal.output import note, print_json, print_table, say, size_text, time_text
 from millpond.executor.inputs.positions import current_name
 from millpond.executor.pipeline.nodes import DEAD_LETTERS
 from millpond.statestore.app_ids import AppId, supersteps_of
@@ -29,20 +28,15 @@ from millpond.statestore.store import Store
 _TOTALS: Final = ("records", "late", "dropped", "duplicates", "timers", "productions", "dead_letters")
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        "millpond status pond",
-        "millpond status pond --json | jq .computations",
-        Example(
-            "millpond status s3://bucket/pond --storage-option aws_region=eu-central-1", not_run="a bucket"
-        ),
-    ),
+@command(
+    "millpond status pond",
+    "millpond status pond --json | jq .computations",
+    Example("millpond status s3://bucket/pond --storage-option aws_region=eu-central-1", not_run="a bucket"),
     exit_codes={1: "an error; with --check also: there are dead letters"},
 )
 @store_argument
 @catalog_option
-@click.option("--check", is_flag=True, help="Exit with 1 if there are dead letters.")
+@flag("--check", "Exit with 1 if there are dead letters.")
 @json_option("One JSON object with everything.")
 def status(store: StoreAt, catalog: str | None, *, check: bool, as_json: bool) -> None:
     """Show the contents of STORE and the progress of its pipelines.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from millpond.cli.completion import complete_savepoint
-from millpond.cli.terminal.cli_help import TeachingCommand
+from millpond.cli.terminal.cli_help import command
 from millpond.cli.terminal.inputs import input_option, load_pipeline, read_frames, read_inputs, wrong_usage
 from millpond.cli.terminal.opening import (
     StoreAt,
@@ -17,8 +17,8 @@ from millpond.cli.terminal.opening import (
     version_option,
     zookeeper_options,
 )
+from millpond.cli.terminal.options import cache_option, flag, json_option, number, option
 from millpond.cli.terminal.output import (
-    json_option,
     print_json,
     print_table,
     progress_bar,
@@ -33,25 +33,18 @@ from millpond.executor.replay.replay import replay as replay_rows
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 
-_MIB: Final = 512
 
-
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        'millpond savepoint pond "before the upgrade"',
-        "millpond savepoint pond spring --version 12",
-        "millpond savepoint pond",
-        'millpond sql pond "select count(*) from window_counter" --version "before the upgrade"',
-        'millpond savepoint pond "before the upgrade" --drop',
-    ),
+@command(
+    'millpond savepoint pond "before the upgrade"',
+    "millpond savepoint pond spring --version 12",
+    "millpond savepoint pond",
+    'millpond sql pond "select count(*) from window_counter" --version "before the upgrade"',
+    'millpond savepoint pond "before the upgrade" --drop',
 )
 @store_argument
 @click.argument("name", required=False, shell_complete=complete_savepoint)
-@click.option(
-    "--version", type=click.IntRange(min=0), metavar="N", help="The version to keep; by default the newest."
-)
-@click.option("--drop", is_flag=True, help="Drop the savepoint: its version may be collected from now on.")
+@number("--version", "The version to keep; by default the newest.", least=0)
+@flag("--drop", "Drop the savepoint: its version may be collected from now on.")
 @zookeeper_options
 @json_option("One JSON object per savepoint, one per line.")
 def savepoint(store: StoreAt, name: str | None, version: int | None, *, drop: bool, as_json: bool) -> None:
@@ -88,13 +81,10 @@ def savepoint(store: StoreAt, name: str | None, version: int | None, *, drop: bo
         say(message)
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        "millpond fork pond what_if",
-        "millpond fork pond as_of_12 --version 12",
-        'millpond fork pond without_the_sale --version "before the sale" --json | jq .version',
-    ),
+@command(
+    "millpond fork pond what_if",
+    "millpond fork pond as_of_12 --version 12",
+    'millpond fork pond without_the_sale --version "before the sale" --json | jq .version',
 )
 @store_argument
 @click.argument("new")
@@ -127,40 +117,33 @@ def fork(store: StoreAt, new: str, version: str | None, *, as_json: bool) -> Non
     )
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        'millpond replay pond what_if --version "before the sale" --app flights:pipeline --input flights=flights',
-        "millpond diff what_if pond",
-        "millpond replay pond up_to_9 --version 3 --until 9 --app flights:pipeline --input flights=flights",
-        "millpond replay pond at_once --version 0 --app flights:pipeline --input flights=flights --all-at-once --json",
-    ),
+@command(
+    'millpond replay pond what_if --version "before the sale" --app flights:pipeline --input flights=flights',
+    "millpond diff what_if pond",
+    "millpond replay pond up_to_9 --version 3 --until 9 --app flights:pipeline --input flights=flights",
+    "millpond replay pond at_once --version 0 --app flights:pipeline --input flights=flights --all-at-once --json",
 )
 @store_argument
 @click.argument("new")
-@click.option(
-    "--version", "version", required=True, metavar="N|NAME",
-    help="The version of STORE to begin with: its number (see `millpond history`), or a savepoint.",
-)  # fmt: skip
-@click.option("--until", metavar="N|NAME", help="The version of STORE to go up to; the newest by default.")
-@click.option(
-    "--app", required=True, metavar="MODULE:PIPELINE",
-    help="The code: a `Pipeline`, or a function without arguments that returns one.",
-)  # fmt: skip
+@option(
+    "--version=N|NAME",
+    "The version of STORE to begin with: its number (see `millpond history`), or a savepoint.",
+    required=True,
+)
+@option("--until=N|NAME", "The version of STORE to go up to; the newest by default.")
+@option(
+    "--app=MODULE:PIPELINE",
+    "The code: a `Pipeline`, or a function without arguments that returns one.",
+    required=True,
+)
 @input_option
-@click.option(
-    "--since-version", is_flag=True,
-    help="The inputs hold only what STORE consumed after the version, not all from the beginning.",
-)  # fmt: skip
-@click.option(
-    "--all-at-once", is_flag=True,
-    help="Give the input to the code in one run, instead of repeating the supersteps of STORE.",
-)  # fmt: skip
-@click.option("--spark", is_flag=True, help="Run on Spark, on the sources of STORE; implies --all-at-once.")
-@click.option(
-    "--cache-mib", type=click.IntRange(min=0), default=_MIB, show_default=True, metavar="N",
-    help="Memory for rows of state, of each process.",
-)  # fmt: skip
+@flag(
+    "--since-version",
+    "The inputs hold only what STORE consumed after the version, not all from the beginning.",
+)
+@flag("--all-at-once", "Give the input to the code in one run, instead of repeating the supersteps of STORE.")
+@flag("--spark", "Run on Spark, on the sources of STORE; implies --all-at-once.")
+@cache_option
 @json_option("One JSON object: what was replayed.")
 def replay(
     store: StoreAt,

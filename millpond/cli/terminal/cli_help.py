@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Final, Self
@@ -75,11 +75,20 @@ class TeachingCommand(click.Command):
         super().format_epilog(ctx, formatter)
 
 
+def command(
+    *examples: str, exit_codes: Mapping[int, str] = _NO_CODES
+) -> Callable[[Callable[..., Any]], TeachingCommand]:
+    """Make a function a `TeachingCommand`."""
+    return click.command(cls=TeachingCommand, examples=examples, exit_codes=exit_codes)
+
+
 class TeachingGroup(click.Group):
     """A group of commands that turns a `MillpondError` into a message on standard error and exit code 1.
 
     A command of ``homes`` is imported from its module when it is used. Its function has the command's name.
     """
+
+    command_class = TeachingCommand
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from millpond.cli.terminal.options import option, options, several
 from millpond.cli.terminal.row_files import RowFiles, stream_of_files
 from millpond.executor.inputs.extraction import RowsLike
 from millpond.executor.inputs.positions import BOUNDED_SOURCE, LOCAL_SOURCE
@@ -147,18 +148,18 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(known[:_NAMES_SHOWN]) + more or "none"
 
 
-def input_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options --input and --inputs to a command, as ``inputs`` and ``inputs_of``."""
-    add_files = click.option(
-        "--input", "inputs", metavar="STREAM=PATH", multiple=True,
-        help="A file or a folder of Parquet, JSON (an object per line) or CSV files for an injected stream; once for "
-        "each stream.",
-    )  # fmt: skip
-    add_function = click.option(
-        "--inputs", "inputs_of", metavar="MODULE:FUNCTION",
-        help="A function that returns the inputs as a dict: rows by stream, as `LocalRunner.run` takes them.",
-    )  # fmt: skip
-    return add_files(add_function(command))
+input_option: Final = options(
+    several(
+        "--input=STREAM=PATH inputs",
+        "A file or a folder of Parquet, JSON (an object per line) or CSV files for an injected stream; once for each "
+        "stream.",
+    ),
+    option(
+        "--inputs=MODULE:FUNCTION inputs_of",
+        "A function that returns the inputs as a dict: rows by stream, as `LocalRunner.run` takes them.",
+    ),
+)
+"""The options --input and --inputs, as ``inputs`` and ``inputs_of``."""
 
 
 def read_inputs(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import click
 
 from millpond.cli.completion import complete_savepoint, complete_store
+from millpond.cli.terminal.options import Command, option, options, several
 from millpond.cli.terminal.output import note
 from millpond.statestore.errors import ConflictError, InvalidError, did_you_mean
 from millpond.statestore.history.savepoint import Savepoint
@@ -21,8 +22,6 @@ from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.store import Store
 
 _OPTIONS_VARIABLE: Final = "MILLPOND_STORAGE_OPTIONS_FILE"
-
-Command: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,26 +101,18 @@ def storage_option(command: Command) -> Command:
         in_file = () if options_file is None else options_in(options_file)
         return command(*arguments, storage_options=(*in_file, *storage_options), **options)
 
-    add_option = click.option(
-        "--storage-option", "storage_options", metavar="NAME=VALUE", multiple=True,
-        help="An endpoint or another option of an object store; may be repeated. Every user of the machine can read it "
+    add_option = several(
+        "--storage-option=NAME=VALUE storage_options",
+        "An endpoint or another option of an object store; may be repeated. Every user of the machine can read it "
         "in the list of processes: keep secrets in a file, or in the environment (AWS_SECRET_ACCESS_KEY and so on).",
-    )  # fmt: skip
-    add_file = click.option(
-        "--storage-options-file", "options_file", metavar="FILE", envvar=_OPTIONS_VARIABLE,
-        help='TOML file with options of an object store, as in aws_secret_access_key = "…"; also the environment\'s '
+    )
+    add_file = option(
+        "--storage-options-file=FILE options_file",
+        'TOML file with options of an object store, as in aws_secret_access_key = "…"; also the environment\'s '
         f"{_OPTIONS_VARIABLE}.",
-    )  # fmt: skip
+        envvar=_OPTIONS_VARIABLE,
+    )
     return add_option(add_file(given))
-
-
-def catalog_option(command: Command) -> Command:
-    """Add the option --catalog to a command."""
-    return click.option(
-        "--catalog", metavar="URL", envvar="MILLPOND_CATALOG",
-        help="SQLAlchemy URL of the catalog, unless in the store's folder; with a password rather in the environment's "
-        "MILLPOND_CATALOG, because every user of the machine can read the list of processes.",
-    )(command)  # fmt: skip
 
 
 def options_in(file: str) -> tuple[str, ...]:
@@ -138,27 +129,6 @@ def options_in(file: str) -> tuple[str, ...]:
     return tuple(f"{name}={value}" for name, value in options.items())
 
 
-def version_option(command: Command) -> Command:
-    """Add the option --version, which selects an older table version by its number or its savepoint."""
-    return click.option(
-        "--version", "version", metavar="N|NAME", shell_complete=complete_savepoint,
-        help="Show the store as it was at table version N (see `millpond history`), or at savepoint NAME.",
-    )(command)  # fmt: skip
-
-
-def zookeeper_options(command: Command) -> Command:
-    """Add the options --zookeeper and --zookeeper-security, which name the store's ensemble."""
-    add_hosts = click.option(
-        "--zookeeper", metavar="HOSTS", help="The store's ensemble, unless it has its own server."
-    )
-    add_security = click.option(
-        "--zookeeper-security", type=_SecurityFile(), metavar="FILE",
-        help="TOML file with TLS and credentials for the ensemble; by default the environment's "
-        "MILLPOND_ZOOKEEPER_….",
-    )  # fmt: skip
-    return add_hosts(add_security(command))
-
-
 class _SecurityFile(click.ParamType[ZooKeeperSecurity]):
     name = "file"
 
@@ -167,6 +137,24 @@ class _SecurityFile(click.ParamType[ZooKeeperSecurity]):
     ) -> ZooKeeperSecurity:
         del param, ctx
         return value if isinstance(value, ZooKeeperSecurity) else ZooKeeperSecurity.from_file(str(value))
+
+
+version_option: Final = option(
+    "--version=N|NAME",
+    "Show the store as it was at table version N (see `millpond history`), or at savepoint NAME.",
+    shell_complete=complete_savepoint,
+)
+"""Selects an older table version by its number or its savepoint."""
+
+zookeeper_options: Final = options(
+    option("--zookeeper=HOSTS", "The store's ensemble, unless it has its own server."),
+    option(
+        "--zookeeper-security=FILE",
+        "TOML file with TLS and credentials for the ensemble; by default the environment's MILLPOND_ZOOKEEPER_….",
+        type=_SecurityFile(),
+    ),
+)
+"""The options that name the store's ensemble."""
 
 
 def check_computation(snapshot: Snapshot, computation: str) -> None:

@@ -77,11 +77,6 @@ def print_json(values: Iterable[Mapping[str, object]]) -> None:
         click.echo(visible_json(json.dumps(value, ensure_ascii=False, default=str)))
 
 
-def json_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the option --json to a command, as ``as_json``."""
-    return click.option("--json", "as_json", is_flag=True, help=help_text)
-
-
 @contextmanager
 def result_as_json(as_json: bool) -> Iterator[dict[str, Any]]:
     """Yield a dict for the command's result, and print it at the end if ``as_json``.

@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from textwrap import indent
 from typing import Final
 
-import click
 import duckdb
 
+from millpond.cli.terminal.options import flag
 from millpond.statestore.errors import InvalidError
 
-allow_files_option: Final = click.option(
-    "--allow-files", is_flag=True,
-    help="Let the query read and write files, attach databases, load extensions and change settings.",
-)  # fmt: skip
+allow_files_option: Final = flag(
+    "--allow-files",
+    "Let the query read and write files, attach databases, load extensions and change settings.",
+)
 
 
 @contextmanager
