@@ -11,7 +11,7 @@ import click
 from millpond.cli.terminal.cli_help import TeachingGroup
 from millpond.cli.terminal.opening import StoreAt, store_argument, version_option, zookeeper_options
 from millpond.cli.terminal.options import flag, json_option, option, options
-from millpond.cli.terminal.output import note, print_json, print_table, say
+from millpond.cli.terminal.output import note, print_json, print_rows, say
 from millpond.executor.superstep.letter_retries import (
     LetterAction,
     LetterRequest,
@@ -99,12 +99,9 @@ def list_(store: StoreAt, version: str | None, *, as_json: bool, **selected: Any
         found = stored_letters(snapshot, opened.objects)
         groups = _grouped(one for one in found if selection.has(one))
         waiting = waiting_letter_requests(snapshot.txns)
-    if as_json:
-        print_json(groups)
-        return
     columns = ("computation", "stream", "error", "letters", "newest", "sample", "key", "value", "lost")
-    print_table("", columns, map(_row, groups))
-    for request in waiting:
+    print_rows(groups, columns, map(_row, groups), as_json=as_json)
+    for request in () if as_json else waiting:
         note(f"waits for the pipeline {request.pipeline}: {request.action} {_words(request)}")
 
 

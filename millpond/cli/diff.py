@@ -10,7 +10,7 @@ import click
 from millpond.cli.terminal.cli_help import Example, command
 from millpond.cli.terminal.opening import StoreAt, store_argument, version_in
 from millpond.cli.terminal.options import json_option, number, option, several
-from millpond.cli.terminal.output import note, print_json, print_table
+from millpond.cli.terminal.output import note, print_json, print_rows, print_table
 from millpond.cli.terminal.queries import allow_files_option, told_of_query
 from millpond.executor.replay.difference import StoreDifference, compare_stores
 from millpond.statestore.errors import MillpondError
@@ -85,10 +85,7 @@ def diff(
             connection = difference.to_duckdb(allow_files=allow_files).execute(query)
             names = [name for name, *_ in connection.description or ()]
             rows = [tuple(row) for row in connection.fetchall()]
-        if as_json:
-            print_json(dict(zip(names, row, strict=True)) for row in rows)
-        else:
-            print_table("", names, rows)
+        print_rows((dict(zip(names, row, strict=True)) for row in rows), names, rows, as_json=as_json)
     elif as_json:
         _print_lines(difference, limit)
     else:

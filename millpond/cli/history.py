@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from dataclasses import fields as dataclass_fields
-from typing import Final
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any, Final
 
 from millpond.cli.terminal.cli_help import command
-from millpond.cli.terminal.inputs import ConsumedInput, consumed_inputs
+from millpond.cli.terminal.inputs import consumed_inputs
 from millpond.cli.terminal.opening import StoreAt, store_argument
 from millpond.cli.terminal.options import flag, json_option, number
-from millpond.cli.terminal.output import print_json, print_table, time_text
+from millpond.cli.terminal.output import print_rows, time_text
 from millpond.statestore.app_ids import supersteps_of
 from millpond.statestore.catalog.topology import (
     LoggedTopology,
@@ -26,23 +25,6 @@ from millpond.statestore.log.action import Add, Remove
 _COMMITS: Final = 20
 _WRITER_DIGITS: Final = 8
 _CODE_DIGITS: Final = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
-    """One commit, as the command prints it."""
-
-    version: int
-    at: str | None
-    what: str
-    pipeline: str | None
-    superstep: int | None
-    records: int | None
-    intervals: int
-    files_added: int
-    files_removed: int
-    inputs: tuple[ConsumedInput, ...]
-    writer: str | None
 
 
 @command(
@@ -77,18 +59,18 @@ def history(store: StoreAt, limit: int, *, of_topology: bool, as_json: bool) -> 
     with store.to_read() as opened:
         newest = opened.snapshot().version
         if of_topology:
-            _print_topologies(logged_topologies(opened.log, newest)[-limit:], as_json=as_json)
+            topologies = logged_topologies(opened.log, newest)[-limit:]
+            columns = ("version", "at", "pipeline", "by", "computations", "sinks", "changes")
+            print_rows(map(_topology, topologies), columns, map(_topology_row, topologies), as_json=as_json)
             return
         entries = [_entry(commit) for commit in newest_commits(opened.log, newest, limit)]
-    if as_json:
-        print_json(map(asdict, entries))
-        return
     columns = ("version", "at", "what", "pipeline", "superstep", "records", "intervals", "+files", "-files")
-    print_table("", (*columns, "consumed", "writer"), map(_row, entries))
+    shown = (entry | {"inputs": [*map(asdict, entry["inputs"])]} for entry in entries)
+    print_rows(shown, (*columns, "consumed", "writer"), map(_row, entries), as_json=as_json)
 
 
-def _row(entry: _Entry) -> tuple[object, ...]:
-    *fields, inputs, writer = (getattr(entry, field.name) for field in dataclass_fields(entry))
+def _row(entry: Mapping[str, Any]) -> tuple[object, ...]:
+    *fields, inputs, writer = entry.values()
     consumed = ", ".join(f"{one.input}: {one.position}" for one in inputs)
     return (*fields, consumed, (writer or "")[:_WRITER_DIGITS])
 
@@ -98,23 +80,24 @@ def _offsets(metadata: Mapping[str, object]) -> dict[str, str]:
     return {app_id: str(at) for app_id, at in told.items()} if isinstance(told, Mapping) else {}
 
 
-def _entry(commit: LoggedCommit) -> _Entry:
+def _entry(commit: LoggedCommit) -> dict[str, Any]:
+    """Return one commit with the fields that the command prints, in their order."""
     pipeline, superstep = next(iter(supersteps_of(commit.txns).items()), (None, None))
     metadata = commit.metadata
     operation = "unknown" if commit.info is None else commit.info.operation
-    return _Entry(
-        version=commit.version,
-        at=time_text(commit.wall_us),
-        what=str(metadata.get("kind", operation)),
-        pipeline=pipeline,
-        superstep=superstep,
-        records=None if superstep is None else _records(metadata),
-        intervals=sum(Interval.from_app_id(app_id) is not None for app_id in commit.txns),
-        files_added=sum(isinstance(action, Add) for action in commit.actions),
-        files_removed=sum(isinstance(action, Remove) for action in commit.actions),
-        inputs=tuple(consumed_inputs(commit.txns, _offsets(metadata))),
-        writer=str(metadata["writer"]) if "writer" in metadata else None,
-    )
+    return {
+        "version": commit.version,
+        "at": time_text(commit.wall_us),
+        "what": str(metadata.get("kind", operation)),
+        "pipeline": pipeline,
+        "superstep": superstep,
+        "records": None if superstep is None else _records(metadata),
+        "intervals": sum(Interval.from_app_id(app_id) is not None for app_id in commit.txns),
+        "files_added": sum(isinstance(action, Add) for action in commit.actions),
+        "files_removed": sum(isinstance(action, Remove) for action in commit.actions),
+        "inputs": consumed_inputs(commit.txns, _offsets(metadata)),
+        "writer": str(metadata["writer"]) if "writer" in metadata else None,
+    }
 
 
 def _records(metadata: Mapping[str, object]) -> int:
@@ -123,14 +106,6 @@ def _records(metadata: Mapping[str, object]) -> int:
         counts = metadata.get("counts")
         records = counts.get("records") if isinstance(counts, Mapping) else None
     return records if isinstance(records, int) else 0
-
-
-def _print_topologies(topologies: Iterable[LoggedTopology], *, as_json: bool) -> None:
-    if as_json:
-        print_json(_topology(one) for one in topologies)
-    else:
-        columns = ("version", "at", "pipeline", "by", "computations", "sinks", "changes")
-        print_table("", columns, map(_topology_row, topologies))
 
 
 def _topology_row(one: LoggedTopology) -> tuple[object, ...]:

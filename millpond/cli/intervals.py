@@ -9,7 +9,7 @@ from typing import Any, Final
 from millpond.cli.terminal.cli_help import command
 from millpond.cli.terminal.opening import StoreAt, store_argument, zookeeper_options
 from millpond.cli.terminal.options import json_option, option
-from millpond.cli.terminal.output import note, print_json, print_table, say, size_text
+from millpond.cli.terminal.output import note, print_json, print_rows, say, size_text
 from millpond.executor.ownership.cuts import CutKind, CutRequest, waiting_requests
 from millpond.executor.pipeline.nodes import DEAD_LETTERS
 from millpond.statestore.errors import InvalidError
@@ -68,12 +68,9 @@ def intervals(
         snapshot = opened.snapshot()
         entries = _entries(opened, snapshot)
         waiting = waiting_requests(snapshot.txns)
-    if as_json:
-        print_json(entries)
-        return
     columns = ("computation", "from", "to", "rows", "bytes", "shared", "ms", "records", "lease")
-    print_table("", (*columns, "owner", "home"), map(_row, entries))
-    for request in waiting:
+    print_rows(entries, (*columns, "owner", "home"), map(_row, entries), as_json=as_json)
+    for request in () if as_json else waiting:
         note(f"waits for the pipeline: {request.kind} {request.computation} {request.key}")
 
 

@@ -20,7 +20,7 @@ from millpond.cli.terminal.opening import (
 from millpond.cli.terminal.options import cache_option, flag, json_option, number, option
 from millpond.cli.terminal.output import (
     print_json,
-    print_table,
+    print_rows,
     progress_bar,
     result_as_json,
     say,
@@ -60,11 +60,8 @@ def savepoint(store: StoreAt, name: str | None, version: int | None, *, drop: bo
         if drop or version is not None:
             raise InvalidError("which savepoint? give its NAME")
         with store.to_read() as opened:
-            known = opened.savepoints()
-        if as_json:
-            print_json(map(asdict, known))
-        else:
-            print_table("", ("savepoint", "version"), [(one.name, one.version) for one in known])
+            known = [asdict(one) for one in opened.savepoints()]
+        print_rows(known, ("savepoint", "version"), [(*one.values(),) for one in known], as_json=as_json)
         return
     if drop and version is not None:
         raise InvalidError("a savepoint is dropped by its name alone, without --version")

@@ -77,6 +77,20 @@ def print_json(values: Iterable[Mapping[str, object]]) -> None:
         click.echo(visible_json(json.dumps(value, ensure_ascii=False, default=str)))
 
 
+def print_rows(
+    values: Iterable[Mapping[str, object]],
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    as_json: bool,
+) -> None:
+    """Print one JSON object per line, or a table without a title."""
+    if as_json:
+        print_json(values)
+    else:
+        print_table("", columns, rows)
+
+
 @contextmanager
 def result_as_json(as_json: bool) -> Iterator[dict[str, Any]]:
     """Yield a dict for the command's result, and print it at the end if ``as_json``.
