@@ -88,8 +88,7 @@ def _collected(result: CollectionRound) -> list[dict[str, object]]:
 
 def _print_collected(result: CollectionRound, *, dry_run: bool) -> None:
     rows = [
-        (collection.kind, len(collection.paths), len(collection.made), size_text(collection.freed_bytes))
-        for collection in result.collections
+        (one.kind, len(one.paths), len(one.made), size_text(one.freed_bytes)) for one in result.collections
     ]
     print_table("", ("kind", f"files {'would go' if dry_run else 'gone'}", "files made", "bytes"), rows)
     for collection in result.collections:

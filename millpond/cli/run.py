@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final, TypedDict, get_args
+from typing import Any, Final, get_args
 
 import click
 
@@ -36,8 +36,7 @@ from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.run.run import RunSummary
 from millpond.executor.spark.worker_process import use_frugal_allocator
 from millpond.statestore.leases.lease import OnHeld
-from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
-from millpond.statestore.types import DURABILITIES, Durability
+from millpond.statestore.types import DURABILITIES
 
 _COUNTS: Final = (
     "injected",
@@ -51,16 +50,6 @@ _COUNTS: Final = (
 )
 
 
-class _Options(TypedDict):
-    zookeeper: str | None
-    zookeeper_security: ZooKeeperSecurity | None
-    storage_options: Mapping[str, str]
-    durability: Durability | None
-    cache_mib: int
-    on_held: OnHeld
-    accept_ended: bool
-
-
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     pipeline: EnginePipeline
@@ -70,6 +59,7 @@ class _Wanted:
     intervals: int | None
     finish: bool
     shows: bool
+    options: Mapping[str, Any]  # as both runners take them
 
 
 @command(
@@ -140,26 +130,26 @@ def run(
 
     On Spark the same files are streams, whose checkpoints lie in the store's folder.
     """
-    options: _Options = {"storage_options": read_options(storage_options), **given}  # type: ignore[typeddict-item]
+    options = {"storage_options": read_options(storage_options), **given}
     # From here on, because output of the user's code must not mix with the result.
     with result_as_json(as_json) as result:
         with wrong_usage():
             loaded = load_pipeline(pipeline)
-        wanted = _Wanted(loaded, store, inputs, inputs_of, intervals, not more_to_come, not quiet)
-        summary = _run_on_spark(wanted, options) if spark else _run_here(wanted, options)
+        wanted = _Wanted(loaded, store, inputs, inputs_of, intervals, not more_to_come, not quiet, options)
+        summary = _run_on_spark(wanted) if spark else _run_here(wanted)
         result |= {"pipeline": loaded.name, "store": store, **asdict(summary)}
         result |= {"watermark": time_text(summary.watermark)}
     if not as_json:
         _print(loaded.name, summary)
 
 
-def _run_here(wanted: _Wanted, options: _Options) -> RunSummary:
+def _run_here(wanted: _Wanted) -> RunSummary:
     with wrong_usage():
         given = read_inputs(wanted.pipeline, wanted.inputs, wanted.inputs_of)
     use_frugal_allocator()
     has_bar = wanted.shows and is_terminal()
     runner = LocalRunner(
-        wanted.store, intervals=wanted.intervals or 1, progress=wanted.shows and not has_bar, **options
+        wanted.store, intervals=wanted.intervals or 1, progress=wanted.shows and not has_bar, **wanted.options
     )
     if not has_bar:
         return runner.run(wanted.pipeline, given, finish=wanted.finish)
@@ -172,7 +162,7 @@ def _source(rows: RowsLike) -> RowSource:
     return rows if isinstance(rows, RowSource) else source_of(rows_from(rows))
 
 
-def _run_on_spark(wanted: _Wanted, options: _Options) -> RunSummary:
+def _run_on_spark(wanted: _Wanted) -> RunSummary:
     from millpond.executor.spark.runner import SparkRunner
     from millpond.executor.spark.session import spark_session
 
@@ -181,7 +171,7 @@ def _run_on_spark(wanted: _Wanted, options: _Options) -> RunSummary:
     with wrong_usage():
         given = read_frames(wanted.pipeline, wanted.inputs, wanted.inputs_of, session)
     runner = SparkRunner(
-        wanted.store, spark=session, intervals=wanted.intervals, progress=wanted.shows, **options
+        wanted.store, spark=session, intervals=wanted.intervals, progress=wanted.shows, **wanted.options
     )
     return runner.run(wanted.pipeline, given, finish=wanted.finish)
 

@@ -152,46 +152,36 @@ def _code_versions(store: Store) -> dict[str, int]:
 
 def _print(description: Mapping[str, Any]) -> None:
     committed_at = description["committed_at"] or "before the start of the remaining log"
-    pipelines = description["pipelines"]
     say(f"store     {description['store']} ({description['store_id']})")
     say(f"version   {description['version']}, committed {committed_at}")
     say(f"rows      {description['files']:,} files, {size_text(description['size_bytes'])}")
-    if pipelines:
-        rows = [
-            (pipeline["pipeline"], pipeline["superstep"], *map(pipeline["totals"].get, _TOTALS))
-            for pipeline in pipelines
-        ]
-        totals = [name.replace("_", " ") for name in _TOTALS]
-        print_table("Pipelines", ("pipeline", "superstep", *totals), rows)
+    for title, columns, rows in _tables(description):
+        if rows:
+            print_table(title, columns, rows)
+
+
+def _tables(
+    description: Mapping[str, Any],
+) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[object]]]]:
+    pipelines, computations = description["pipelines"], description["computations"]
+    totals = [name.replace("_", " ") for name in _TOTALS]
+    rows = [(one["pipeline"], one["superstep"], *map(one["totals"].get, _TOTALS)) for one in pipelines]
+    yield "Pipelines", ("pipeline", "superstep", *totals), rows
     inputs = [
-        ConsumedInput(pipeline=pipeline["pipeline"], **source)
-        for pipeline in pipelines
-        for source in pipeline["inputs"]
+        ConsumedInput(pipeline=one["pipeline"], **source) for one in pipelines for source in one["inputs"]
     ]
-    if inputs:
-        rows = [(one.pipeline, one.input, one.source, one.position, one.place) for one in inputs]
-        print_table("Inputs", ("pipeline", "input", "source", "consumed", "up to"), rows)
-    if description["computations"]:
-        _print_computations(description["computations"])
-    if description["dead_letters"]:
-        rows = [tuple(letters.values()) for letters in description["dead_letters"]]
-        print_table("Dead letters", ("computation", "dead letters", "newest error", "failed at"), rows)
-    if description["savepoints"]:
-        rows = [tuple(savepoint.values()) for savepoint in description["savepoints"]]
-        print_table("Savepoints", ("savepoint", "version"), rows)
-
-
-def _print_computations(computations: Sequence[Mapping[str, Any]]) -> None:
-    rows = []
-    for computation in computations:
-        *cells, _ = {**computation, "size_bytes": size_text(computation["size_bytes"])}.values()
-        rows.append(cells)
+    rows = [(one.pipeline, one.input, one.source, one.position, one.place) for one in inputs]
+    yield "Inputs", ("pipeline", "input", "source", "consumed", "up to"), rows
     columns = ("computation", "code version", "intervals", "files", "row updates", "size", "low watermark")
-    print_table("Computations", columns, rows)
+    cells = [{**one, "size_bytes": size_text(one["size_bytes"])} for one in computations]
+    yield "Computations", columns, [tuple(one.values())[:-1] for one in cells]
     counted = [
-        (computation["computation"], counter, f"{value:,}")
-        for computation in computations
-        for counter, value in sorted(computation["counts"].items())
+        (one["computation"], counter, f"{value:,}")
+        for one in computations
+        for counter, value in sorted(one["counts"].items())
     ]
-    if counted:
-        print_table("Counters", ("computation", "counter", "count"), counted)
+    yield "Counters", ("computation", "counter", "count"), counted
+    letters = [tuple(one.values()) for one in description["dead_letters"]]
+    yield "Dead letters", ("computation", "dead letters", "newest error", "failed at"), letters
+    savepoints = [tuple(one.values()) for one in description["savepoints"]]
+    yield "Savepoints", ("savepoint", "version"), savepoints
