@@ -160,9 +160,6 @@ def _joined(tables: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
     return pa.concat_tables([schema.empty_table(), *(table.cast(schema) for table in tables)])
 
 
-# ------------------------------------------------------------------ rows
-
-
 _SIDE: Final = """
     select key, coalesce(state, hex(state_bytes)) as state, to_json(timers)::varchar as timers, hold, state_bytes
     from {side}
@@ -204,7 +201,7 @@ def _compare(view: RowsView, other: RowsView) -> tuple[PartDifference, pa.Table]
     side = _LETTERS if is_letters else _SIDE
     here, there = side.format(side="here_rows"), side.format(side="there_rows")
     connection.execute(_COMPARED.format(here=here, there=there))
-    counts = _counts(connection, "select kind, count(*) from compared group by kind")
+    counts = connection.execute("select kind, count(*) from compared group by kind").fetchall()
     key = "state ->> 'key'" if is_letters else "key"
     other_key = "other_state ->> 'key'" if is_letters else "key"
     rows = connection.sql(
@@ -212,30 +209,26 @@ def _compare(view: RowsView, other: RowsView) -> tuple[PartDifference, pa.Table]
         "other_timers from compared where kind <> 'equal' order by kind, compared.key",
         params=[view.computation],
     ).to_arrow_table()
-    return _part(view.computation, counts), rows
-
-
-def _counts(connection: duckdb.DuckDBPyConnection, query: str) -> dict[str, int]:
-    return {str(kind): int(count) for kind, count in connection.execute(query).fetchall()}
+    return _part(view.computation, dict(counts)), rows
 
 
 def _part(name: str, counts: Mapping[str, int]) -> PartDifference:
     kinds = ("equal", "changed", "added", "missing")
-    return PartDifference(name=name, **{kind: counts.get(kind, 0) for kind in kinds})
+    return PartDifference(name=name, **{kind: int(counts.get(kind) or 0) for kind in kinds})
 
-
-# ------------------------------------------------------------------ sinks
-
-
-_SINK_SIDE: Final = "select to_json(row)::varchar as row, count(*) as times from {side} as row group by all"
 
 _SINK_COMPARED: Final = """
-    select coalesce(here.row, there.row) as row, coalesce(here.times, 0) as here, coalesce(there.times, 0) as there
-    from ({here}) as here full outer join ({there}) as there using (row)
+    create temp table sides as
+    with here_sums as (select to_json(row)::varchar as row, count(*) as times from here_rows as row group by all),
+        there_sums as (select to_json(row)::varchar as row, count(*) as times from there_rows as row group by all)
+    select row, coalesce(here_sums.times, 0) as here, coalesce(there_sums.times, 0) as there
+    from here_sums full outer join there_sums using (row)
 """
 
 _SINK_COUNTS: Final = """
-    select sum(least(here, there)), sum(greatest(here - there, 0)), sum(greatest(there - here, 0)) from sides
+    select sum(least(here, there)) as equal, sum(greatest(here - there, 0)) as added,
+        sum(greatest(there - here, 0)) as missing
+    from sides
 """
 
 _SINK_DIFFERENCE: Final = """
@@ -273,14 +266,10 @@ def _compare_sink(name: str, here: pa.Table, there: pa.Table) -> tuple[PartDiffe
         return _part(name, {}), _SINK_ROWS.empty_table()
     connection.register("here_rows", _with_columns(here, there, columns))
     connection.register("there_rows", _with_columns(there, here, columns))
-    sides = _SINK_COMPARED.format(
-        here=_SINK_SIDE.format(side="here_rows"), there=_SINK_SIDE.format(side="there_rows")
-    )
-    connection.execute(f"create temp table sides as {sides}")
-    [counted] = connection.execute(_SINK_COUNTS).fetchall()
-    equal, added, missing = (int(count or 0) for count in counted)
+    connection.execute(_SINK_COMPARED)
+    [counts] = connection.sql(_SINK_COUNTS).to_arrow_table().to_pylist()
     rows = connection.sql(_SINK_DIFFERENCE, params=[name]).to_arrow_table()
-    return _part(name, {"equal": equal, "added": added, "missing": missing}), rows
+    return _part(name, counts), rows
 
 
 def _with_columns(table: pa.Table, other: pa.Table, columns: Iterable[str]) -> pa.Table:

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote
 
 import click
 
@@ -153,32 +152,32 @@ def repair(context: click.Context, store: StoreAt, *, dry_run: bool, yes: bool, 
         _describe_repair(plan, undone, held, ahead)
         if is_needed and not yes and not dry_run:
             click.confirm("Repair it?", abort=True)
-        finish = partial(_take_dependents_back, plan, held, ahead)
         if dry_run:
             if not is_needed:
                 say(_WHOLE)
         elif plan.is_needed:
-            with progress_bar("repairing"):
-                committed = repair_store(
-                    held.objects, plan, held.leases, SystemClock(), SystemRng(), then=finish
-                )
-            result["committed"] = committed.version
-            say(f"repaired: version {committed.version} holds what version {plan.state.version} held")
+            result["committed"] = version = _restore(plan, held, ahead, "repairing")
+            say(f"repaired: version {version} holds what version {plan.state.version} held")
         else:
             # A repair that was killed after its commit may have left the dependents behind.
             if ahead or plan.is_after_repair:
                 with hold_store(plan, held.leases):
                     # The plan was made without the leases: a commit since would make it outdated.
-                    _check_unchanged(plan, held.objects)
-                    finish()
+                    newest = load(Log(held.objects)).version
+                    if newest != plan.newest:
+                        raise ConflictError(
+                            "another process has committed meanwhile; repair again", newest=newest
+                        )
+                    _take_dependents_back(plan, held, ahead)
             say("the earlier repair is finished" if ahead else _WHOLE)
     context.exit(1 if dry_run and is_needed else 0)
 
 
-def _check_unchanged(plan: RepairPlan, objects: Objects) -> None:
-    newest = load(Log(objects)).version
-    if newest != plan.newest:
-        raise ConflictError("another process has committed meanwhile; repair again", newest=newest)
+def _restore(plan: RepairPlan, held: _Held, ahead: Mapping[str, int], what: str) -> TableVersion:
+    finish = partial(_take_dependents_back, plan, held, ahead)
+    with progress_bar(what):
+        done = repair_store(held.objects, plan, held.leases, SystemClock(), SystemRng(), then=finish)
+    return done.version
 
 
 def _describe_repair(
@@ -252,11 +251,8 @@ def rewind(
             return
         if not yes:
             click.confirm("Rewind it?", abort=True)
-        finish = partial(_take_dependents_back, plan, held, _queries_ahead(plan, reached))
-        with progress_bar("rewinding"):
-            committed = repair_store(held.objects, plan, held.leases, SystemClock(), SystemRng(), then=finish)
-        result["committed"] = committed.version
-        say(f"rewound: version {committed.version} holds what version {version} held")
+        committed = result["committed"] = _restore(plan, held, _queries_ahead(plan, reached), "rewinding")
+        say(f"rewound: version {committed} holds what version {version} held")
         lineage, supersteps = Lineage.of(store_id_of(snapshot), snapshot.txns), sinks_of_rewind(plan)
         nothing = "has nothing of the undone supersteps"
         for sink in sinks:
@@ -348,7 +344,7 @@ def _lineage(objects: Objects) -> Lineage:
 def _undone(plan: RepairPlan) -> dict[str, Any]:
     """Return the versions, supersteps and input positions that a plan undoes, for JSON."""
     supersteps = [
-        {"pipeline": unquote(app_id.removeprefix(AppId.SUPERSTEP)), "superstep": kept, "was": was}
+        {"pipeline": AppId.SUPERSTEP.parts(app_id)[0], "superstep": kept, "was": was}
         for app_id, (kept, was) in plan.supersteps().items()
     ]
     inputs = []
@@ -363,8 +359,9 @@ def _describe_undone(undone: Mapping[str, Any], held: _Held) -> None:
         say(f"pipeline {one['pipeline']}: supersteps {one['superstep'] + 1} to {one['was']} are undone")
     for one in undone["inputs"]:
         stream, source, kept = one["input"], one["source"], one["batch"]
-        begin = f"read again from position {kept + 1} (it was at {one['was']})"
-        say(f"input {stream} of {one['pipeline']}: {begin}")
+        say(
+            f"input {stream} of {one['pipeline']}: read again from position {kept + 1} (it was at {one['was']})"
+        )
         # Spark reads the input again by itself where its checkpoint goes back with the store.
         checkpoints = Path(held.root) / "checkpoints"
         if source not in rewind_checkpoints(checkpoints, {source: kept}, dry_run=True):
@@ -382,16 +379,15 @@ def _queries_ahead(plan: RepairPlan, reached: Mapping[str, Reached]) -> dict[str
 
 def _take_dependents_back(plan: RepairPlan, held: _Held, ahead: Mapping[str, int]) -> None:
     """Take Spark's checkpoints back to the store's state, and rebuild the catalog; repeating it changes nothing."""
-    sources = {AppId.INPUT.parts(app_id)[2]: kept for app_id, (kept, _) in plan.inputs().items()}
-    batches = {**sources, **ahead}
     if held.checkpoints is None:
         return
+    sources = {query: kept for query, (kept, _) in by_query(plan.inputs()).items()}
+    batches = {**sources, **ahead}
     offsets = by_query(plan.source_offsets)
     for query in rewind_checkpoints(held.checkpoints, batches, offsets=offsets):
         note(f"the checkpoint of query {query} was taken back to batch {batches[query]}")
-    url = default_catalog_url(held.root)
     try:
-        with Catalog.open(url, SystemClock()) as catalog:
+        with Catalog.open(default_catalog_url(held.root), SystemClock()) as catalog:
             rebuild_catalog(catalog, Log(held.objects))
     except MillpondError as error:
         # The catalog can be rebuilt later: everything but the code versions comes from the log.
