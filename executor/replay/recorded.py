@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
-import pyarrow as pa
-
-from millpond.executor.inputs.extraction import Rows
+from millpond.executor.inputs.extraction import Rows, row_count, rows_between
 from millpond.executor.inputs.positions import LOCAL_SOURCE, superstep_of
 from millpond.executor.local.rows import RowSource
 from millpond.executor.watermark.authority import Conditions
@@ -166,11 +164,9 @@ class InputPart(RowSource):
         for count, rows in self._source.pieces(max(start - self._begins, 0), records_max):
             if left <= 0:
                 return
-            if count > left:
-                yield left, rows.slice(0, left) if isinstance(rows, pa.Table) else rows[:left]
-                return
-            yield count, rows
-            left -= count
+            taken = min(count, left)
+            yield taken, rows_between(rows, 0, taken)
+            left -= taken
 
     def first(self, records_max: int) -> Rows:
         return self._source.first(records_max)
@@ -182,21 +178,16 @@ class InputCursor:
     def __init__(self, source: RowSource, start: int) -> None:
         self._pieces = source.pieces(start, _PIECE_RECORDS)
         self._rows: Rows = []
-        self._left = 0
 
     def take(self, count: int) -> Iterator[Rows]:
         """Yield the next rows in one piece or more; fewer at the end of the source."""
         while count:
-            if not self._left:
-                self._left, self._rows = next(self._pieces, (0, []))
-                if not self._left:
-                    return
-            taken = min(count, self._left)
-            if isinstance(self._rows, pa.Table):
-                yield self._rows.slice(0, taken)
-                self._rows = self._rows.slice(taken)
-            else:
-                yield self._rows[:taken]
-                self._rows = self._rows[taken:]
-            self._left -= taken
+            left = row_count(self._rows)
+            if not left:
+                left, self._rows = next(self._pieces, (0, []))
+            if not left:
+                return
+            taken = min(count, left)
+            yield rows_between(self._rows, 0, taken)
+            self._rows = rows_between(self._rows, taken, left)
             count -= taken

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
-from millpond.executor.inputs.extraction import Rows, row_count
+from millpond.executor.inputs.extraction import Rows, row_count, rows_between
 from millpond.executor.inputs.record_size import row_bytes
 from millpond.executor.local.rows import RowSource
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
@@ -367,7 +367,7 @@ class RowFiles(RowSource):
         left = file.stop - file.start - skipped
         for rows in _readable([file.path], self._format.read(file.path, skipped, records_max)):
             if left:
-                yield _slice(rows, 0, left)
+                yield rows_between(rows, 0, left)
                 left -= min(left, row_count(rows))
         if left:
             raise DataError("a file has lost rows since it was counted", file=file.path, missing=left)
@@ -419,10 +419,6 @@ def _place(text: str) -> tuple[int, str, int, int] | None:
         return None
 
 
-def _slice(rows: Rows, start: int, count: int) -> Rows:
-    return rows.slice(start, count) if isinstance(rows, pa.Table) else rows[start : start + count]
-
-
 def _gathered(parts: Iterable[Rows], records_max: int) -> Iterator[tuple[int, Rows]]:
     """Join or cut parts to pieces of ``records_max``; tables of different columns are not joined."""
     waiting, count = list[Rows](), 0
@@ -433,8 +429,8 @@ def _gathered(parts: Iterable[Rows], records_max: int) -> Iterator[tuple[int, Ro
             waiting, count = [], 0
         while (here := row_count(rest)) > 0:
             taken = min(here, records_max - count)
-            waiting.append(_slice(rest, 0, taken))
-            rest, count = _slice(rest, taken, here - taken), count + taken
+            waiting.append(rows_between(rest, 0, taken))
+            rest, count = rows_between(rest, taken, here), count + taken
             if count == records_max or _size_bytes(waiting) >= _PIECE_BYTES_MAX:
                 yield count, _joined(waiting)
                 waiting, count = [], 0
