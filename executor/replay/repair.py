@@ -123,12 +123,7 @@ def hold_store(plan: RepairPlan, leases: Leases) -> Iterator[tuple[Lease, dict[I
 
 
 def _commit(
-    objects: Objects,
-    plan: RepairPlan,
-    owners: Mapping[Interval, Fence],
-    clock: Clock,
-    rng: Rng,
-    hold: Lease,
+    objects: Objects, plan: RepairPlan, owners: Mapping[Interval, Fence], clock: Clock, rng: Rng, hold: Lease
 ) -> Committed:
     version, now_ms = TableVersion(plan.newest + 1), clock.now_us() // 1_000
     _check_files(objects, plan)

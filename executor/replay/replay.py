@@ -277,10 +277,7 @@ def repeat_supersteps(
 
 
 def _repeat_one(
-    run: LocalRun,
-    superstep: RecordedSuperstep,
-    cursors: Mapping[str, InputCursor],
-    consumed: dict[str, int],
+    run: LocalRun, superstep: RecordedSuperstep, cursors: Mapping[str, InputCursor], consumed: dict[str, int]
 ) -> None:
     rows: list[tuple[str, Rows]] = []
     for name, count in superstep.taken:

@@ -20,13 +20,7 @@ import pyarrow as pa
 
 from millpond.cli.terminal.cli_help import command
 from millpond.cli.terminal.options import json_option, number, option
-from millpond.cli.terminal.output import (
-    OnProgress,
-    number_text,
-    print_table,
-    progress_bar,
-    result_as_json,
-)
+from millpond.cli.terminal.output import OnProgress, number_text, print_table, progress_bar, result_as_json
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record

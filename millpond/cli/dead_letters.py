@@ -109,7 +109,7 @@ def list_(store: StoreAt, version: str | None, *, as_json: bool, **selected: Any
     examples=(
         "millpond dead-letters show pond flights/0000000001/000000",
         "millpond dead-letters show pond flights/0000000001/000000 --json | jq -r .diagnostics",
-    ),
+    )
 )
 @store_argument
 @click.argument("letter")
@@ -140,7 +140,7 @@ def show(store: StoreAt, letter: str, version: str | None, *, as_json: bool) -> 
         "millpond dead-letters retry pond --all",
         "millpond dead-letters retry pond --computation window_counter --stream flights",
         "millpond dead-letters retry pond --letter flights/0000000001/000000",
-    ),
+    )
 )
 @store_argument
 @_request_options
@@ -162,7 +162,7 @@ def retry(store: StoreAt, **options: Any) -> None:
         "millpond dead-letters drop pond --before 2030-01-01T00:00:00Z",
         'millpond dead-letters drop pond --computation window_counter --error "no fields"',
         "millpond dead-letters drop pond --all",
-    ),
+    )
 )
 @store_argument
 @_request_options

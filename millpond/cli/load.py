@@ -12,15 +12,7 @@ from millpond.cli.terminal.cli_help import Example, command
 from millpond.cli.terminal.inputs import load_function, workers_import_from_here
 from millpond.cli.terminal.opening import StoreAt, storage_option, store_argument, zookeeper_options
 from millpond.cli.terminal.options import flag, json_option, number, option
-from millpond.cli.terminal.output import (
-    note,
-    print_json,
-    print_table,
-    say,
-    size_text,
-    stages_bar,
-    time_text,
-)
+from millpond.cli.terminal.output import note, print_json, print_table, say, size_text, stages_bar, time_text
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
 from millpond.statestore.rows.codec import BytesCodec, Codec, JsonCodec, MsgpackCodec
 from millpond.statestore.rows.key_text import decode_key

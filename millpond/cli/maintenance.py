@@ -34,11 +34,7 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 
 
-@command(
-    "millpond gc pond --dry-run",
-    "millpond gc pond --keep 10m",
-    "millpond gc pond --json | jq .kind",
-)
+@command("millpond gc pond --dry-run", "millpond gc pond --keep 10m", "millpond gc pond --json | jq .kind")
 @store_argument
 @flag("--dry-run", "Report what would be deleted, and change nothing.")
 @option("--keep=DURATION", "How long a version stays readable after it was replaced.", default="1h")
@@ -175,8 +171,7 @@ def _print_upgraded(done: list[Upgraded], *, dry_run: bool) -> None:
     "millpond verify pond",
     "millpond verify pond --json | jq .path",
     Example(
-        "millpond verify s3://bucket/pond --zookeeper zk1:2181,zk2:2181",
-        not_run="a bucket and an ensemble",
+        "millpond verify s3://bucket/pond --zookeeper zk1:2181,zk2:2181", not_run="a bucket and an ensemble"
     ),
     exit_codes={0: "the store is sound", 1: "the store is damaged, or an error"},
 )

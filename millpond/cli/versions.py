@@ -18,14 +18,7 @@ from millpond.cli.terminal.opening import (
     zookeeper_options,
 )
 from millpond.cli.terminal.options import cache_option, flag, json_option, number, option
-from millpond.cli.terminal.output import (
-    print_json,
-    print_rows,
-    progress_bar,
-    result_as_json,
-    say,
-    size_text,
-)
+from millpond.cli.terminal.output import print_json, print_rows, progress_bar, result_as_json, say, size_text
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.replay.fork import fork_store
 from millpond.executor.replay.replay import Replayed

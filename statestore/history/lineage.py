@@ -27,12 +27,7 @@ from millpond.statestore.app_ids import AppId, supersteps_of
 from millpond.statestore.errors import ConflictError, DataError, InvalidError
 from millpond.statestore.leases.lease import exclusive
 from millpond.statestore.log.committer import Committer
-from millpond.statestore.log.high_water import (
-    MemoryHighWater,
-    check_high_water,
-    list_marks,
-    newest_mark,
-)
+from millpond.statestore.log.high_water import MemoryHighWater, check_high_water, list_marks, newest_mark
 from millpond.statestore.log.rules import CommitRequest
 from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.log.table import check_format, store_id_of

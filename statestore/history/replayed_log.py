@@ -16,15 +16,7 @@ from itertools import chain
 from typing import Final
 
 from millpond.statestore.errors import DataError
-from millpond.statestore.log.action import (
-    Action,
-    Add,
-    CommitInfo,
-    Metadata,
-    Protocol,
-    Remove,
-    Txn,
-)
+from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Protocol, Remove, Txn
 from millpond.statestore.log.checkpoint import Checkpoint
 from millpond.statestore.log.commit_file import decode, digest_of
 from millpond.statestore.log.high_water import Mark
