@@ -214,7 +214,7 @@ def _print_verified(verified: Verified) -> None:
 
 def _read_mark(opened: Store, place: StoreAt) -> Mark | None:
     """Return the later of the high-water marks in the store's folder and, where it answers, in ZooKeeper."""
-    security = security_of(place.zookeeper, place.zookeeper_security)
+    given = security_of(place.zookeeper, place.zookeeper_security)
     marks = list_marks(open_objects(opened.path, opened.storage_options))
     stored = newest_mark(marks, [known.id for known in opened.lineage.incarnations])
     hosts = place.zookeeper or local_server(opened.path)
@@ -223,8 +223,7 @@ def _read_mark(opened: Store, place: StoreAt) -> Mark | None:
             note("the high-water mark is not checked: the store's ZooKeeper server is not running")
         return stored
     try:
-        if not place.zookeeper:
-            security = local_security(opened.path)
+        security = given if place.zookeeper else local_security(opened.path)
         return later_mark(stored, ask_for_mark(hosts, opened.lineage.current.id, SystemClock(), security))
     except (UnavailableError, InvalidError) as error:
         if place.zookeeper and isinstance(error, InvalidError):

@@ -24,7 +24,6 @@ from millpond.executor.replay.fork import fork_store
 from millpond.executor.replay.replay import Replayed
 from millpond.executor.replay.replay import replay as replay_rows
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.store import Store
 
 
 @command(
@@ -166,11 +165,16 @@ def replay(
         savepoints = opened.savepoints()
         first = version_in(savepoints, version)
         last = None if until is None else version_in(savepoints, until)
-        given = inputs, inputs_of
+        options = {"store": opened, "path": new, "version": first, "cache_mib": how["cache_mib"]}
         if how["spark"]:
-            done = _replay_on_spark(opened, new, pipeline, given, first, how["cache_mib"])
+            done = _replay_on_spark(pipeline, (inputs, inputs_of), **options)
         else:
-            done = _replay_here(opened, new, pipeline, given, (first, last), how)
+            options |= {
+                "until": last,
+                "recorded": not how["all_at_once"],
+                "since_version": how["since_version"],
+            }
+            done = _replay_here(pipeline, (inputs, inputs_of), **options)
         result |= {"store": store.path, "path": new, **asdict(done)}
     if not as_json:
         repeated = f"{done.supersteps:,} supersteps, " if done.supersteps else ""
@@ -181,37 +185,16 @@ def replay(
 
 
 def _replay_here(
-    store: Store,
-    new: str,
-    pipeline: EnginePipeline,
-    given: tuple[tuple[str, ...], str | None],
-    versions: tuple[int, int | None],
-    how: dict[str, Any],
+    pipeline: EnginePipeline, given: tuple[tuple[str, ...], str | None], **options: Any
 ) -> Replayed:
     with wrong_usage():
         rows = read_inputs(pipeline, *given)
     with progress_bar("repeating supersteps") as on_progress:
-        return replay_rows(
-            store,
-            new,
-            pipeline,
-            rows,
-            version=versions[0],
-            until=versions[1],
-            recorded=not how["all_at_once"],
-            since_version=how["since_version"],
-            cache_mib=how["cache_mib"],
-            told=on_progress,
-        )
+        return replay_rows(pipeline=pipeline, inputs=rows, told=on_progress, **options)
 
 
 def _replay_on_spark(
-    store: Store,
-    new: str,
-    pipeline: EnginePipeline,
-    given: tuple[tuple[str, ...], str | None],
-    version: int,
-    cache_mib: int,
+    pipeline: EnginePipeline, given: tuple[tuple[str, ...], str | None], **options: Any
 ) -> Replayed:
     from millpond.executor.replay.replay import replay_on_spark
     from millpond.executor.spark.session import spark_session
@@ -219,6 +202,4 @@ def _replay_on_spark(
     session = spark_session(pipeline.name)
     with wrong_usage():
         frames = read_frames(pipeline, *given, session)
-    return replay_on_spark(
-        store, new, pipeline, frames, version=version, spark=session, cache_mib=cache_mib, progress=True
-    )
+    return replay_on_spark(pipeline=pipeline, inputs=frames, spark=session, progress=True, **options)
