@@ -176,18 +176,17 @@ class JsonLines(FileFormat):
     def counts(self, paths: Sequence[Path]) -> Iterator[int]:
         for path in paths:
             with _opened(path) as lines:
-                first = next((line for line in lines if not line.isspace()), None)
+                first = next(lines, None)
                 if first is not None and first.lstrip().startswith(b"["):
                     raise InvalidError(
                         "JSON files have an object on each line, and no array around them", file=path
                     )
-                yield (first is not None) + sum(1 for line in lines if not line.isspace())
+                yield (first is not None) + sum(1 for _ in lines)
 
     def read(self, path: Path, start: int, records_max: int) -> Iterator[Rows]:
         with _opened(path) as lines:
-            rest = islice((line for line in lines if not line.isspace()), start, None)
             waiting, size_bytes = list[Any](), 0
-            for line in rest:
+            for line in islice(lines, start, None):
                 waiting.append(_object(line))
                 size_bytes += len(line)
                 if len(waiting) == records_max or size_bytes >= _PIECE_BYTES_MAX:
@@ -199,7 +198,7 @@ class JsonLines(FileFormat):
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Iterator[bytes]]:
-    """Open a file of lines, none of which may be larger than a piece of the input."""
+    """Open a file for its lines that are not blank, none of which may be larger than a piece of the input."""
     with gzip.open(path) if path.suffix == _COMPRESSED else path.open("rb") as file:
         yield _lines(cast(IO[bytes], file), path)
 
@@ -208,7 +207,8 @@ def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
     for line in iter(partial(file.readline, _PIECE_BYTES_MAX + 1), b""):
         if len(line) > _PIECE_BYTES_MAX:
             raise InvalidError(f"a line of the file is longer than {_PIECE_BYTES_MAX >> 20} MiB", file=path)
-        yield line
+        if not line.isspace():
+            yield line
 
 
 def _object(line: bytes) -> Any:
