@@ -25,6 +25,7 @@ from millpond.statestore.log.action import Add, Remove
 _COMMITS: Final = 20
 _WRITER_DIGITS: Final = 8
 _CODE_DIGITS: Final = 8
+_TOPOLOGY_COLUMNS: Final = ("version", "at", "pipeline", "by", "computations", "sinks", "changes")
 
 
 @command(
@@ -60,8 +61,9 @@ def history(store: StoreAt, limit: int, *, of_topology: bool, as_json: bool) -> 
         newest = opened.snapshot().version
         if of_topology:
             topologies = logged_topologies(opened.log, newest)[-limit:]
-            columns = ("version", "at", "pipeline", "by", "computations", "sinks", "changes")
-            print_rows(map(_topology, topologies), columns, map(_topology_row, topologies), as_json=as_json)
+            print_rows(
+                map(_topology, topologies), _TOPOLOGY_COLUMNS, map(_topology_row, topologies), as_json=as_json
+            )
             return
         entries = [_entry(commit) for commit in newest_commits(opened.log, newest, limit)]
     columns = ("version", "at", "what", "pipeline", "superstep", "records", "intervals", "+files", "-files")
