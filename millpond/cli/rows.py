@@ -183,7 +183,7 @@ def _id_texts(id_: bytes) -> dict[str, str | None]:
 def _decoded(state: str | None) -> object:
     try:
         return None if state is None else json.loads(state)
-    except ValueError:
+    except (ValueError, RecursionError):
         return state
 
 

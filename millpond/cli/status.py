@@ -18,7 +18,7 @@ from millpond.cli.terminal.output import note, print_json, print_table, say, siz
 from millpond.executor.inputs.positions import current_name
 from millpond.executor.pipeline.nodes import DEAD_LETTERS
 from millpond.statestore.app_ids import AppId, supersteps_of
-from millpond.statestore.errors import MillpondError
+from millpond.statestore.errors import DataError, MillpondError
 from millpond.statestore.history.replayed_log import read_commit
 from millpond.statestore.history.savepoint import open_savepoints
 from millpond.statestore.interval import Interval
@@ -130,13 +130,19 @@ def _dead_letters(store: Store, snapshot: Snapshot) -> list[dict[str, Any]]:
     """Count the dead letters by computation, with the newest error of each."""
     if not snapshot.files_in(DEAD_LETTERS):
         return []
+    # Only now, because it takes as long as the rest of the command.
+    import duckdb
+
     newest = """
         select state ->> 'computation' as computation, count(*) as letters,
             arg_max(state ->> 'error', superstep) as newest_error,
             arg_max(state ->> 'failed_at', superstep) as failed_at
         from dead_letters group by all order by all
     """
-    found: list[dict[str, Any]] = store.sql().sql(newest).to_arrow_table().to_pylist()
+    try:
+        found: list[dict[str, Any]] = store.sql().sql(newest).to_arrow_table().to_pylist()
+    except duckdb.Error as error:
+        raise DataError("the dead letters cannot be read", cause=error) from error
     return found
 
 

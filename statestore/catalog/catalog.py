@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Final, Self
 
+import orjson
 from sqlalchemy import Connection, Engine, select
 
 from millpond import migrations
@@ -339,7 +340,7 @@ def _to_json(computation: str, options: Mapping[str, object]) -> str:
 
 def _read_computations(connection: Connection) -> tuple[ComputationEntry, ...]:
     rows = connection.execute(select(COMPUTATIONS).order_by(COMPUTATIONS.c.name)).mappings()
-    return tuple(ComputationEntry(**{**row, "options": json.loads(row["options"])}) for row in rows)
+    return tuple(ComputationEntry(**{**row, "options": orjson.loads(row["options"])}) for row in rows)
 
 
 def _read_horizons(connection: Connection, now_us: WallTimeMicros) -> tuple[HorizonEntry, ...]:

@@ -8,13 +8,14 @@ in time that its lease is lost. So ``HELD`` means "no loss has been reported", n
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal, Protocol
+
+import orjson
 
 from millpond.statestore.errors import ConflictError, FencedError, UnavailableError
 from millpond.statestore.interval import Interval
@@ -71,12 +72,12 @@ class Holder:
 
     def encode(self) -> bytes:
         pairs = {"writer_id": self.writer_id, "host": self.host, "process_id": self.process_id}
-        return json.dumps(pairs).encode()
+        return orjson.dumps(pairs)
 
     @staticmethod
     def decode(data: bytes) -> Holder:
         try:
-            pairs = json.loads(data)
+            pairs = orjson.loads(data)
             writer_id, host, process_id = (
                 str(pairs["writer_id"]),
                 str(pairs["host"]),

@@ -7,10 +7,11 @@ commits pause then anyway, because the leases are suspended.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
+
+import orjson
 
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
 from millpond.statestore.leases.zookeeper_client import OPEN_ENSEMBLE, ZooKeeperSecurity
@@ -109,12 +110,12 @@ def _path_in(folder: str) -> str:
 
 def _encode(mark: Mark) -> bytes:
     successor = {"successor": mark.successor} if mark.successor else {}
-    return json.dumps({"version": mark.version, "digest": mark.digest, **successor}).encode()
+    return orjson.dumps({"version": mark.version, "digest": mark.digest, **successor})
 
 
 def _decode(node: Node, path: str) -> Mark:
     try:
-        pairs = json.loads(node.data)
+        pairs = orjson.loads(node.data)
         successor = str(pairs.get("successor", ""))
         return Mark(TableVersion(int(pairs["version"])), str(pairs["digest"]), successor)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -17,7 +17,6 @@ kazoo's own lock and lease recipes give no fencing number and are not used.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
@@ -28,6 +27,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 from urllib.parse import quote, unquote
+
+import orjson
 
 from millpond.statestore.errors import ConflictError, InvalidError, MillpondError, UnavailableError, check
 from millpond.statestore.interval import Interval
@@ -141,13 +142,13 @@ def batches(intervals: Mapping[Interval, Sequencer]) -> Iterator[dict[Interval, 
 
 
 def _encode_offset(offset: int) -> bytes:
-    return json.dumps({"offset": offset}).encode()
+    return orjson.dumps({"offset": offset})
 
 
 def _offset(data: bytes) -> int:
     """Return 0 for unreadable data: the table's sequencer bounds the next one anyway."""
     try:
-        return int(json.loads(data)["offset"])
+        return int(orjson.loads(data)["offset"])
     except (ValueError, KeyError, TypeError):
         return 0
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import re
 import shlex
@@ -29,6 +28,8 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Final
+
+import orjson
 
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.types import Clock
@@ -336,7 +337,7 @@ def _run_detached(command: list[str], lock: int) -> str:
 def recorded_server(folder: Path) -> ServerProcess | None:
     """Return the server that was started last in ``folder``, whether or not it still runs."""
     try:
-        pairs = json.loads(read_own(folder / "server.json"))
+        pairs = orjson.loads(read_own(folder / "server.json"))
         return ServerProcess(
             process_id=int(pairs["process_id"]),
             port=int(pairs["port"]),
@@ -405,6 +406,9 @@ def open_own(path: Path, flags: int) -> int:
 
 def read_own(path: Path) -> bytes:
     """Return the end of a file of a server's folder; nothing where there is none."""
+    # Only the last name of a path is opened without following a link.
+    if path.parent.is_symlink():
+        return b""
     try:
         with os.fdopen(open_own(path, os.O_RDONLY), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _READ_BYTES_MAX))

@@ -5,7 +5,6 @@ Code is named ``module:name``; modules of the current folder can be imported.
 
 from __future__ import annotations
 
-import json
 import os
 import pkgutil
 import sys
@@ -19,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import orjson
 
 from millpond.cli.terminal.options import option, options, several
 from millpond.cli.terminal.row_files import RowFiles, stream_of_files
@@ -267,7 +267,7 @@ class ConsumedInput:
         if self.offsets is None:
             return None
         try:
-            recorded = json.loads(self.offsets)
+            recorded = orjson.loads(self.offsets)
             # Rows in memory, and a repair, move the position without a new record of the place.
             is_current = recorded["rows"] == self.batch
             return f"row {recorded['row']:,} of {recorded['file']}" if is_current else None

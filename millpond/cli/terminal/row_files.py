@@ -413,7 +413,7 @@ def _order(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
 def _place(text: str) -> tuple[int, str, int, int] | None:
     """Parse the text of `RowFiles.offsets`; return None for the text of another kind of source."""
     try:
-        place = json.loads(text)
+        place = orjson.loads(text)
         return int(place["rows"]), str(place["file"]), int(place["row"]), int(place["files_before"])
     except (ValueError, TypeError, KeyError):
         return None

@@ -284,3 +284,21 @@ def test_server_is_known_by_its_command_line_where_locks_are_lost(
     assert not process._names_folder(server.process_id, folder.parent)
     assert not process._names_folder(os.getpid(), folder)
     assert server.is_secured()
+
+
+def test_record_behind_a_linked_folder_is_not_read(folder: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    record = {"process_id": os.getpid(), "port": 2181, "started": "now"}
+    (elsewhere / "server.json").write_text(json.dumps(record))
+    folder.parent.mkdir()
+    folder.symlink_to(elsewhere)
+
+    assert recorded_server(folder) is None
+
+
+def test_deep_record_is_no_server(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "server.json").write_text("[" * 100_000)
+
+    assert recorded_server(folder) is None
