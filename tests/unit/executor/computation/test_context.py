@@ -29,25 +29,20 @@ Hook = Callable[[Context, Any], None]
 
 
 class Hooks(Computation):
-    """Does what the test says."""
-
     def __init__(self, record: Hook, timer: Hook | None = None, codec: Codec | None = None) -> None:
         self._record = record
         self._timer = timer
         self.codec = codec or JsonCodec()
 
     def process_record(self, context: Context, record: Record) -> None:
-        """The test's hook for records."""
         self._record(context, record)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """The test's hook for timers."""
         if self._timer is not None:
             self._timer(context, timer)
 
 
 def run_of(computation: Computation) -> IntervalRun:
-    """A fresh store that runs the computation."""
     node = ComputationNode(
         name="c", computation=computation, subscriptions=(), produces=("out", "more"), retries=0
     )
@@ -55,13 +50,11 @@ def run_of(computation: Computation) -> IntervalRun:
 
 
 def records_at(*times: int, key: str = "k") -> list[Deliveries]:
-    """Records of one key; the value is the time."""
     keys = pa.array([key] * len(times), pa.string())
     return [Deliveries(stream="in", keys=keys, at=np.array(times), values=PythonValues(list(times)))]
 
 
 def produced(result: BundleResult) -> list[dict[str, Any]]:
-    """All productions of a bundle."""
     if result.updates is None:
         return []
     lists = result.updates.column("productions").to_pylist()
@@ -69,13 +62,12 @@ def produced(result: BundleResult) -> list[dict[str, Any]]:
 
 
 def errors_of(hook: Hook) -> list[str]:
-    """Why a hook failed, a letter each."""
+    """Return the errors of the dead letters."""
     return [letter.error for letter in run_of(Hooks(hook)).step(records_at(100)).dead_letters]
 
 
 class TestState:
-    def test_get_set_delete(self) -> None:
-        """A state is there from set to delete, over bundles, and get gives the default otherwise."""
+    def test_state_lasts_from_set_to_delete_across_bundles(self) -> None:
         seen: list[Any] = []
 
         def hook(context: Context, record: Record) -> None:
@@ -92,8 +84,7 @@ class TestState:
 
         assert seen == ["none", 1, 2, "gone", "none", 4]
 
-    def test_none_is_a_state(self) -> None:
-        """A state of None is kept and is not the same as no state."""
+    def test_state_of_none_differs_from_no_state(self) -> None:
         seen: list[Any] = []
 
         def hook(context: Context, record: Record) -> None:
@@ -106,8 +97,7 @@ class TestState:
 
         assert seen == ["default", None]
 
-    def test_a_change_that_is_not_set_is_not_kept(self) -> None:
-        """Changing what get returned reaches neither the next record nor the next bundle."""
+    def test_change_of_a_returned_state_is_lost_without_set(self) -> None:
         seen: list[Any] = []
 
         def hook(context: Context, record: Record) -> None:
@@ -124,8 +114,8 @@ class TestState:
 
         assert seen == [[], [0], [0], [0]]
 
-    def test_what_comes_back_does_not_depend_on_bundles(self) -> None:
-        """A tuple is a list at the next record, whether that comes in the same bundle or a later one."""
+    def test_state_reads_the_same_within_a_bundle_and_after_it(self) -> None:
+        """JSON has no tuples, so a tuple reads as a list at the next record."""
         seen: list[Any] = []
 
         def hook(context: Context, record: Record) -> None:
@@ -138,8 +128,7 @@ class TestState:
 
         assert seen == [None, [1], [2]]
 
-    def test_bytes_go_to_the_bytes_column(self) -> None:
-        """A codec that is not text fills state_bytes, and its state comes back as bytes."""
+    def test_state_of_a_bytes_codec_is_stored_in_state_bytes(self) -> None:
         seen: list[Any] = []
 
         def hook(context: Context, record: Record) -> None:
@@ -156,9 +145,7 @@ class TestState:
         ]
         assert seen == [b"", b"\xff"]
 
-    def test_a_codec_must_keep_its_word(self) -> None:
-        """Text from a bytes codec, and text without a UTF-8 form, fail the record."""
-
+    def test_codec_must_encode_to_the_type_it_declares(self) -> None:
         class Wrong(BytesCodec):
             def encode(self, value: Any) -> Any:
                 return value
@@ -175,9 +162,7 @@ class TestState:
 
 
 class TestProduce:
-    def test_key_and_time_default_to_the_records(self) -> None:
-        """A production gets this key and the record's time unless told otherwise."""
-
+    def test_production_defaults_to_the_records_key_and_time(self) -> None:
         def hook(context: Context, record: Record) -> None:
             context.produce("out", {"n": 1})
             context.produce("more", b"\x00", key="other", at=record.at + 1)
@@ -194,9 +179,7 @@ class TestProduce:
             "at": at.replace(microsecond=8),
         }
 
-    def test_a_tuple_is_a_typed_key(self) -> None:
-        """A production to a tuple has the key of columns with these values, and the code reads its own key as a tuple."""
-
+    def test_production_key_may_be_a_tuple(self) -> None:
         def hook(context: Context, record: Record) -> None:
             context.produce("out", list(context.key_values), key=("no", record.at))
 
@@ -207,8 +190,7 @@ class TestProduce:
         assert (production["key"], production["value"]) == (encode_key(("no", 7)), "[null,4711]")
         assert plain["value"] == '["k"]'
 
-    def test_a_timer_produces_at_its_output_time(self) -> None:
-        """In process_timer the default is the timer's output time."""
+    def test_timers_production_defaults_to_its_output_time(self) -> None:
         hooks = Hooks(
             lambda c, r: c.set_timer(r.at + 5, output_at=r.at + 9), lambda c, _: c.produce("out", None)
         )
@@ -216,8 +198,8 @@ class TestProduce:
 
         assert [production["at"].microsecond for production in productions] == [10]
 
-    def test_a_later_change_does_not_reach_a_production(self) -> None:
-        """A production is the value at the moment of producing."""
+    def test_produced_value_is_encoded_at_once(self) -> None:
+        """A later change of the object must not reach the consumer."""
 
         def hook(context: Context, record: Record) -> None:
             value = [1]
@@ -244,15 +226,16 @@ class TestProduce:
             (lambda c, r: c.set_timer(500, output_at=r.at - 1), "must not be before the input"),
         ],
     )
-    def test_what_is_refused_fails_the_record(self, hook: Hook, reason: str) -> None:
-        """Wrong keys, times, tags and domains become dead letters that say why."""
+    def test_invalid_arguments_make_dead_letters(self, hook: Hook, reason: str) -> None:
         (error,) = errors_of(hook)
 
         assert reason in error
 
     @pytest.mark.parametrize("is_caught", [False, True])
-    def test_a_stream_that_the_program_does_not_declare_stops_the_run(self, is_caught: bool) -> None:
-        """No record is to blame for a misspelt stream, so none becomes a dead letter, even if the code catches it all."""
+    def test_undeclared_stream_in_the_code_stops_the_run(self, is_caught: bool) -> None:
+        """A misspelt stream is no record's fault, so no dead letter results even if the code catches the
+        error.
+        """
 
         def hook(context: Context, _: Record) -> None:
             with suppress(InvalidError) if is_caught else nullcontext():
@@ -261,8 +244,8 @@ class TestProduce:
         with pytest.raises(InvalidError, match=r"does not declare this stream.*`nowhere`.*\['more', 'out'\]"):
             run_of(Hooks(hook)).step(records_at(1))
 
-    def test_a_stream_that_a_record_names_is_the_records_mistake(self) -> None:
-        """Code that routes by a field makes a dead letter of a record that names a stream which does not exist."""
+    def test_undeclared_stream_named_by_a_record_makes_a_dead_letter(self) -> None:
+        """Code that routes by a field must survive one bad record."""
         run = run_of(Hooks(lambda c, r: c.produce(r.value["to"], 1)))
         values = JsonValues(pa.array(['{"to":"nowhere"}', '{"to":"out"}']))
         result = run.step(
@@ -275,7 +258,7 @@ class TestProduce:
 
 class TestTimers:
     def test_default_output_times(self) -> None:
-        """An event timer holds its own time, a past one the input's, a wall timer the input's."""
+        """A timer in the past and a wall timer hold the input's time."""
 
         def hook(context: Context, record: Record) -> None:
             context.set_timer(record.at + 50, "later")
@@ -293,15 +276,13 @@ class TestTimers:
             ("wall", 5_000, 100),
         ]
 
-    def test_datetimes_are_times(self) -> None:
-        """A datetime with an offset sets a timer like its microseconds."""
+    def test_timer_can_be_set_to_a_datetime(self) -> None:
         at = datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
         result = run_of(Hooks(lambda c, _: c.set_timer(at))).step(records_at(1))
 
         assert result.pending.next_event_timer == 1_000_000
 
-    def test_clocks_are_the_bundles(self) -> None:
-        """Watermark and wall time are those of the bundle, and lateness follows from the watermark."""
+    def test_context_shows_the_bundles_clocks(self) -> None:
         seen: list[Any] = []
         hooks = Hooks(lambda c, r: seen.append((c.watermark, c.wall_time, r.late)))
         result = run_of(hooks).step(records_at(4, 5), watermark=5, wall_time=77)
@@ -311,8 +292,8 @@ class TestTimers:
 
 
 class TestRecordsTogether:
-    def test_times_of_productions(self) -> None:
-        """While iterating it is the record's time, afterwards the newest; below the oldest is refused."""
+    def test_production_time_follows_the_iteration_over_records(self) -> None:
+        """After the iteration the default is the newest time; the floor is the oldest."""
 
         class Together(Computation):
             def process_records(self, context: Context, records: Records) -> None:
@@ -331,9 +312,7 @@ class TestRecordsTogether:
             ('"oldest"', 1),
         ]
 
-    def test_hooks_that_are_missing_say_so(self) -> None:
-        """A record without process_record and a timer without process_timer become dead letters."""
-
+    def test_missing_hook_makes_dead_letters(self) -> None:
         class Nothing(Computation):
             pass
 

@@ -1,4 +1,4 @@
-"""Counters: what user code counts of a computation as a whole, exactly once."""
+"""Exactly-once counters of user code."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Picky(mp.Computation):
-    """Counts what it gets, and fails for odd numbers after it has counted them."""
+    """Count each record, then fail for odd numbers."""
 
     counters = ("seen", "sum")
 
     def process_record(self, context: Any, record: Any) -> None:
-        """Count first."""
         context.count("seen")
         context.count("sum", record.value["n"])
         if record.value["n"] % 2:
@@ -28,7 +27,7 @@ class Picky(mp.Computation):
 
 
 def counted(*bundles: list[int], computation: mp.Computation | None = None) -> Any:
-    """The totals of a pipeline that is stopped and started between bundles."""
+    """Return the totals of a pipeline that restarts between bundles."""
     disk, registry, clock, rng = MemoryObjects(), MemoryRegistry(), ManualClock(), SeededRng(1)
     totals = None
     for numbers in bundles:
@@ -45,20 +44,19 @@ def counted(*bundles: list[int], computation: mp.Computation | None = None) -> A
 
 
 def test_counts_add_up_over_keys_and_restarts() -> None:
-    """One sum for all keys, kept with the positions of the pipeline."""
     assert counted([2, 4, 6], [8]).by_computation == {"picky": {"seen": 4, "sum": 20}}
 
 
-def test_what_a_failing_hook_has_counted_is_taken_back() -> None:
-    """A record that becomes a dead letter counts nothing, however often it was tried; its neighbours do."""
+def test_counts_of_a_failed_record_are_reverted() -> None:
+    """The record is tried more than once, and its neighbours still count."""
     totals = counted([2, 3, 4, 5, 7])
 
     assert totals.dead_letters == 3
     assert totals.by_computation == {"picky": {"seen": 2, "sum": 6, "dead_letters": 3}}
 
 
-def test_a_counter_that_is_not_declared_is_refused() -> None:
-    """The set of counters is the code's, so it cannot grow with the data: the run stops."""
+def test_undeclared_counter_stops_the_run() -> None:
+    """Names of counters must not grow with the data."""
 
     class Careless(Picky):
         counters = ("seen",)
@@ -68,8 +66,8 @@ def test_a_counter_that_is_not_declared_is_refused() -> None:
 
 
 @pytest.mark.parametrize("amount", [-1, AMOUNT_MAX + 1, 2**70, 1.5, True])
-def test_what_no_sum_of_the_store_can_take_is_one_records_failure(amount: Any) -> None:
-    """Sums are positions of the table: one that fell, or was too long, would end every run at its commit."""
+def test_invalid_amount_makes_one_dead_letter(amount: Any) -> None:
+    """Sums are positions of the table: a falling or overlong one would fail every later commit."""
 
     class Greedy(Picky):
         def process_record(self, context: Any, record: Any) -> None:
@@ -82,14 +80,12 @@ def test_what_no_sum_of_the_store_can_take_is_one_records_failure(amount: Any) -
 
 
 @pytest.mark.parametrize("declared", ["seen", [1], [""], [str(n) for n in range(COUNTERS_MAX + 1)]])
-def test_counters_are_a_bounded_list_of_names(declared: Any) -> None:
-    """It is an error where the pipeline is written."""
+def test_counters_must_be_a_bounded_list_of_names(declared: Any) -> None:
     with pytest.raises(InvalidError):
         declared_counters(declared, "picky")
 
 
-def test_counts_can_be_taken_back_until_they_settle() -> None:
-    """A turn that is undone leaves the turns before it alone."""
+def test_truncate_reverts_only_unsettled_counts() -> None:
     counters = Counters()
     counters.add("a", 1)
     counters.settle()

@@ -1,4 +1,4 @@
-"""Holds of states and timers at percentiles: what user code may do, and what is kept of it."""
+"""Holds of states, and timers at percentiles."""
 
 from __future__ import annotations
 
@@ -26,21 +26,18 @@ Hook = Callable[[Any], None]
 
 
 class Call(Computation):
-    """Calls what each record brings."""
+    """Call the function that each record carries."""
 
     percentiles = (50,)
 
     def process_record(self, context: Any, record: Any) -> None:
-        """Call it."""
         record.value(context)
 
     def process_timer(self, context: Any, timer: Any) -> None:
-        """Say which timer it was."""
         context.produce("out", [timer.tag, timer.percentile], at=context.state.held_at or timer.output_at)
 
 
 def start(computation: Computation | None = None) -> IntervalRun:
-    """A computation that stops at the first error."""
     node = ComputationNode(
         name="c",
         computation=computation or Call(),
@@ -53,7 +50,6 @@ def start(computation: Computation | None = None) -> IntervalRun:
 
 
 def call(run: IntervalRun, at: int, hook: Hook | None, watermark: int = 0, mark: int = 0) -> BundleResult:
-    """A bundle with one record at ``at`` (none without a hook), committed."""
     deliveries = []
     if hook is not None:
         keys = pa.array(["k"])
@@ -66,13 +62,11 @@ def call(run: IntervalRun, at: int, hook: Hook | None, watermark: int = 0, mark:
 
 
 def times(result: BundleResult) -> list[int]:
-    """The times of what was produced."""
     rows = [] if result.updates is None else result.updates.column("productions").to_pylist()
     return [round(production["at"].timestamp() * 1e6) for row in rows for production in row or []]
 
 
-def test_a_hold_is_owed_until_it_is_released():
-    """A hold is part of the row, with or without a state."""
+def test_hold_lasts_until_released_with_or_without_state():
     run = start()
 
     assert call(run, 10, lambda context: context.state.hold(10)).pending.hold == 10
@@ -80,8 +74,8 @@ def test_a_hold_is_owed_until_it_is_released():
     assert call(run, 40, lambda context: context.state.release()).pending.hold is None
 
 
-def test_holds_have_names():
-    """The oldest counts; setting one again replaces it."""
+def test_oldest_of_the_named_holds_counts():
+    """A second hold of the same name replaces the first."""
     run = start()
 
     def hook(context: Any) -> None:
@@ -93,8 +87,7 @@ def test_holds_have_names():
     assert call(run, 60, lambda context: context.state.release("b")).pending.hold == 50
 
 
-def test_deleting_the_state_releases_what_it_held():
-    """Timers stay."""
+def test_deleting_the_state_releases_holds_but_not_timers():
     run = start()
 
     def hook(context: Any) -> None:
@@ -107,8 +100,7 @@ def test_deleting_the_state_releases_what_it_held():
     assert call(run, 60, lambda context: context.state.delete()).pending.hold == 90
 
 
-def test_the_key_may_produce_at_the_time_that_it_holds():
-    """Though its input is later by now; not below that."""
+def test_production_time_may_go_back_to_the_hold():
     run = start()
     call(run, 10, lambda context: context.state.hold(10))
 
@@ -119,8 +111,7 @@ def test_the_key_may_produce_at_the_time_that_it_holds():
         call(run, 60, lambda context: context.produce("out", 1, at=9))
 
 
-def test_a_timer_may_produce_at_the_time_that_is_held():
-    """The hold is there when the timer fires."""
+def test_timers_production_time_may_go_back_to_the_hold():
     run = start()
 
     def hook(context: Any) -> None:
@@ -132,8 +123,8 @@ def test_a_timer_may_produce_at_the_time_that_is_held():
     assert times(call(run, 0, None, watermark=90)) == [10]
 
 
-def test_the_key_may_produce_at_the_time_that_a_timer_owes():
-    """No watermark has passed it: so may a new timer, and a hook that replaces the timer."""
+def test_production_time_may_go_back_to_a_pending_timers_output():
+    """No watermark has passed that time, so a new timer may hold it too."""
     run = start()
     call(run, 10, lambda context: context.set_timer(90, output_at=20))
 
@@ -150,8 +141,8 @@ def test_the_key_may_produce_at_the_time_that_a_timer_owes():
         call(run, 65, lambda context: context.produce("out", 1, at=29))
 
 
-def test_a_horizon_goes_below_records_and_not_below_timers():
-    """For a timer, only its output time has been held."""
+def test_late_data_horizon_applies_to_records_but_not_timers():
+    """For a timer only its output time has been held."""
 
     class Back(Call):
         late_data_horizon = 5
@@ -169,9 +160,7 @@ def test_a_horizon_goes_below_records_and_not_below_timers():
         call(run, 10, lambda context: context.set_timer(10), watermark=10)
 
 
-def test_without_bound_anything_may_be_produced():
-    """Openly late, from records and from timers."""
-
+def test_unbounded_horizon_allows_any_production_time():
     class Back(Call):
         late_data_horizon = "unbounded"
 
@@ -186,13 +175,13 @@ def test_without_bound_anything_may_be_produced():
 
 
 def test_a_hold_below_the_input_is_refused():
-    """The watermark may have passed it already."""
+    """The watermark may already have passed that time."""
     with pytest.raises(InvalidError, match="must not be before the input"):
         call(start(), 10, lambda context: context.state.hold(9))
 
 
-def test_only_declared_percentiles_may_be_asked_for():
-    """The others are not kept."""
+def test_undeclared_percentile_is_refused():
+    """The engine keeps watermarks only for declared percentiles."""
     with pytest.raises(InvalidError, match="does not declare this percentile"):
         call(start(), 10, lambda context: context.watermark_at(60))
     with pytest.raises(InvalidError, match="does not declare this percentile"):
@@ -203,8 +192,7 @@ def test_only_declared_percentiles_may_be_asked_for():
         call(start(), 10, lambda context: context.set_timer(20, domain="hold"))
 
 
-def test_a_percentile_timer_fires_at_its_own_watermark():
-    """Not before, and the low watermark is not waited for."""
+def test_percentile_timer_does_not_wait_for_the_low_watermark():
     run = start()
     result = call(run, 10, lambda context: context.set_timer(20, "early", percentile=50), mark=19)
 
@@ -222,8 +210,8 @@ def test_a_percentile_timer_fires_at_its_own_watermark():
     )
 
 
-def test_setting_a_timer_again_may_change_its_percentile():
-    """Tag and domain are the timer's name, whatever it waits for."""
+def test_setting_a_timer_again_can_change_its_percentile():
+    """Tag and domain alone identify a timer."""
     run = start()
     call(run, 10, lambda context: context.set_timer(20, percentile=50))
 
@@ -232,8 +220,7 @@ def test_setting_a_timer_again_may_change_its_percentile():
     assert (result.pending.next_event_timer, result.pending.next_percentile_timers) == (20, {})
 
 
-def test_a_new_owner_finds_all_of_it():
-    """Holds and percentile timers are in the committed files, for the driver and for a worker."""
+def test_new_owner_reads_holds_and_percentile_timers_from_files():
     run = start()
 
     def hook(context: Any) -> None:
@@ -254,8 +241,8 @@ def test_a_new_owner_finds_all_of_it():
     assert (result.statistics.timers, result.pending.hold, times(result)) == (1, 10, [10])
 
 
-def test_the_oldest_but_a_share():
-    """At most the allowed percentage is left out, and never all."""
+def test_oldest_but_omits_at_most_the_allowed_share():
+    """At least one time always remains."""
     at = np.array([5, 1, 4, 2, 3])
 
     assert oldest_but(at, [100, 81, 80, 50, 1]) == {100: 1, 81: 1, 80: 2, 50: 3, 1: 5}

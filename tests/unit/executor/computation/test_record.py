@@ -17,7 +17,6 @@ from millpond.statestore.types import EventTimeMicros
 
 
 def columns_of(texts: list[str] | None = None) -> RecordColumns:
-    """Three records that arrived in the order 2, 0, 1."""
     return RecordColumns(
         at=np.array([10, 20, 30]),
         streams=["a", "b", "a"],
@@ -29,7 +28,6 @@ def columns_of(texts: list[str] | None = None) -> RecordColumns:
 
 
 def records_of(columns: RecordColumns, start: int = 0, stop: int = 3) -> tuple[Records, InputTime]:
-    """The key's records, bound."""
     input_time = InputTime()
     records = Records(columns, input_time)
     records.bind("k", start, stop)
@@ -37,7 +35,6 @@ def records_of(columns: RecordColumns, start: int = 0, stop: int = 3) -> tuple[R
 
 
 def summary(record: Record) -> tuple[Any, ...]:
-    """All of a record's fields."""
     return (record.key, record.value, record.at, record.stream, record.late, record.id)
 
 
@@ -48,8 +45,7 @@ ALL = [
 ]
 
 
-def test_every_way_of_looking_gives_the_same_records() -> None:
-    """Iterating, iterating one by one, indexing and slicing agree, again and again."""
+def test_iterating_indexing_and_slicing_agree() -> None:
     records, _ = records_of(columns_of())
 
     for _ in range(2):
@@ -59,8 +55,7 @@ def test_every_way_of_looking_gives_the_same_records() -> None:
         assert [summary(record) for record in records[1:]] == ALL[1:]
 
 
-def test_a_key_sees_its_own_records_only() -> None:
-    """Length, indices and negative indices stay within the key's part."""
+def test_indices_stay_within_the_keys_records() -> None:
     records, _ = records_of(columns_of(), 1, 2)
 
     assert (len(records), summary(records[-1])) == (1, ALL[1])
@@ -70,8 +65,7 @@ def test_a_key_sees_its_own_records_only() -> None:
         records[-2]
 
 
-def test_a_record_outlives_the_hook() -> None:
-    """Binding the sequence to another key does not change an existing record."""
+def test_record_stays_valid_when_the_sequence_is_bound_to_another_key() -> None:
     records, _ = records_of(columns_of(), 0, 1)
     kept = records[0]
     records.bind("other", 1, 3)
@@ -79,16 +73,15 @@ def test_a_record_outlives_the_hook() -> None:
     assert summary(kept) == ALL[0]
 
 
-def test_one_by_one_moves_default_and_floor() -> None:
-    """Each record is an input of its own: its time is default and floor of what is produced."""
+def test_one_by_one_sets_default_and_floor_to_each_records_time() -> None:
     records, input_time = records_of(columns_of())
     seen = [(input_time.at, input_time.floor_at) for _ in records.one_by_one()]
 
     assert seen == [(10, 10), (20, 20), (30, 30)]
 
 
-def test_together_the_floor_is_the_oldest_and_the_default_the_newest_or_last_seen() -> None:
-    """Before and after iteration productions get the newest time, during it that of the record."""
+def test_iteration_keeps_the_oldest_time_as_the_floor() -> None:
+    """The default is the newest time, except during the iteration."""
     records, input_time = records_of(columns_of())
     before = (input_time.at, input_time.floor_at)
     during = [(input_time.at, input_time.floor_at) for _ in records]
@@ -97,8 +90,7 @@ def test_together_the_floor_is_the_oldest_and_the_default_the_newest_or_last_see
     assert during == [(10, 10), (20, 10), (30, 10)]
 
 
-def test_an_unread_value_may_be_broken() -> None:
-    """Broken values raise where they are read and nowhere else, also after others were read."""
+def test_broken_value_raises_only_where_it_is_read() -> None:
     records, _ = records_of(columns_of(["30", "10", "{"]))
     read = [record.value for record in records if record.at != 20]
 
@@ -108,8 +100,8 @@ def test_an_unread_value_may_be_broken() -> None:
         [record.value for record in records]
 
 
-def test_records_compare_copy_and_travel_by_their_fields() -> None:
-    """Equality, deep copies and pickles know fields only, not the bundle behind them."""
+def test_records_compare_copy_and_pickle_by_their_fields() -> None:
+    """A pickle must not include the whole bundle."""
     records, _ = records_of(columns_of())
     record = records[1]
 
@@ -120,6 +112,6 @@ def test_records_compare_copy_and_travel_by_their_fields() -> None:
 
 
 def test_an_unknown_attribute_is_an_attribute_error() -> None:
-    """The lazily filled fields do not swallow typing mistakes."""
+    """The lazily filled fields must not swallow typing mistakes."""
     with pytest.raises(AttributeError, match="valeu"):
         _ = records_of(columns_of())[0][0].valeu  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""A state that hooks work on in place, and what a key owes."""
+"""State that hooks change in place, and the time that a key owes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ _CLOCKS = Clocks(watermark=0, wall_time=0)
 
 
 class _Names:
-    """A list of names, opened."""
-
     made = 0
 
     def __init__(self, stored: Any) -> None:
@@ -30,7 +28,6 @@ class _Names:
         self.names: list[str] = list(stored or ())
 
     def to_json(self) -> list[str] | None:
-        """The names; no state without any."""
         return self.names or None
 
 
@@ -40,8 +37,7 @@ def _state(encoded: str | None = None) -> KeyState:
     return state
 
 
-def test_an_opened_state_is_made_once_and_stored_at_the_end() -> None:
-    """All hooks of a turn get the same object, and what they changed in it is stored when the turn ends."""
+def test_opened_state_is_shared_by_a_turn_and_stored_at_its_end() -> None:
     state = _state('["a"]')
     opened = state.open(_Names)
     opened.names.append("b")
@@ -51,8 +47,7 @@ def test_an_opened_state_is_made_once_and_stored_at_the_end() -> None:
     assert state.open(_Names) is not opened
 
 
-def test_a_state_of_which_nothing_is_left_is_no_state() -> None:
-    """An opened state that gives ``None`` leaves the key without state."""
+def test_opened_state_that_encodes_to_none_deletes_the_state() -> None:
     state = _state('["a"]')
     state.open(_Names).names.clear()
 
@@ -60,8 +55,8 @@ def test_a_state_of_which_nothing_is_left_is_no_state() -> None:
     assert state.get("none") == "none"
 
 
-def test_reading_and_setting_end_what_was_opened() -> None:
-    """`get` sees what was changed in place; `set`, `delete` and a turn that is undone discard it."""
+def test_get_keeps_changes_in_place_and_set_discards_them() -> None:
+    """A deletion and a rolled back turn discard them too."""
     state = _state('["a"]')
     state.open(_Names).names.append("b")
     assert state.get() == ["a", "b"]
@@ -77,8 +72,8 @@ def test_reading_and_setting_end_what_was_opened() -> None:
 
 
 @pytest.mark.parametrize("value", [{"pair": (1, 2)}, [(1,)], {"pairs": [{"pair": (1, 2)}]}, (1, 2)])
-def test_what_is_read_in_a_bundle_is_what_is_read_after_a_commit(value: Any) -> None:
-    """A tuple anywhere in the state is a list at the next `get`, with a commit in between and without."""
+def test_state_reads_the_same_with_and_without_a_commit(value: Any) -> None:
+    """JSON has no tuples, so nested tuples must read as lists at once."""
     state = _state()
     state.set(value)
     within = state.get()
@@ -88,8 +83,7 @@ def test_what_is_read_in_a_bundle_is_what_is_read_after_a_commit(value: Any) -> 
     assert _shape(within) == _shape(state.get()) == _shape(json.loads(json.dumps(value)))
 
 
-def test_what_changes_after_set_is_not_set() -> None:
-    """Neither the object that was set, nor one that was read, changes the state when it is modified later."""
+def test_changes_after_set_do_not_reach_the_state() -> None:
     state = _state()
     given: dict[str, Any] = {"seen": [1]}
     state.set(given)
@@ -101,19 +95,18 @@ def test_what_changes_after_set_is_not_set() -> None:
 
 
 def test_a_value_that_cannot_be_encoded_is_refused_by_set() -> None:
-    """A container with something in it that the codec lacks raises where it is set."""
     with pytest.raises(mp.InvalidError, match="the codec cannot encode this value"):
         _state().set({"at": object()})
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_state_does_not_depend_on_how_records_are_bundled(size: int) -> None:
-    """A computation that puts tuples into its state, and changes it after `set`, reads the same for every cut."""
+def test_state_does_not_depend_on_the_size_of_bundles(size: int) -> None:
+    """The computation stores tuples and changes objects after `set`."""
     assert _read(size) == _read(6)
 
 
 def _shape(value: Any) -> Any:
-    """A value with the types of its containers."""
+    """Return the value with the types of its containers."""
     if isinstance(value, dict):
         return {name: _shape(part) for name, part in value.items()}
     return (
@@ -122,13 +115,12 @@ def _shape(value: Any) -> Any:
 
 
 class _Careless(mp.Computation):
-    """Sets tuples, changes what it has set, and notes what it reads."""
+    """Set tuples, change what was set, and keep the states as they were read."""
 
     def __init__(self) -> None:
         self.read: list[str] = []
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Note the state, then set it and go on changing it."""
         state = context.state.get({"pair": [], "count": 0})
         self.read.append(repr(state))
         if state["count"] != 2:
@@ -138,7 +130,6 @@ class _Careless(mp.Computation):
 
 
 def _read(size: int) -> list[str]:
-    """What the computation reads with so many records in a bundle."""
     pipeline, careless = mp.Pipeline("careless"), _Careless()
     rows = pipeline.inject("rows", key="key", at="at", at_unit="us", watermark=mp.ManualWatermark())
     rows.apply(careless, name="careless", on_error="stop")
@@ -162,8 +153,8 @@ _TIMERS = st.builds(
     row=st.lists(_TIMERS, max_size=3, unique_by=lambda timer: timer[:2]),
     moves=st.lists(st.one_of(_TIMERS, st.sampled_from("abc<>"))),
 )
-def test_what_a_key_owes_is_the_least_of_its_timers(row: list[Timer], moves: list[Timer | str]) -> None:
-    """After timers are set, replaced, deleted and rolled back, the least time owed is that of a search through all."""
+def test_owed_time_equals_a_search_through_all_timers(row: list[Timer], moves: list[Timer | str]) -> None:
+    """The timers are set, replaced, deleted and rolled back in any order."""
     timers = KeyTimers(_CLOCKS)
     timers.bind(tuple(row))
     pending = {timer[:2]: timer for timer in row}

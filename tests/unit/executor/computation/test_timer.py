@@ -21,30 +21,26 @@ EVENT, WALL = TimeDomain.EVENT, TimeDomain.WALL
 
 
 def timer(at: int, domain: TimeDomain = EVENT, tag: str = "", output_at: int | None = None) -> Timer:
-    """A timer that holds its own time unless told otherwise."""
     return Timer(tag, domain, at, at if output_at is None else output_at)
 
 
 def due(queue: TimerQueue, event: int, wall: int = -1) -> set[str]:
-    """The keys that are due."""
     return queue.due_keys(EventTimeMicros(event), WallTimeMicros(wall))
 
 
 def test_firing_order_is_time_then_domain_then_tag() -> None:
-    """At one time event timers fire before wall timers, and tags in their order."""
     timers = [timer(2), timer(1, WALL), timer(1, tag="b"), timer(1, tag="a")]
 
     assert firing_order(timers) == (timers[3], timers[2], timers[1], timers[0])
 
 
-def test_the_hold_is_the_oldest_output_time() -> None:
-    """A timer holds what it will output, not when it fires; without timers there is no hold."""
+def test_hold_is_the_oldest_output_time() -> None:
+    """The time at which the timer fires does not matter."""
     assert hold_of([timer(5, output_at=9), timer(7, output_at=8)]) == 8
     assert hold_of([]) is None
 
 
-def test_due_keys_by_either_clock() -> None:
-    """A key is due when either clock has reached one of its timers, not before."""
+def test_key_is_due_when_either_clock_reaches_a_timer() -> None:
     queue = TimerQueue()
     queue.put({"a": (timer(5),), "b": (timer(3, WALL),), "c": (timer(4, WALL), timer(9))})
 
@@ -55,8 +51,7 @@ def test_due_keys_by_either_clock() -> None:
     assert (queue.next_at(EVENT), queue.next_at(WALL), queue.hold(), len(queue)) == (5, 3, 3, 3)
 
 
-def test_replacing_a_keys_timers_forgets_the_old_ones() -> None:
-    """Earlier, later and no timers replace what was known, hold included."""
+def test_put_replaces_a_keys_timers() -> None:
     queue = TimerQueue()
     queue.put({"a": (timer(5), timer(6, WALL))})
     queue.put({"a": (timer(8),)})
@@ -68,8 +63,7 @@ def test_replacing_a_keys_timers_forgets_the_old_ones() -> None:
     assert (due(queue, 7), queue.next_at(EVENT), queue.hold(), len(queue)) == (set(), None, None, 0)
 
 
-def test_filling_equals_putting() -> None:
-    """A queue filled from columns answers like one that was put together key by key."""
+def test_fill_from_columns_equals_put() -> None:
     queue = TimerQueue()
     event = KeyTimes(pa.array(["b", "a"]), np.array([7, 5]))
     queue.fill(event, KeyTimes(pa.array(["c"]), np.array([3])), KeyTimes(pa.array(["a"]), np.array([1])))
@@ -79,8 +73,7 @@ def test_filling_equals_putting() -> None:
     assert queue.waits(2, 1) == {"b": 5.0, "a": 3.0, "c": 2.0}
 
 
-def test_waits_take_the_nearer_clock() -> None:
-    """A key with timers on both clocks waits for whichever fires first from now."""
+def test_waits_follow_the_clock_that_is_due_first() -> None:
     queue = TimerQueue()
     queue.put({"a": (timer(100), timer(1_000, WALL))})
 
@@ -89,8 +82,8 @@ def test_waits_take_the_nearer_clock() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_heap_agrees_with_a_dict(seed: int) -> None:
-    """Any mixture of small and large puts, with and without removals, leaves the heap right and small."""
+def test_heap_agrees_with_a_dict(seed: int) -> None:
+    """Puts of 1 to 2,000 keys exercise the heap's rebuilding too."""
     rng = np.random.default_rng(seed)
     times, expected = EarliestByKey(), dict[str, int]()
     for _ in range(60):

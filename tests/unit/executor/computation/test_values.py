@@ -25,12 +25,10 @@ TABLE = pa.table({"city": ["Bergen", None], "days": [[1, 2], []], "rain": [True,
 
 
 def all_of(values: Values) -> list[Any]:
-    """Every value in turn."""
     return [values.value(index) for index in range(len(values))]
 
 
-def test_a_struct_becomes_a_dict() -> None:
-    """Each row is a dict of its columns, nested ones included, in the columns' order."""
+def test_row_becomes_a_dict_in_column_order() -> None:
     assert all_of(ArrowValues(TABLE)) == [
         {"city": "Bergen", "days": [1, 2], "rain": True},
         {"city": None, "days": [], "rain": False},
@@ -38,8 +36,7 @@ def test_a_struct_becomes_a_dict() -> None:
     assert list(ArrowValues(TABLE).value(0)) == ["city", "days", "rain"]
 
 
-def test_batches_structs_and_slices_are_alike() -> None:
-    """A record batch and a sliced struct array give the same dicts as the table."""
+def test_batch_and_sliced_struct_equal_the_table() -> None:
     batch = TABLE.to_batches()[0]
     sliced = pa.concat_arrays([batch.to_struct_array(), batch.to_struct_array()]).slice(1, 2)
 
@@ -47,8 +44,7 @@ def test_batches_structs_and_slices_are_alike() -> None:
     assert all_of(ArrowValues(sliced)) == all_of(ArrowValues(TABLE))[::-1]
 
 
-def test_a_null_struct_is_none_and_no_columns_are_an_empty_dict() -> None:
-    """A missing row has no value; a row without columns has an empty one."""
+def test_null_struct_is_none_and_row_without_columns_is_an_empty_dict() -> None:
     struct = pa.array([None, {"a": 1}])
 
     assert all_of(ArrowValues(struct)) == [None, {"a": 1}]
@@ -64,8 +60,7 @@ def test_a_null_struct_is_none_and_no_columns_are_an_empty_dict() -> None:
         PythonValues([{"days": 1}, {"days": 2}]),
     ],
 )
-def test_changing_a_value_does_not_change_other_copies(values: Values) -> None:
-    """A second look finds the value as it was."""
+def test_changed_value_reads_unchanged_again(values: Values) -> None:
     before = all_of(values)
     for value in all_of(values):
         if isinstance(value["days"], list):
@@ -81,8 +76,8 @@ class _Marked(datetime):
     notes: list[str]
 
 
-def test_times_are_shared_unless_they_carry_something_that_can_change() -> None:
-    """A dict of a value is copied and its times are not, but for a datetime with attributes of its own."""
+def test_immutable_times_are_shared_between_copies() -> None:
+    """A datetime with attributes is mutable, so it is copied."""
     marked = _Marked(2013, 2, 8, tzinfo=UTC)
     marked.notes = ["snow"]
     times = [datetime(2013, 2, 8, tzinfo=UTC), date(2013, 2, 8), Decimal("1.5"), pd.Timestamp("2013-02-08")]
@@ -96,15 +91,13 @@ def test_times_are_shared_unless_they_carry_something_that_can_change() -> None:
         assert copied["at"] == value
 
 
-def test_json_and_bytes() -> None:
-    """A text is decoded, bytes stay bytes, and neither is no value."""
+def test_text_is_decoded_and_bytes_stay_bytes() -> None:
     values = JsonValues(pa.array(["[1]", None, "null", None]), pa.array([None, b"\x00", None, None]))
 
     assert all_of(values) == [[1], b"\x00", None, None]
 
 
-def test_broken_json_is_a_data_error() -> None:
-    """The record whose value is not JSON says so, and only when it is asked."""
+def test_broken_json_raises_when_read() -> None:
     values = JsonValues(pa.array(["{", "1"]))
 
     assert values.value(1) == 1
@@ -121,23 +114,21 @@ def test_broken_json_is_a_data_error() -> None:
         ConcatenatedValues([PythonValues([1]), JsonValues(pa.array(["2"]))]),
     ],
 )
-def test_taking_reorders(values: Values) -> None:
-    """`take` gives the chosen values in the chosen order, repeated ones too."""
+def test_take_selects_reorders_and_repeats(values: Values) -> None:
     first, second = all_of(values)
 
     assert all_of(values.take(np.array([1, 0, 1]))) == [second, first, second]
 
 
-def test_values_travel() -> None:
-    """Arrow-backed values are pickled without what they have decoded."""
+def test_values_survive_pickling() -> None:
+    """The pickle omits the cache of decoded values."""
     for values in (ArrowValues(TABLE), JsonValues(pa.array(["1"]), pa.array([None], pa.binary()))):
         before = all_of(values)
 
         assert all_of(pickle.loads(pickle.dumps(values))) == before
 
 
-def test_concatenated_values_count_on() -> None:
-    """Positions run through all parts, empty ones included."""
+def test_concatenated_values_have_continuous_positions() -> None:
     values = ConcatenatedValues([PythonValues([]), PythonValues([1, 2]), PythonValues([]), PythonValues([3])])
 
     assert (len(values), all_of(values)) == (3, [1, 2, 3])

@@ -1,4 +1,4 @@
-"""User code that hangs: it is interrupted in any thread, told of where it cannot be, and never mistaken."""
+"""The time limit of user code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RELEASE = threading.Event()
 
 
 def spin() -> None:
-    """Hang in Python code that catches what it can."""
+    """Spin in Python code that catches every Exception."""
     turns = 0
     while True:
         try:
@@ -39,7 +39,6 @@ def spin() -> None:
 
 
 def in_thread(code: Callable[[], Any]) -> Any:
-    """What the code returns or raises in a thread that is not the main one."""
     outcomes: list[Any] = []
 
     def run() -> None:
@@ -55,7 +54,6 @@ def in_thread(code: Callable[[], Any]) -> Any:
 
 
 def limited(code: Callable[[], Any], limit: UserCodeWatchdog | None = None) -> Any:
-    """Run code as a key's turn."""
     limit = limit or UserCodeWatchdog("c", LIMIT_MS)
     with limit.watching():
         try:
@@ -65,16 +63,18 @@ def limited(code: Callable[[], Any], limit: UserCodeWatchdog | None = None) -> A
             limit.end()
 
 
-def test_code_that_spins_is_interrupted():
-    """In the main thread by a signal, elsewhere by an exception; code that catches exceptions does not go on."""
+def test_spinning_code_is_interrupted_in_any_thread():
+    """The main thread gets a signal, others an asynchronous exception; neither is an Exception that code
+    would catch.
+    """
     with pytest.raises(CodeTimeoutError):
         limited(spin)
     assert isinstance(in_thread(lambda: limited(spin)), CodeTimeoutError)
 
 
 @pytest.mark.timeout(60, method="thread")
-def test_code_that_sleeps_is_interrupted_in_the_main_thread():
-    """A signal ends a call that blocks."""
+def test_sleeping_code_is_interrupted_in_the_main_thread():
+    """Only a signal ends a blocking call."""
     with pytest.raises(CodeTimeoutError):
         limited(lambda: NEVER.wait(600))
 
@@ -113,8 +113,8 @@ thread.join(60)
 """
 
 
-def test_a_debugger_does_not_see_code_hang_after_an_interruption():
-    """Nothing of an interruption is left in its thread, where CPython 3.11 would look for it for ever while code is traced."""
+def test_traced_code_does_not_hang_after_an_interruption():
+    """CPython 3.11 loops indefinitely under a tracer if an asynchronous exception remains in the thread."""
     done = subprocess.run(
         [sys.executable, "-c", TRACED], env={**os.environ, **SHORT_LIVED}, capture_output=True, check=True
     )
@@ -122,8 +122,8 @@ def test_a_debugger_does_not_see_code_hang_after_an_interruption():
     assert done.stdout.split() == [b"interrupted"] * 10
 
 
-def test_code_that_takes_turns_is_left_alone():
-    """Many short turns take longer than the limit together, in either thread, and none is interrupted."""
+def test_short_turns_are_not_interrupted():
+    """Together they take longer than the limit, in either thread."""
     clock = SystemClock()
 
     def turns() -> int:
@@ -142,7 +142,7 @@ def test_code_that_takes_turns_is_left_alone():
 
 
 def test_time_between_turns_does_not_count():
-    """Nothing is raised into the engine's own code, however long it takes."""
+    """An exception must never reach the engine's own code."""
 
     def idle() -> str:
         limit = UserCodeWatchdog("c", 20)
@@ -155,8 +155,8 @@ def test_time_between_turns_does_not_count():
     assert (idle(), in_thread(idle)) == ("done", "done")
 
 
-def test_a_turn_whose_end_was_cut_short_is_over_with_its_bundle():
-    """An exception may arrive at the very moment at which a turn ends; the next bundle's reading is not its code."""
+def test_turn_without_an_end_is_over_with_its_bundle():
+    """An exception may arrive just as a turn ends; the limit must not apply to reading the next bundle."""
 
     def two_bundles() -> str:
         limit = UserCodeWatchdog("c", 20)
@@ -170,7 +170,7 @@ def test_a_turn_whose_end_was_cut_short_is_over_with_its_bundle():
 
 
 class Slow(Computation):
-    """Hangs on the number thirteen, in the way that is asked for."""
+    """Hang at the number thirteen, spinning or blocking."""
 
     def __init__(self, way: str) -> None:
         self.way = way
@@ -186,7 +186,6 @@ class Slow(Computation):
 
 
 def start(way: str, **options: Any) -> tuple[Store, Any]:
-    """A run of its own thread."""
     RELEASE.clear()
     store = Store.in_memory(
         objects=MemoryObjects(), registry=MemoryRegistry(), clock=SystemClock(), rng=SeededRng(1)
@@ -199,12 +198,11 @@ def start(way: str, **options: Any) -> tuple[Store, Any]:
 
 
 def rows(*numbers: int) -> list[dict[str, Any]]:
-    """A row for each number, under a key of its own."""
     return [{"k": f"k{n}", "t": n, "n": n} for n in numbers]
 
 
-def test_a_record_that_hangs_becomes_a_dead_letter():
-    """Its effects are rolled back, the letter names it and shows where it hung, the others count once."""
+def test_hanging_record_becomes_a_dead_letter():
+    """The letter shows where the code hung; the other records count once."""
     store, run = start("spins")
     run.inject("in", rows(1, 13, 2)).wait("60s")
     run.stop()
@@ -217,8 +215,7 @@ def test_a_record_that_hangs_becomes_a_dead_letter():
     assert run.summary().totals.productions == 0
 
 
-def test_a_record_that_hangs_may_stop_the_pipeline():
-    """With ``stop`` the run ends with an error that names computation and key, and nothing is committed."""
+def test_hanging_record_with_on_error_stop_ends_the_run():
     store, run = start("spins", on_error="stop")
     receipt = run.inject("in", rows(1, 13))
     with pytest.raises(InvalidError, match=r"user code failed.*`c`.*`k13`.*exceeds its time limit"):
@@ -229,8 +226,8 @@ def test_a_record_that_hangs_may_stop_the_pipeline():
 
 
 @pytest.mark.untraced
-def test_code_that_cannot_be_interrupted_ends_the_run():
-    """The error names computation and key; stopping does not wait for the code, and it commits nothing."""
+def test_uninterruptible_code_ends_the_run():
+    """Stopping does not wait for the code, which commits nothing when it returns."""
     store, run = start("blocks")
     receipt = run.inject("in", rows(1, 13))
     with pytest.raises(InvalidError, match=r"exceeds its time limit.*`c`.*`k13`"):
@@ -248,8 +245,7 @@ def test_code_that_cannot_be_interrupted_ends_the_run():
     assert store.rows_view("c").to_arrow().num_rows == 0
 
 
-def test_no_limit_of_nothing():
-    """The limit is longer than nothing."""
+def test_limit_of_zero_is_refused():
     pipeline = EnginePipeline("p")
     with pytest.raises(InvalidError, match="user_code_timeout"):
         pipeline.inject("in", key="k", at="t").apply(Computation(), name="c", user_code_timeout="0s")

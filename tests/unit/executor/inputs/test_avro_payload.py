@@ -14,8 +14,8 @@ _OLD = {"type": "record", "name": "R", "fields": [{"name": "n", "type": "int"}]}
 _NEW = {**_OLD, "fields": [{"name": "n", "type": "long"}, {"name": "note", "type": "string", "default": "-"}]}
 
 
-def test_payloads_of_one_topic_have_many_schemas() -> None:
-    """With a number before it, each payload is read with the schema that it was written with, older or newer."""
+def test_confluent_payloads_are_read_with_their_writers_schema() -> None:
+    """The number before a payload names the schema, older or newer than the reader's."""
     payload = mp.AvroPayload(_OLD, framing="confluent", schemas={1: _OLD, 2: orjson.dumps(_NEW).decode()})
 
     assert payload.decode(confluent(1, avro_bytes(_OLD, {"n": 5}))) == {"n": 5}
@@ -28,8 +28,8 @@ def test_payloads_of_one_topic_have_many_schemas() -> None:
     assert newer.decode(confluent(2, avro_bytes(_NEW, {"n": 5, "note": "x"}))) == {"n": 5, "note": "x"}
 
 
-def test_a_looked_up_schema_may_be_none() -> None:
-    """What a lookup brings that is no schema makes the payload unreadable, and the next one is looked up again."""
+def test_invalid_looked_up_schema_is_looked_up_again() -> None:
+    """A registry may be corrected while the pipeline runs."""
     found: dict[int, Any] = {1: '{"type":'}
     payload = mp.AvroPayload(_OLD, framing="confluent", schemas=lambda number: found[number])
     encoded = confluent(1, avro_bytes(_OLD, {"n": 5}))
@@ -40,8 +40,8 @@ def test_a_looked_up_schema_may_be_none() -> None:
     assert payload.decode(encoded) == {"n": 5}
 
 
-def test_single_objects_are_told_by_fingerprints(tmp_path: Path) -> None:
-    """Its own schema, those of a list and those of a folder, later ones too, are known by their fingerprints."""
+def test_single_objects_are_identified_by_fingerprint(tmp_path: Path) -> None:
+    """A schema may be added to the folder at any time."""
     new, old = single_object(_NEW, {"n": 5, "note": "x"}), single_object(_OLD, {"n": 5})
     listed = mp.AvroPayload(_NEW, framing="single_object", schemas=[_OLD])
     folder = mp.AvroPayload(_NEW, framing="single_object", schemas=tmp_path)
@@ -71,22 +71,19 @@ def test_single_objects_are_told_by_fingerprints(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_arguments_go_with_the_framing(options: dict[str, Any], message: str) -> None:
-    """What does not fit together is refused where it is declared."""
+def test_arguments_that_contradict_the_framing_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(mp.InvalidError, match=message):
         mp.AvroPayload(_OLD, **options)
 
 
-def test_a_declaration_says_what_it_is() -> None:
-    """It names its schema, and knows its fields."""
+def test_payload_knows_its_schema_and_fields() -> None:
     payload = mp.AvroPayload(_NEW)
 
     assert repr(payload) == "AvroPayload('R', column='value', framing='plain')"
     assert payload.fields() == ["n", "note"]
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the package the declaration says what to install."""
+def test_missing_package_is_named_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastavro", None)
 
     with pytest.raises(mp.InvalidError, match=r"pip install 'millpond\[avro\]'"):

@@ -54,8 +54,8 @@ _WHOLE = avro_bytes(_NESTED, _VALUE)
         (_WHOLE + b"zz", None, "2 bytes are left after the last field"),
     ],
 )
-def test_the_innermost_part_is_named(payload: bytes, field: str | None, reason: str) -> None:
-    """A broken payload is told by the path of the part that cannot be read, through lists, maps and unions."""
+def test_error_names_the_innermost_unreadable_part(payload: bytes, field: str | None, reason: str) -> None:
+    """The path leads through lists, maps and unions."""
     with pytest.raises(mp.InvalidError) as refused:
         mp.AvroPayload(_NESTED).decode(payload)
 
@@ -64,8 +64,8 @@ def test_the_innermost_part_is_named(payload: bytes, field: str | None, reason: 
     assert refused.value.details["schema"] == "R"
 
 
-def test_blocks_with_their_size_are_read() -> None:
-    """A block that says its size in bytes is read, and what is broken behind it is found."""
+def test_blocks_with_a_size_in_bytes_are_read() -> None:
+    """An error behind such a block must still name its field."""
     schema = _of(("numbers", {"type": "array", "items": "int"}), ("last", "string"))
     encoded = b"\x03\x04\x02\x04\x00\x02x"
 
@@ -82,8 +82,7 @@ def test_blocks_with_their_size_are_read() -> None:
         (_of(("lines", {"type": "array", "items": "string"})), "lines", "Schema mismatch"),
     ],
 )
-def test_schemas_that_do_not_go_together_are_told_by_the_field(reader: Any, field: str, reason: str) -> None:
-    """What can be read but not resolved names the field of the reader."""
+def test_unresolvable_schemas_name_the_readers_field(reader: Any, field: str, reason: str) -> None:
     with pytest.raises(mp.InvalidError) as refused:
         mp.AvroPayload(reader, writer=_NESTED).decode(_WHOLE)
 
@@ -109,21 +108,19 @@ def test_schemas_that_do_not_go_together_are_told_by_the_field(reader: Any, fiel
         ),
     ],
 )
-def test_types_become_wider(written: Any, wanted: Any, value: Any, read: Any) -> None:
-    """A field of a wider type takes what was written with a narrower one."""
+def test_field_of_a_wider_type_reads_a_narrower_one(written: Any, wanted: Any, value: Any, read: Any) -> None:
     payload = mp.AvroPayload(_of(("f", wanted)), writer=_of(("f", written)))
 
     assert payload.decode(avro_bytes(_of(("f", written)), {"f": value})) == {"f": read}
 
 
-def test_fields_are_found_by_an_alias() -> None:
-    """A field that was renamed is found by its former name."""
+def test_renamed_field_is_found_by_its_alias() -> None:
     reader = {"type": "record", "name": "R", "fields": [{"name": "new", "type": "int", "aliases": ["old"]}]}
 
     assert mp.AvroPayload(reader, writer=_of(("old", "int"))).decode(b"\x0a") == {"new": 5}
 
 
-def test_a_schema_with_a_namespace_is_named_alone() -> None:
-    """The name in a reason is the one that the schema's file says."""
+def test_error_names_a_schema_without_its_namespace() -> None:
+    """The schema's file has the name without the namespace."""
     with pytest.raises(mp.InvalidError, match="schema=`Payment`"):
         mp.AvroPayload(PAYMENT_AVRO).decode(b"")

@@ -52,15 +52,14 @@ def _record(*fields: tuple[str, Any, Any]) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_defaults_are_values(kind: Any, default: Any, value: Any) -> None:
-    """A default is the value that it stands for, with the type that a decoded one has."""
+def test_defaults_have_the_types_of_decoded_values(kind: Any, default: Any, value: Any) -> None:
+    """In a schema a default is JSON, for example text for bytes."""
     (field,) = _record(("f", kind, default))["fields"]
 
     assert (field["default"], type(field["default"])) == (value, type(value))
 
 
-def test_a_named_type_has_its_defaults_wherever_it_stands() -> None:
-    """A type that is named a second time, and one that has itself as a part, keep their defaults."""
+def test_repeated_and_recursive_types_keep_their_defaults() -> None:
     node = {
         "type": "record",
         "name": "Node",
@@ -98,7 +97,6 @@ def test_a_named_type_has_its_defaults_wherever_it_stands() -> None:
         ('["null","string"]', "must describe a record"),
     ],
 )
-def test_other_schemas_are_refused(text: str, reason: str) -> None:
-    """What is malformed, or has no fields, is refused."""
+def test_malformed_and_fieldless_schemas_are_refused(text: str, reason: str) -> None:
     with pytest.raises(mp.InvalidError, match=f"the schema {reason}"):
         parsed_schema(text, "the schema")

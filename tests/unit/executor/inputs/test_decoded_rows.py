@@ -20,8 +20,6 @@ _PAYLOAD = mp.JsonPayload({"type": "object"})
 
 
 class Failing(mp.types.Payload):
-    """Raises what it was told to."""
-
     def __init__(self, error: Exception) -> None:
         super().__init__()
         self.error = error
@@ -36,8 +34,8 @@ class Failing(mp.types.Payload):
 @pytest.mark.parametrize(
     "kind", [pa.binary(), pa.large_binary(), pa.string(), pa.large_string(), pa.binary_view()]
 )
-def test_tables_and_mappings_give_the_same(kind: pa.DataType) -> None:
-    """Whatever the type of the column, a row has the fields of its value, and its other columns with a prefix."""
+def test_tables_and_mappings_decode_alike(kind: pa.DataType) -> None:
+    """The row's other columns get a prefix, because a field may have the same name."""
     cells = [b'{"a":1,"offset":2}', b"{"]
     table = pa.table({"value": pa.array(cells).cast(pa.string()).cast(kind), "offset": [7, 8]})
 
@@ -64,8 +62,8 @@ def test_tables_and_mappings_give_the_same(kind: pa.DataType) -> None:
         (5, "the row has no fields type=`int`"),
     ],
 )
-def test_each_row_says_why_it_has_no_value(row: Any, reason: str) -> None:
-    """A row without a payload has a reason, and the rows next to it do not mind."""
+def test_row_without_a_payload_gets_a_reason(row: Any, reason: str) -> None:
+    """The other rows are still decoded."""
     first, second = decoded_rows(_PAYLOAD, [row, {"value": b"{}"}], stream="s")
 
     assert first == UndecodedRow(row, reason)
@@ -74,13 +72,12 @@ def test_each_row_says_why_it_has_no_value(row: Any, reason: str) -> None:
 
 
 @pytest.mark.parametrize("cell", [bytearray(b"{}"), memoryview(b"{}"), "{}"])
-def test_bytes_are_taken_in_any_form(cell: Any) -> None:
-    """Text and all kinds of bytes are payloads."""
+def test_text_and_every_bytes_type_are_payloads(cell: Any) -> None:
     assert decoded_rows(_PAYLOAD, [{"value": cell}], stream="s") == [{}]
 
 
-def test_a_missing_column_is_an_error_of_the_call() -> None:
-    """A table without the column, or with another type of it, and rows that all lack the field are refused."""
+def test_missing_or_mistyped_column_is_refused() -> None:
+    """Rows that all lack the field are a mistake of the call, not bad data."""
     with pytest.raises(mp.InvalidError, match="no such payload column stream=`s` column=`value` columns="):
         decoded_rows(_PAYLOAD, pa.table({"other": [1]}), stream="s")
     with pytest.raises(
@@ -93,8 +90,8 @@ def test_a_missing_column_is_an_error_of_the_call() -> None:
     assert decoded_rows(_PAYLOAD, [], stream="s") == []
 
 
-def test_what_a_decoder_raises_is_the_reason() -> None:
-    """Any error of what decodes is a reason, but that a service is away is raised."""
+def test_decoder_error_is_the_reason_unless_a_service_is_unavailable() -> None:
+    """An unavailable service may answer on a retry, so its error is raised."""
     rows = [{"value": b""}]
 
     (undecoded,) = decoded_rows(Failing(ZeroDivisionError("no")), rows, stream="s")
@@ -104,8 +101,8 @@ def test_what_a_decoder_raises_is_the_reason() -> None:
         decoded_rows(Failing(mp.UnavailableError("away")), rows, stream="s")
 
 
-def test_values_that_were_decoded_once_are_decoded_again() -> None:
-    """Rows that were decoded before give their values, and one that cannot be any more is refused."""
+def test_decoding_again_must_succeed_again() -> None:
+    """On Spark the driver and the task decode the same bytes."""
     rows = [{"value": b'{"a":1}'}, {"value": b'{"a":2}'}]
 
     assert decoded_values(_PAYLOAD, rows, stream="s") == [{"a": 1}, {"a": 2}]

@@ -1,4 +1,4 @@
-"""Injection: outside rows become records; unreadable ones are told apart."""
+"""Extraction of records from outside rows."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def node(**changes: object):
 
 @pytest.mark.parametrize("rows", [ROWS, pa.Table.from_pylist(ROWS)])
 class TestBothForms:
-    def test_names_are_read_alike_from_dicts_and_columns(self, rows):
-        """Key, time and id come from the fields that the injector names."""
+    def test_named_fields_give_key_time_and_id(self, rows):
         injected = read_injected(node(), None, rows)
 
         assert injected.keys.to_pylist() == ["Bergen", "Oslo"]
@@ -36,8 +35,7 @@ class TestBothForms:
         assert injected.ids.to_pylist() == [b"x", b"y"]
         assert not injected.errors
 
-    def test_functions_are_called_alike(self, rows):
-        """A function gets the row as a dict, whatever its form."""
+    def test_functions_get_the_row_as_a_dict(self, rows):
         functions = {
             "key": lambda row: row["city"][0],
             "at": lambda row: datetime.fromtimestamp(row["time"], UTC),
@@ -50,27 +48,23 @@ class TestBothForms:
         assert injected.at.tolist() == [5_000_000, 7_000_000]
         assert injected.ids.to_pylist() == [b"5", b"7"]
 
-    def test_a_consumer_may_take_its_key_from_elsewhere(self, rows):
-        """The consumer's extractor comes before the injector's."""
+    def test_consumers_key_overrides_the_injectors(self, rows):
         assert read_injected(node(), "id", rows).keys.to_pylist() == ["x", "y"]
         assert read_injected(node(), lambda row: row["city"].upper(), rows).keys.to_pylist() == [
             "BERGEN",
             "OSLO",
         ]
 
-    def test_without_an_id_nothing_is_deduplicated(self, rows):
-        """An injector that names no id gives none."""
+    def test_injector_without_an_id_extracts_none(self, rows):
         assert read_injected(node(id=None), None, rows).ids is None
 
-    def test_rows_are_values(self, rows):
-        """A record's value is the whole row as a dict."""
+    def test_value_is_the_whole_row_as_a_dict(self, rows):
         values = row_values(rows)
 
         assert row_count(rows) == len(values) == 2
         assert values.value(1) == ROWS[1]
 
-    def test_a_function_that_raises_spoils_its_own_row_only(self, rows):
-        """The error says what was raised."""
+    def test_raising_function_fails_only_its_row(self, rows):
         injected = read_injected(node(at=lambda row: 1 // (row["time"] - 5)), None, rows)
 
         assert list(injected.errors) == [0]
@@ -78,8 +72,7 @@ class TestBothForms:
 
 
 class TestUnreadable:
-    def test_each_bad_row_is_told_with_its_reason(self):
-        """Bad keys, times, ids and rows are errors of their own; the good row stays."""
+    def test_unreadable_rows_get_errors_and_others_stay(self):
         rows = [
             {"city": None, "time": 5, "id": "a"},
             {"city": "b", "time": "soon", "id": "b"},
@@ -99,16 +92,14 @@ class TestUnreadable:
     @pytest.mark.parametrize(
         ("column", "kind"), [("city", pa.list_(pa.int64())), ("time", pa.float64()), ("id", pa.float64())]
     )
-    def test_a_column_of_the_wrong_type_is_a_mistake_in_the_call(self, column, kind):
-        """The error names the column."""
+    def test_column_of_the_wrong_type_is_refused_by_name(self, column, kind):
         rows = pa.Table.from_pylist(ROWS).drop_columns([column]).append_column(column, pa.nulls(2, kind))
 
         with pytest.raises(InvalidError, match=f"column=`{column}`"):
             read_injected(node(), None, rows)
 
     @pytest.mark.parametrize("column", ["city", "time", "id"])
-    def test_a_missing_column_is_a_mistake_in_the_call(self, column):
-        """The error names the column."""
+    def test_missing_column_is_refused_by_name(self, column):
         with pytest.raises(InvalidError, match=f"column=`{column}`"):
             read_injected(node(), None, pa.Table.from_pylist(ROWS).drop_columns([column]))
 
@@ -121,8 +112,7 @@ class TestUnreadable:
             (pa.nulls(2), [None, None]),
         ],
     )
-    def test_ids_of_every_sensible_type_become_bytes(self, ids, expected):
-        """Text, bytes, whole numbers and nulls are ids."""
+    def test_text_bytes_integers_and_nulls_become_ids(self, ids, expected):
         rows = pa.table({"city": ["a", "b"], "time": [1, 2], "id": ids})
 
         assert read_injected(node(), None, rows).ids.to_pylist() == expected
@@ -142,16 +132,16 @@ class TestUnreadable:
         ),
     ],
 )
-def test_rows_of_which_none_can_be_read_are_the_programs_mistake(rows: list[Any], words: str) -> None:
-    """A misspelt key, or one of a type that no key has, in rows that are dicts is one sentence, as it is for a table."""
+def test_rows_that_all_lack_a_field_are_refused(rows: list[Any], words: str) -> None:
+    """Otherwise a misspelt key would turn every row into a dead letter."""
     queries = node(key="query", at="t", id=None)
 
     with pytest.raises(InvalidError, match=words):
         check_fields(queries, [None], rows)
 
 
-def test_one_row_that_can_be_read_is_enough() -> None:
-    """Rows differ: those that lack a field become dead letters, and a key that is null is no other type."""
+def test_one_readable_row_passes_the_check() -> None:
+    """The others become dead letters."""
     queries = node(key="query", at="t", id=None)
 
     check_fields(queries, [None], [{"query": 7}, {"query": "cat", "t": 1}, "no row"])

@@ -37,16 +37,15 @@ _SCHEMA = {
         (b"", "reason=`it is not JSON:"),
     ],
 )
-def test_reasons_name_schema_and_path(payload: bytes, reason: str) -> None:
-    """What does not fit is told with the schema, the path of the part and what is wrong with it."""
+def test_error_names_schema_path_and_reason(payload: bytes, reason: str) -> None:
     with pytest.raises(mp.InvalidError) as refused:
         mp.JsonPayload(_SCHEMA).decode(payload)
 
     assert reason in str(refused.value)
 
 
-def test_values_have_the_types_of_json() -> None:
-    """What fits is what JSON says; a format does not make it anything else."""
+def test_values_keep_the_types_of_json() -> None:
+    """A format such as `date-time` validates the text and leaves it text."""
     payload = mp.JsonPayload(_SCHEMA)
 
     assert payload.decode(b'{"card":1,"at":"2026-11-23T17:00:00Z","more":[1.5,null,true]}') == {
@@ -58,14 +57,13 @@ def test_values_have_the_types_of_json() -> None:
     assert payload.fields() is None
 
 
-def test_values_are_objects() -> None:
-    """A list that fits its schema has no fields, and is refused."""
+def test_value_must_be_an_object() -> None:
+    """A list has no fields, even if it matches the schema."""
     with pytest.raises(mp.InvalidError, match="it must be an object with fields, got list"):
         mp.JsonPayload({"type": "array"}).decode(b"[]")
 
 
-def test_names_are_known_of_a_closed_schema() -> None:
-    """A schema that allows no other properties tells the names of the fields."""
+def test_fields_are_known_for_a_closed_schema() -> None:
     closed = {"type": "object", "properties": {"a": {}, "b": {}}, "additionalProperties": False}
 
     assert mp.JsonPayload(closed).fields() == ["a", "b"]
@@ -81,14 +79,13 @@ def test_names_are_known_of_a_closed_schema() -> None:
         ([1], "the JSON Schema is invalid"),
     ],
 )
-def test_what_is_no_schema_is_refused_where_it_is_declared(schema: Any, reason: str) -> None:
-    """A malformed schema, and one that leads elsewhere, are refused; nothing is fetched."""
+def test_invalid_schema_is_refused_when_declared(schema: Any, reason: str) -> None:
+    """A remote reference is not fetched."""
     with pytest.raises(mp.InvalidError, match=reason):
         mp.JsonPayload(schema)
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the package the declaration says what to install."""
+def test_missing_package_is_named_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jsonschema_rs", None)
 
     with pytest.raises(mp.InvalidError, match=r"pip install 'millpond\[json-schema\]'"):

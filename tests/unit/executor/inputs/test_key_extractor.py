@@ -33,8 +33,7 @@ def broken(value):
 
 
 class TestOne:
-    def test_three_forms_give_the_key(self):
-        """None keeps the record's own key, a name takes a field, a function computes."""
+    def test_extractor_may_be_none_a_name_or_a_function(self):
         value = {"city": "Bergen"}
 
         assert extract_key(None, "own", value) == "own"
@@ -57,18 +56,15 @@ class TestOne:
             (lambda _: "\ud800", "own", 1, "UTF-8"),
         ],
     )
-    def test_what_is_no_key_is_refused_with_a_reason(self, extractor, own, value, text):
-        """A key that is missing or that no text is made of, and a failing function, are errors."""
+    def test_missing_or_invalid_key_is_refused_with_a_reason(self, extractor, own, value, text):
         with pytest.raises(InvalidError, match=text):
             extract_key(extractor, own, value)
 
-    def test_the_empty_key_and_any_unicode_are_keys(self):
-        """Every text is a key."""
+    def test_empty_and_unicode_texts_are_keys(self):
         assert extract_key("k", None, {"k": ""}) == ""
         assert extract_key("k", None, {"k": "blåbær 🫐"}) == "blåbær 🫐"
 
-    def test_typed_keys(self):
-        """Fields of other types, lists of fields, and functions that return a tuple make typed keys."""
+    def test_other_types_lists_and_tuples_make_typed_keys(self):
         value = {"city": "Bergen", "card": 4711, "none": None}
 
         assert extract_key("card", "own", value) == encode_key((4711,))
@@ -78,8 +74,7 @@ class TestOne:
 
 
 class TestMany:
-    def test_own_keys_cost_no_decoding(self):
-        """Without an extractor no value is looked at."""
+    def test_own_keys_are_read_without_decoding_values(self):
         values = Decoded(1, 2)
 
         extracted = extract_keys(None, pa.array(["a", "b"]), values.value)
@@ -87,8 +82,7 @@ class TestMany:
         assert extracted.keys.to_pylist() == ["a", "b"]
         assert values.reads == 0
 
-    def test_a_failing_record_does_not_disturb_the_others(self):
-        """Keys are null exactly where there is an error."""
+    def test_failing_record_leaves_the_others_their_keys(self):
         extracted = extract_keys(
             "k", pa.array(["a", "b", "c"]), Decoded({"k": "x"}, {"k": []}, {"k": "z"}).value
         )
@@ -96,13 +90,13 @@ class TestMany:
         assert extracted.keys.to_pylist() == ["x", None, "z"]
         assert list(extracted.errors) == [1]
 
-    def test_null_own_keys_are_errors(self):
-        """A record without a key of its own needs an extractor."""
+    def test_null_own_key_is_an_error(self):
+        """Such a record needs an extractor."""
         assert list(extract_keys(None, pa.array(["a", None]), Decoded(1, 2).value).errors) == [1]
 
     @given(st.data())
-    def test_rows_at_once_are_as_rows_one_by_one(self, data):
-        """Typed keys of many rows are those of each row alone; a row without one disturbs no other."""
+    def test_keys_of_many_rows_equal_the_keys_of_each(self, data):
+        """A row without a key must not disturb the others."""
         kinds = data.draw(st.tuples(key_types(), key_types()))
         cells = [st.one_of(key_values(kind), st.sampled_from([2**63, "\ud800", []])) for kind in kinds]
         row = st.fixed_dictionaries({"a": cells[0]}, optional={"b": cells[1]})
@@ -125,22 +119,19 @@ class TestColumn:
             pa.chunked_array([["a"], [None, "c"]]),
         ],
     )
-    def test_text_columns_of_every_layout_are_keys(self, column):
-        """Strings, large strings, dictionaries and chunks give the same keys; nulls are errors."""
+    def test_text_columns_of_every_layout_give_the_same_keys(self, column):
         extracted = extract_key_column("k", pa.table({"k": column}))
 
         assert extracted.keys.to_pylist() == ["a", None, "c"]
         assert extracted.keys.type == pa.string()
         assert list(extracted.errors) == [1]
 
-    def test_a_function_sees_rows(self):
-        """A function gets each row as a dict."""
+    def test_function_gets_each_row_of_a_table_as_a_dict(self):
         rows = pa.table({"a": ["x", "y"], "b": [1, 2]})
 
         assert extract_key_column(lambda row: f"{row['a']}{row['b']}", rows).keys.to_pylist() == ["x1", "y2"]
 
-    def test_a_missing_or_wrong_column_is_a_mistake_in_the_call(self):
-        """Columns of which no key can be made are refused as a whole, by name."""
+    def test_missing_or_nested_column_is_refused_by_name(self):
         with pytest.raises(InvalidError, match="column=`q`"):
             extract_key_column("q", pa.table({"k": ["a"]}))
         with pytest.raises(InvalidError, match=r"single values.*column=`k`"):
@@ -148,8 +139,8 @@ class TestColumn:
         with pytest.raises(InvalidError, match="column=`q`"):
             extract_key_column(("k", "q"), pa.table({"k": [1]}))
 
-    def test_typed_columns(self):
-        """Columns have the keys that their rows have one by one; without a list a null is no key, and in one it is."""
+    def test_typed_keys_of_columns_equal_those_of_rows(self):
+        """A null alone is no key; in a list of fields it is a part of the key."""
         rows = pa.table({"k": [1, None, 3], "t": ["a", None, "c"]})
 
         for extractor in ("k", "t", ("k", "t"), ("t",)):
@@ -160,8 +151,8 @@ class TestColumn:
             assert by_column.errors == dict.fromkeys(by_row.errors, "the key is null")
             assert list(by_column.errors) == ([1] if isinstance(extractor, str) else [])
 
-    def test_an_unreadable_part(self):
-        """A row whose date no key can hold says so, and not that it is null."""
+    def test_date_outside_of_the_calendar_has_its_own_error(self):
+        """The error must differ from that of a null."""
         days = pa.array([0, 2_932_897, None], pa.int32()).cast(pa.date32())
 
         errors = extract_key_column("d", pa.table({"d": days})).errors
@@ -170,13 +161,11 @@ class TestColumn:
 
 
 class TestCheck:
-    def test_names_functions_and_none_pass(self):
-        """All forms are accepted."""
+    def test_check_accepts_every_form(self):
         for extractor in ("city", ["city", "card"], ("city",), str, None):
             check_key_extractor(extractor)
 
     @pytest.mark.parametrize("extractor", [5, "", [], ["city", 5], ["city", ""], ["city", "city"]])
-    def test_anything_else_names_computation_and_stream(self, extractor):
-        """The error says whose extractor it is."""
+    def test_check_names_the_computation_of_an_invalid_extractor(self, extractor):
         with pytest.raises(InvalidError, match="computation=`counter`"):
             check_key_extractor(extractor, computation="counter")

@@ -14,7 +14,7 @@ from millpond.executor.inputs.payload import misfit
 
 
 class Words(mp.types.Payload):
-    """Words with an equals sign; it counts how often what decodes is made."""
+    """Words with an equals sign; count how often a decoder is created."""
 
     made = 0
 
@@ -30,8 +30,8 @@ class Words(mp.types.Payload):
         return decode
 
 
-def test_what_decodes_is_made_once_and_where_it_is_used() -> None:
-    """A declaration makes what decodes at the first payload, and its copies of other tasks have one in common."""
+def test_decoder_is_created_once_at_the_first_payload() -> None:
+    """Unpickled copies in one process share a decoder."""
     Words.made = 0
     declared = Words("words")
     assert Words.made == 0
@@ -43,8 +43,7 @@ def test_what_decodes_is_made_once_and_where_it_is_used() -> None:
     assert Words.made == 1
 
 
-def test_declarations_are_equal_if_they_say_the_same() -> None:
-    """Declarations are compared by what they say, and not by what they have made."""
+def test_payloads_compare_by_their_arguments() -> None:
     declared = mp.JsonPayload({"title": "a"})
 
     assert declared == mp.JsonPayload({"title": "a"}) == copy.deepcopy(declared)
@@ -54,8 +53,8 @@ def test_declarations_are_equal_if_they_say_the_same() -> None:
     assert declared != Words()
 
 
-def test_a_value_is_a_dict() -> None:
-    """A mapping is made a ``dict``, and what has no fields is refused."""
+def test_decoded_mapping_becomes_a_dict() -> None:
+    """A value without fields is refused."""
     value = Words().decode(b"a=1")
 
     assert type(value) is dict
@@ -64,14 +63,13 @@ def test_a_value_is_a_dict() -> None:
 
 
 @pytest.mark.parametrize("column", ["", None, 3])
-def test_a_column_has_a_name(column: Any) -> None:
-    """A column that is no name is refused at once."""
+def test_column_must_be_a_non_empty_name(column: Any) -> None:
     with pytest.raises(mp.InvalidError, match="the column of a payload must be a name"):
         Words(column)
 
 
-def test_reasons_are_one_line_of_bounded_length() -> None:
-    """A reason is cut, has no line breaks, and says something even if the cause says nothing."""
+def test_reason_is_one_line_of_bounded_length() -> None:
+    """An exception without a message is named by its class."""
     long = misfit("S", "x\n" * 1_000, "a.b")
 
     assert str(long).startswith("the payload does not fit its schema schema=`S` field=`a.b` reason=`x x ")
@@ -80,8 +78,7 @@ def test_reasons_are_one_line_of_bounded_length() -> None:
     assert str(misfit("S", EOFError())) == "the payload does not fit its schema schema=`S` reason=`EOFError`"
 
 
-def test_a_function_of_the_program_travels_with_it() -> None:
-    """A declaration with a function that only this process knows by name can be sent to another one."""
+def test_payload_with_a_local_function_can_be_pickled_by_cloudpickle() -> None:
     known: Mapping[int, Any] = {1: {"type": "record", "name": "R", "fields": [{"name": "n", "type": "int"}]}}
     declared = mp.AvroPayload(known[1], framing="confluent", schemas=lambda number: known[number])
 

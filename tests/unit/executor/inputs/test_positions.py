@@ -1,4 +1,4 @@
-"""Positions: which batch is new, which is a replay, which checkpoint is refused."""
+"""Admission of batches by stored input positions."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from millpond.statestore.app_ids import AppId, pipeline_number
 from millpond.statestore.errors import InvalidError
 
 
-def test_first_batch_of_a_new_store_is_new() -> None:
-    """Batch 0 of an unknown source is taken by a store that has consumed nothing."""
+def test_batch_0_of_an_empty_store_is_new() -> None:
     assert admit_batch({}, "s", "q", 0)
 
 
 def test_next_batch_is_new_and_the_last_one_is_a_replay() -> None:
-    """After batch 4 comes 5; batch 4 again is what Spark repeats after a crash."""
+    """Spark repeats its last batch after a crash."""
     assert admit_batch({"q": 4}, "s", "q", 5)
     assert not admit_batch({"q": 4}, "s", "q", 4)
 
@@ -38,7 +37,7 @@ def test_next_batch_is_new_and_the_last_one_is_a_replay() -> None:
 def test_foreign_and_rewound_checkpoints_are_refused(
     known: dict[str, int], source: str, batch: int, words: str, ways_out: set[str]
 ) -> None:
-    """Whatever would lose or repeat input is refused, and the message names the ways out that there are."""
+    """Otherwise input would be lost or repeated."""
     with pytest.raises(InvalidError, match=words) as caught:
         admit_batch(known, "s", source, batch)
     said = str(caught.value)
@@ -46,20 +45,18 @@ def test_foreign_and_rewound_checkpoints_are_refused(
     assert "the checkpoint that belongs to this store" in said
 
 
-def test_an_accepted_checkpoint_goes_on_from_where_it_stands() -> None:
-    """With ``accept_checkpoint`` an unknown source may begin anywhere."""
+def test_accepted_checkpoint_may_start_at_any_batch() -> None:
     assert admit_batch({"q": 4}, "s", "other", 9, accept_checkpoint=True)
 
 
-def test_positions_are_found_by_input_even_with_awkward_names() -> None:
-    """Names with slashes do not leak into each other's positions."""
+def test_names_with_slashes_keep_their_own_positions() -> None:
     positions = {AppId.INPUT.of("p", "a", "q"): 1, AppId.INPUT.of("p", "a/b", "q"): 2}
     assert input_positions(positions, "p", "a") == {"q": 1}
     assert input_positions(positions, "p", "a/b") == {"q": 2}
 
 
-def test_a_percentile_watermark_has_one_name_however_it_is_written() -> None:
-    """90 and 90.0 are one; at 100 it is the low watermark, and a share of a percent is another."""
+def test_equal_percentiles_have_one_app_id() -> None:
+    """The watermark at 100 is the low watermark."""
     names = [
         percentile_watermark_app_id("p", "computation", "c", each) for each in (90, 90.0, 99.5, 100, 100.0)
     ]
@@ -67,8 +64,8 @@ def test_a_percentile_watermark_has_one_name_however_it_is_written() -> None:
     assert names == [f"{low}@90.0", f"{low}@90.0", f"{low}@99.5", low, low]
 
 
-def test_claims_are_read_back_from_positions() -> None:
-    """A claim's number identifies the pipeline, and its name is known once it has run."""
+def test_claims_identify_the_pipeline_by_number() -> None:
+    """The name is known only once the pipeline has run."""
     positions = {
         AppId.CLAIM.of("mine"): pipeline_number("p"),
         AppId.CLAIM.of("theirs"): pipeline_number("q"),

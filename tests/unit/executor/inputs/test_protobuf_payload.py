@@ -21,8 +21,8 @@ _PAYMENT = {
 }
 
 
-def test_a_set_is_a_file_or_its_bytes(tmp_path: Path) -> None:
-    """A declaration of a file and of its bytes is the same, and the file is not needed any more."""
+def test_descriptor_set_may_be_a_file_or_bytes(tmp_path: Path) -> None:
+    """The file is read once, when declared."""
     file = tmp_path / "shop.desc"
     file.write_bytes(_SET)
     declared = mp.ProtobufPayload(file, "shop.Payment")
@@ -35,16 +35,15 @@ def test_a_set_is_a_file_or_its_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [b"\x00", b"\x02\x00", b"\x04\x02\x02", b"\x02\x80\x01"])
-def test_the_place_in_a_schema_is_skipped(place: bytes) -> None:
-    """Behind the schema's number stand the places of the message and those that it is in, however many."""
+def test_message_indexes_are_skipped(place: bytes) -> None:
+    """Confluent's format puts the indexes of the message and its parents after the schema's number."""
     framed = mp.ProtobufPayload(_SET, "shop.Payment", framing="confluent")
 
     assert framed.decode(confluent(9, place + message_bytes(_SET, "shop.Payment", _PAYMENT))) == _PAYMENT
 
 
 @pytest.mark.parametrize("rest", [b"", b"\x04\x02", b"\x80" * 12])
-def test_a_place_that_is_cut_is_told(rest: bytes) -> None:
-    """A payload that ends within the place of the message is refused."""
+def test_truncated_message_indexes_are_refused(rest: bytes) -> None:
     framed = mp.ProtobufPayload(_SET, "shop.Payment", framing="confluent")
 
     with pytest.raises(
@@ -63,16 +62,15 @@ def test_a_place_that_is_cut_is_told(rest: bytes) -> None:
         (("gone.desc", "shop.Payment"), "the descriptor set cannot be read path=`gone.desc`"),
     ],
 )
-def test_what_is_no_type_is_refused(arguments: Any, message: str) -> None:
-    """An unknown message, bytes that are no descriptor set and a missing file are refused."""
+def test_invalid_descriptor_set_or_type_is_refused(arguments: Any, message: str) -> None:
     with pytest.raises(mp.InvalidError, match=message):
         mp.ProtobufPayload(*arguments)
     with pytest.raises(mp.InvalidError, match="unknown framing of Protobuf"):
         mp.ProtobufPayload(_SET, "shop.Payment", framing="single_object")  # type: ignore[arg-type]
 
 
-def test_a_set_has_what_its_files_import() -> None:
-    """A file that imports another one which is not there is refused; one that comes after it is found."""
+def test_descriptor_set_must_contain_its_imports() -> None:
+    """The files may be in any order."""
     part = 'name: "a.proto" package: "a" syntax: "proto3" message_type { name: "A" }'
     whole = (
         'name: "b.proto" package: "b" syntax: "proto3" dependency: "a.proto" '
@@ -84,8 +82,7 @@ def test_a_set_has_what_its_files_import() -> None:
         mp.ProtobufPayload(descriptor_set(whole), "b.B")
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the package the declaration says what to install."""
+def test_missing_package_is_named_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "millpond.executor.inputs.protobuf_messages", raising=False)
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
 

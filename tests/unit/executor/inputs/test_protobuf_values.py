@@ -92,13 +92,11 @@ def _read(payload: bytes, name: str = "s.M") -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_values_are_those_of_python(fields: dict[str, Any], value: dict[str, Any]) -> None:
-    """Times, durations, wrappers, enums, maps, a oneof and messages within themselves are what Python has for them."""
+def test_well_known_types_become_python_values(fields: dict[str, Any], value: dict[str, Any]) -> None:
     assert _read(message_bytes(_SPECIAL, "s.M", fields)) == {**_UNSET, **value}
 
 
-def test_a_struct_is_what_json_makes_of_it() -> None:
-    """A Struct has its fields, whatever is within them."""
+def test_struct_becomes_a_plain_dict() -> None:
     value = {"a": 1.5, "b": [None, True, {"c": "d"}], "e": {}}
 
     assert _read(message_bytes(_SPECIAL, "s.M", {"more": value}))["more"] == value
@@ -113,16 +111,15 @@ def test_a_struct_is_what_json_makes_of_it() -> None:
         ({"next": {"by_name": {"a": {"seconds": 10**15}}}}, "next.by_name[a]"),
     ],
 )
-def test_a_part_without_a_value_is_named(fields: dict[str, Any], field: str) -> None:
-    """A time outside of the calendar is refused with its path."""
+def test_time_outside_of_the_calendar_is_refused_with_its_path(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(mp.InvalidError) as refused:
         _read(message_bytes(_SPECIAL, "s.M", fields))
 
     assert refused.value.details["field"] == field
 
 
-def test_required_fields_are_there() -> None:
-    """In the older syntax a required field that is missing is named, in a part too, and a default counts."""
+def test_missing_required_fields_are_named() -> None:
+    """Only proto2 has required fields and defaults."""
     assert _read(b"\x08\x05", "two.M") == {"needed": 5, "given": "x", "maybe": None, "part": None}
     with pytest.raises(
         mp.InvalidError, match=r"field=`needed, part.needed` reason=`required fields are missing`"
@@ -130,8 +127,8 @@ def test_required_fields_are_there() -> None:
         _read(b"\x22\x00", "two.M")
 
 
-def test_fields_of_a_newer_writer_are_skipped() -> None:
-    """A field that the type does not have is no mistake; one that was written as another type is."""
+def test_unknown_fields_are_skipped() -> None:
+    """A known field of another wire type is an error."""
     assert _read(b"\xa0\x06\x01") == _UNSET
     with pytest.raises(
         mp.InvalidError, match=r"field=`next\.text` reason=`it was written as another type: wire type 0"

@@ -25,13 +25,11 @@ _SET = payment_descriptors()
         (b"", ("", "")),
     ],
 )
-def test_the_first_broken_field_is_found(payload: bytes, found: tuple[str, str]) -> None:
-    """A message is walked to the first part that cannot be read, within other messages too."""
+def test_first_failure_names_the_first_unreadable_field(payload: bytes, found: tuple[str, str]) -> None:
     assert first_failure(payload, message_type(_SET, "shop.Payment")) == found
 
 
-def test_a_whole_message_has_none() -> None:
-    """A message that can be read has no broken field."""
+def test_first_failure_of_a_readable_message_is_empty() -> None:
     whole = message_bytes(_SET, "shop.Payment", {"card": "é", "lines": [{"sku": "tea", "pieces": -1}]})
 
     assert first_failure(whole, message_type(_SET, "shop.Payment")) == ("", "")

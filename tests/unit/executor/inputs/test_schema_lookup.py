@@ -13,8 +13,7 @@ def _made(schema: Any, what: str) -> tuple[Any, str]:
     return schema, what
 
 
-def test_each_schema_is_looked_up_once() -> None:
-    """A function is asked once for a number that it knows, and again for one that it did not know."""
+def test_known_schema_is_looked_up_once_and_an_unknown_one_again() -> None:
     asked: list[int] = []
 
     def known(number: int) -> str | None:
@@ -33,8 +32,8 @@ def test_each_schema_is_looked_up_once() -> None:
     assert asked == [2, 1, 1, 3, 3]
 
 
-def test_a_folder_has_a_file_for_each_number(tmp_path: Path) -> None:
-    """A file is found by its number and suffix, also if it comes later."""
+def test_folder_lookup_finds_a_file_by_number(tmp_path: Path) -> None:
+    """The file may appear after the first lookup."""
     lookup = SchemaLookup(tmp_path, ".avsc", _made)
     with pytest.raises(mp.InvalidError, match="unknown schema schema_id=`7` folder="):
         lookup.find(7)
@@ -45,8 +44,8 @@ def test_a_folder_has_a_file_for_each_number(tmp_path: Path) -> None:
     assert SchemaLookup(str(tmp_path), ".avsc", _made).find(7) == (b"{}", "schema 7")
 
 
-def test_a_lookup_that_fails_is_no_unknown_schema() -> None:
-    """A service that is away says nothing about the schema."""
+def test_failing_lookup_is_unavailable_and_not_unknown() -> None:
+    """A retry may succeed when the service is back."""
 
     def away(number: int) -> Any:
         raise ConnectionError("no route")
@@ -58,8 +57,7 @@ def test_a_lookup_that_fails_is_no_unknown_schema() -> None:
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x00\x00\x00\x01", b"\x01\x00\x00\x00\x01"])
-def test_other_bytes_have_no_number(payload: bytes) -> None:
-    """A payload that is too short, or begins with another byte, is refused."""
+def test_payload_without_confluents_header_is_refused(payload: bytes) -> None:
     with pytest.raises(mp.InvalidError, match="not in Confluent's wire format"):
         schema_id(payload)
     assert schema_id(b"\x00\x00\x00\x01\x02rest") == 258

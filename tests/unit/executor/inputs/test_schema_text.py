@@ -9,8 +9,7 @@ import millpond as mp
 from millpond.executor.inputs.payload import json_schema_text, read_schema_file
 
 
-def test_a_schema_is_a_file_a_text_or_an_object(tmp_path: Path) -> None:
-    """The path of a file, as text too, the text itself and what JSON makes of it are the same schema."""
+def test_schema_may_be_a_path_text_or_parsed_json(tmp_path: Path) -> None:
     file = tmp_path / "s.avsc"
     file.write_text('{"a":1}')
 
@@ -27,13 +26,11 @@ def test_a_schema_is_a_file_a_text_or_an_object(tmp_path: Path) -> None:
         ({1: object()}, "the schema must be the path of a file, text, or parsed JSON type=`dict`"),
     ],
 )
-def test_what_is_no_schema_is_refused(schema: Any, message: str) -> None:
-    """A missing file, broken JSON and objects that JSON does not know are refused."""
+def test_missing_file_and_invalid_schema_are_refused(schema: Any, message: str) -> None:
     with pytest.raises(mp.InvalidError, match=message):
         json_schema_text(schema, "the schema")
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    """What cannot be read says why."""
+def test_folder_instead_of_a_file_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(mp.InvalidError, match="Is a directory"):
         read_schema_file(tmp_path, "the schema")

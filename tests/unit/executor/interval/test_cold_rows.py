@@ -14,7 +14,7 @@ from tests.fixtures.row_updates import row_updates
 
 
 def cold(count: int) -> ColdRows:
-    """So many rows, every third with a timer, each of its number's weight."""
+    """Make rows of which every third has a timer and each weighs its number."""
     updates = row_updates(
         [
             {
@@ -28,8 +28,7 @@ def cold(count: int) -> ColdRows:
     return ColdRows(merge_updates(updates), np.arange(count, dtype=np.int64))
 
 
-def test_a_row_is_taken_once_with_its_timers() -> None:
-    """What is taken is as it was read, weighs what it was said to weigh, and is here no more."""
+def test_row_is_taken_once_with_its_timers_and_weight() -> None:
     rows = cold(10)
     taken, weight = rows.take(["k003", "k008"])
 
@@ -40,8 +39,8 @@ def test_a_row_is_taken_once_with_its_timers() -> None:
         rows.take(["k003"])
 
 
-def test_memory_is_given_back_when_half_has_gone() -> None:
-    """Rows that are left are the same after the others' memory was given back."""
+def test_table_is_compacted_once_half_of_the_rows_are_gone() -> None:
+    """The remaining rows must survive the compaction."""
     rows = cold(100)
     assert rows.drop([f"k{n:03}" for n in range(50)]) == sum(range(50))
 
@@ -51,8 +50,7 @@ def test_memory_is_given_back_when_half_has_gone() -> None:
     assert rows.take(["k099", "k050"])[0].states == ["99", "50"]
 
 
-def test_binary_states_stay_binary() -> None:
-    """A codec that is not text gets its bytes back."""
+def test_binary_states_are_returned_as_bytes() -> None:
     updates = row_updates([{"key": "a", "state_bytes": b"\x00"}, {"key": "b", "state_bytes": b"\x01"}])
     rows = ColdRows(merge_updates(updates), np.ones(2, np.int64))
 

@@ -1,4 +1,4 @@
-"""Record ids keep their scope when a pipeline changes, and user code sees them as they arrived."""
+"""Scopes of record ids when a pipeline's streams change."""
 
 from __future__ import annotations
 
@@ -15,20 +15,15 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Ids(Computation):
-    """Keeps the ids of its records."""
-
     def process_record(self, context, record):
         context.state.set([*context.state.get([]), f"{record.stream} {record.id.decode()}"])
 
 
 class Pond:
-    """A store in memory, and consecutive runs on it."""
-
     def __init__(self) -> None:
         self.store = Store.in_memory(clock=ManualClock(), rng=SeededRng(1))
 
     def run(self, streams: str, *arrivals: tuple[str, str]) -> list[str]:
-        """Run a pipeline with these streams, inject one record per (stream, id), and return the ids seen."""
         pipeline = EnginePipeline("p")
         for stream in streams:
             pipeline.inject(stream, key="k", at="at", id="id")
@@ -47,16 +42,16 @@ class Pond:
 
 
 @pytest.mark.parametrize("later", ["xy", "yx"])
-def test_repetitions_are_recognised_after_a_stream_is_added(later: str) -> None:
-    """Ids of the first stream stay known after a second is added, in either order of declaration."""
+def test_duplicates_are_recognised_after_a_stream_is_added(later: str) -> None:
+    """The order of declaration must not matter."""
     pond = Pond()
     pond.run("x", ("x", "1"))
 
     assert pond.run(later, ("x", "1"), ("y", "1"), ("y", "1"), ("x", "1")) == ["x 1", "y 1"]
 
 
-def test_repetitions_are_recognised_after_a_stream_is_removed() -> None:
-    """The remaining stream keeps the id scope it had alongside the other."""
+def test_duplicates_are_recognised_after_a_stream_is_removed() -> None:
+    """The remaining stream keeps its scope."""
     pond = Pond()
     pond.run("xy", ("x", "1"), ("y", "1"))
 

@@ -1,4 +1,4 @@
-"""Which rows are evicted first."""
+"""The order in which rows are evicted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONLY_RECORDS = Expectations(by_record=1.0, record_gap=2.0, free_gap=5.0)
 
 
 def candidates(waits: list[float], ages: list[float], expectations: Expectations) -> Candidates:
-    """Rows called by their positions."""
+    """Name rows by their positions."""
     keys = [str(number) for number in range(len(waits))]
     return Candidates(keys=keys, waits=np.array(waits), ages=np.array(ages), expectations=expectations)
 
@@ -27,28 +27,27 @@ def candidates(waits: list[float], ages: list[float], expectations: Expectations
 @pytest.mark.parametrize(
     ("waits", "ages", "expectations", "order"),
     [
-        # Of rows that were not used since they were read, only the timers are known.
+        # Rows not used since they were read have only their timers to go by.
         ([7.0, NEVER, -1.0, 90.0, NEVER], [NEVER] * 5, ONLY_TIMERS, [1, 4, 3, 0, 2]),
-        # Windows that no record comes to again: the one that closes last goes first, though it was used last.
+        # No record returns to these windows, so the one that closes last goes first, even if used last.
         ([10.0, 20.0, 30.0], [9.0, 8.0, 0.5], ONLY_TIMERS, [2, 1, 0]),
-        # Sessions: those in use stay, and so do those that are about to end.
+        # Active sessions stay, and so do sessions that are about to end.
         ([1.0, 18.0, 30.0], [29.0, 12.0, 0.5], SESSIONS, [1, 2, 0]),
-        # A session that has ended is not used for long, even if it ended just now.
+        # An ended session is not needed for long, even if it ended just now.
         ([30.0, NEVER], [0.5, 0.1], SESSIONS, [1, 0]),
         # No timers at all.
         ([NEVER, NEVER, NEVER], [30.0, 20.0, 10.0], ONLY_RECORDS, [0, 1, 2]),
-        # Timers that never fire, because a record always comes before.
+        # These timers never fire, because a record always arrives before.
         ([50.0, NEVER], [3.0, 4.0], ONLY_RECORDS, [1, 0]),
     ],
 )
-def test_the_row_that_is_needed_last_goes_first(
+def test_row_that_is_needed_last_is_evicted_first(
     waits: list[float], ages: list[float], expectations: Expectations, order: list[int]
 ) -> None:
-    """It is needed at its next timer or with its next record, which is the less likely the longer none has come."""
+    """A row is needed at its next timer or record, and a record gets less likely the longer none has arrived."""
     assert window_aware(candidates(waits, ages, expectations)).tolist() == order
 
 
-def test_the_baseline_goes_by_use() -> None:
-    """Least recently used ignores timers."""
+def test_least_recently_used_ignores_timers() -> None:
     rows = candidates([7.0, NEVER, 1.0], [3.0, 2.0, 1.0], SESSIONS)
     assert least_recently_used(rows).tolist() == [0, 1, 2]

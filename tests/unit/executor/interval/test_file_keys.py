@@ -1,4 +1,4 @@
-"""Which files may have a key."""
+"""Files that may contain a key."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def paths(known: KeysOfFiles, *keys: str) -> list[str]:
     return [file.path for file in known.files_with(FILES, keys)]
 
 
-def test_a_file_that_has_none_of_the_keys_is_left_out() -> None:
-    """A file whose keys are not known may have any in its range."""
+def test_file_without_any_of_the_keys_is_skipped() -> None:
+    """A file with unknown keys may contain any key in its range."""
     known = KeysOfFiles(lambda: 1_000)
     assert paths(known, "k1", "k5") == ["a", "b", "c"]
     known.add("a", pa.array(["k7", "k1"]))
@@ -32,8 +32,8 @@ def test_a_file_that_has_none_of_the_keys_is_left_out() -> None:
     assert paths(known, "o") == ["c"]
 
 
-def test_a_file_that_is_dropped_may_have_any_key() -> None:
-    """So may one that was noted too long ago for the memory that there is."""
+def test_dropped_or_forgotten_file_may_contain_any_key() -> None:
+    """The oldest entries are forgotten when memory runs out."""
     known = KeysOfFiles(lambda: 24)
     known.add("a", pa.array(["k1"]))
     known.add("b", pa.chunked_array([["k1"], ["k2"]]))
@@ -49,8 +49,8 @@ def test_a_file_that_is_dropped_may_have_any_key() -> None:
     assert (paths(known, "k5", "o"), known.size_bytes) == (["a", "b", "c", "d"], 0)
 
 
-def test_a_file_without_a_key_of_the_interval_is_left_out() -> None:
-    """After a split a file may have rows of the other part only."""
+def test_file_without_keys_of_the_interval_is_skipped() -> None:
+    """After a split a file may contain rows of the other part only."""
     known = KeysOfFiles(lambda: 1_000)
     known.add("a", pa.array([], pa.string()))
 

@@ -1,4 +1,4 @@
-"""Record ids of several injectors: each publisher's ids are its own."""
+"""Record ids of several injectors."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _run(streams: tuple[str, ...], batches: list[tuple[str, list[dict[str, Any]]
     return {row["key"]: row["state"] for row in store.rows_view("count").to_arrow().to_pylist()}
 
 
-def test_the_same_id_on_two_streams_is_two_records() -> None:
-    """Neither publisher's record hides the other's, and each one's repetition counts once."""
+def test_equal_ids_on_two_streams_are_two_records() -> None:
+    """Each stream's own duplicate still counts once."""
     row = {"k": "a", "at": 1, "id": "7", "n": 1}
 
     assert _run(("one", "two"), [("one", [row]), ("two", [row]), ("one", [row]), ("two", [row])]) == {
@@ -31,8 +31,8 @@ def test_the_same_id_on_two_streams_is_two_records() -> None:
     }
 
 
-def test_the_ids_of_an_only_stream_are_kept_as_they_came() -> None:
-    """A repetition on the only stream with ids counts once."""
+def test_duplicate_on_the_only_stream_counts_once() -> None:
+    """Ids of a single stream are stored without a scope."""
     row = {"k": "a", "at": 1, "id": "7", "n": 1}
 
     assert _run(("one",), [("one", [row, row]), ("one", [row])]) == {"a": '{"count":1,"sum":1}'}

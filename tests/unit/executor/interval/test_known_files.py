@@ -1,4 +1,4 @@
-"""What another list of committed files means for soft state."""
+"""Comparison of another list of committed files with the known one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ OWN: Mapping[str, str] = {"interval": "millpond/interval/c//"}
 
 
 def file(path: str, first: int | None, last: int | None, tags: Mapping[str, str] = OWN) -> LiveFile:
-    """A live file that holds supersteps ``first`` to ``last``."""
     return LiveFile(
         path=path,
         size_bytes=1,
@@ -32,7 +31,6 @@ def file(path: str, first: int | None, last: int | None, tags: Mapping[str, str]
 
 
 def known(*files: LiveFile) -> KnownFiles:
-    """Files that were read from nothing."""
     known_files = KnownFiles()
     known_files.take_in(files, files)
     return known_files
@@ -41,15 +39,14 @@ def known(*files: LiveFile) -> KnownFiles:
 ONE, TWO, THREE = (file(f"{number}", number, number) for number in (1, 2, 3))
 
 
-def test_from_nothing_everything_is_read() -> None:
-    """Soft state without files can follow no list, not even an empty one."""
+def test_unknown_soft_state_reads_every_file() -> None:
+    """Soft state without files can continue from no list, not even an empty one."""
     assert known().unread_in([ONE]) is None
     assert known().unread_in([]) is None
     assert not known().are([])
 
 
-def test_later_supersteps_are_unread() -> None:
-    """Files of later supersteps are read, whatever their place in the list."""
+def test_files_of_later_supersteps_are_unread_in_any_order() -> None:
     assert known(ONE).unread_in([THREE, ONE, TWO]) == [THREE, TWO]
     assert known(ONE, TWO).unread_in([ONE, TWO]) == []
     assert known(ONE, TWO).are([TWO, ONE])
@@ -62,8 +59,8 @@ def test_later_supersteps_are_unread() -> None:
         file("compacted", None, 2),
     ],
 )
-def test_a_rewrite_of_known_supersteps_is_not_unread(rewrite: LiveFile) -> None:
-    """OPTIMIZE's files and compactions (which have no lower bound) that reach no further are not read."""
+def test_rewrite_of_known_supersteps_need_not_be_read(rewrite: LiveFile) -> None:
+    """The file comes from OPTIMIZE or a compaction; a compaction has no lower bound."""
     assert known(ONE, TWO).unread_in([rewrite]) == []
     assert known(ONE, TWO).unread_in([rewrite, THREE]) == [THREE]
 
@@ -80,13 +77,13 @@ def test_a_rewrite_of_known_supersteps_is_not_unread(rewrite: LiveFile) -> None:
         [],
     ],
 )
-def test_what_proves_nothing_is_read_from_nothing(files: list[LiveFile]) -> None:
-    """Old and new rows in one file, unknown ones, a second file of a known superstep, files that vanish."""
+def test_ambiguous_files_force_a_complete_read(files: list[LiveFile]) -> None:
+    """The list mixes old and new rows, has unknown files or a second file of a superstep, or lost files."""
     assert known(ONE, TWO).unread_in(files) is None
 
 
-def test_adopted_files_count_until_they_are_disowned() -> None:
-    """An adopted file is among the files; only confirming it moves position and superstep."""
+def test_adopted_file_counts_until_it_is_disowned() -> None:
+    """Confirming it moves position and superstep."""
     known_files = known(ONE)
     assert (known_files.position, known_files.superstep) == ("1", 1)
     known_files.take_in([ONE, TWO], [TWO])
@@ -98,7 +95,7 @@ def test_adopted_files_count_until_they_are_disowned() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "expected"), [("a", "b", False), ("a", "m", True), ("x", "z", False), ("n", "o", True)]
 )
-def test_key_ranges_prune(low: str, high: str, *, expected: bool) -> None:
-    """A file is left out when its range and the wanted one do not meet; an unknown bound meets all."""
+def test_file_may_hold_keys_if_its_range_overlaps(low: str, high: str, *, expected: bool) -> None:
+    """An unknown bound overlaps every range."""
     assert FileKeys("f", "m", "p").may_hold_any(low, high) is expected
     assert FileKeys("f", None, None).may_hold_any(low, high)

@@ -1,4 +1,4 @@
-"""When rows were used last."""
+"""Times of the last use of rows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ BUNDLES = st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=1, unique=True
 
 
 @given(BUNDLES)
-def test_a_row_is_never_younger_than_it_is(bundles: list[list[str]]) -> None:
-    """Its age is that of its own last bundle, or of an earlier one whose first row was used again since."""
+def test_estimated_age_is_at_least_the_real_age(bundles: list[list[str]]) -> None:
+    """A row may get the age of an earlier bundle once that bundle's first row was used again."""
     uses, order, last = LastUses(), dict[str, int](), dict[str, int]()
     for number, bundle in enumerate(bundles):
         for key in bundle:
@@ -33,8 +33,8 @@ def test_a_row_is_never_younger_than_it_is(bundles: list[list[str]]) -> None:
     )
 
 
-def test_the_clock_counts_that_has_gone_further() -> None:
-    """Watermarks stand still while no input comes, and run while old input is read."""
+def test_age_follows_the_clock_that_advanced_further() -> None:
+    """The watermark stands still without input, and runs ahead while old input is read."""
     uses = LastUses()
     uses.record("a", (100, 1_000))
 
@@ -43,8 +43,8 @@ def test_the_clock_counts_that_has_gone_further() -> None:
     assert uses.ages(["z", "a"], (100, 1_000)).tolist() == [float("inf"), 0]
 
 
-def test_bundles_of_evicted_rows_are_forgotten() -> None:
-    """Those behind them count to the bundle before."""
+def test_bundle_of_an_evicted_row_is_forgotten() -> None:
+    """The bundle's other rows then count to the bundle before."""
     uses = LastUses()
     for number, key in enumerate("abc"):
         uses.record(key, (number, 0))

@@ -1,4 +1,4 @@
-"""Tests of `millpond.executor.interval.letters`."""
+"""Values of dead letters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ATOMS = st.one_of(
     st.floats(allow_nan=False),
     st.text(st.characters(exclude_categories=[])),
     st.binary(),
-    # ISO text cannot say which of two equal local times is meant; a record's own time has a zone.
+    # ISO text cannot distinguish two equal local times; a record's own time has a zone.
     st.datetimes().map(lambda moment: moment.replace(fold=0)),
     st.datetimes(timezones=st.just(UTC)).map(lambda moment: moment.replace(fold=0)),
     st.dates(),
@@ -44,7 +44,6 @@ VALUES = st.recursive(
 
 
 def kept(value: Any) -> dict[str, Any]:
-    """A letter with this value, as it is after its way through JSON."""
     described = describe_value(lambda: value)
     letter: dict[str, Any] = orjson.loads(
         orjson.dumps({"value": described.text, "value_types": dict(described.types)})
@@ -53,16 +52,15 @@ def kept(value: Any) -> dict[str, Any]:
 
 
 @given(VALUES)
-def test_every_value_can_be_restored(value: Any) -> None:
-    """Whatever a record holds, its letter gives it back with the types that it had."""
+def test_value_of_a_letter_is_restored_with_its_types(value: Any) -> None:
     again = letter_value(kept(value))
 
     assert again == value
     assert repr(again) == repr(value)
 
 
-def test_what_a_reader_sees_is_json() -> None:
-    """Times are ISO text and not Python's repr, so SQL and other languages can read them."""
+def test_stored_value_is_plain_json() -> None:
+    """SQL and other languages can read ISO text, but not Python's repr."""
     value = {
         "at": datetime(2013, 2, 8, 10, tzinfo=timezone(timedelta(hours=1))),
         "on": date(2013, 2, 8),
@@ -97,8 +95,8 @@ def test_what_a_reader_sees_is_json() -> None:
         (lambda: 1 / 0, "unreadable"),
     ],
 )
-def test_a_value_that_is_not_whole_says_so(read: Any, reason: str) -> None:
-    """A letter that has only a part of a value never passes for the whole."""
+def test_incomplete_value_is_refused(read: Any, reason: str) -> None:
+    """Part of a value must never pass for the whole."""
     described = describe_value(read)
 
     assert len(described.text) <= VALUE_MAX
@@ -106,8 +104,8 @@ def test_a_value_that_is_not_whole_says_so(read: Any, reason: str) -> None:
         letter_value({"value": described.text, "value_types": described.types})
 
 
-def test_a_letter_of_an_older_version() -> None:
-    """A value that an older version wrote as Python's repr is refused, one that it wrote as JSON is read."""
+def test_letter_of_an_older_version_is_read_if_it_is_json() -> None:
+    """Older versions fell back to Python's repr."""
     assert letter_value({"value": '{"a":1}'}) == {"a": 1}
     with pytest.raises(InvalidError, match="not JSON"):
         letter_value({"value": "{'a': datetime.datetime(2013, 2, 8)}"})

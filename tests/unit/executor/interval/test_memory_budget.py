@@ -1,4 +1,4 @@
-"""One budget for all intervals of a process."""
+"""The memory budget that the intervals of a process share."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from millpond.statestore.interval import Interval
 INTERVALS = [Interval("c", f"{number}", f"{number + 1}") for number in range(4)]
 
 
-def test_one_that_is_alone_has_all() -> None:
-    """Whatever it uses already."""
+def test_single_interval_gets_the_whole_budget() -> None:
     budget = MemoryBudget(100)
     assert budget.limit_of(INTERVALS[0]) == 100
     budget.report(INTERVALS[0], 70)
     assert (budget.limit_of(INTERVALS[0]), budget.used_bytes) == (100, 70)
 
 
-def test_each_has_what_the_others_leave_and_its_part_at_least() -> None:
-    """One that has taken more than its part gives way as the others need theirs."""
+def test_interval_gets_the_rest_and_at_least_its_share() -> None:
+    """An interval above its share shrinks as the others need theirs."""
     budget = MemoryBudget(100)
     for interval, used in zip(INTERVALS, (80, 10, 5, 0), strict=True):
         budget.report(interval, used)
@@ -33,8 +32,7 @@ def test_each_has_what_the_others_leave_and_its_part_at_least() -> None:
     assert not budget.is_exceeded
 
 
-def test_one_that_leaves_gives_all_back() -> None:
-    """And counts no more for the parts of the others."""
+def test_leaving_interval_returns_its_memory() -> None:
     budget = MemoryBudget(90)
     for interval in INTERVALS[:3]:
         budget.report(interval, 40)
@@ -48,8 +46,7 @@ def test_one_that_leaves_gives_all_back() -> None:
     assert budget.limit_of(INTERVALS[1]) == 45
 
 
-def test_soft_state_has_less_for_what_else_is_kept() -> None:
-    """But half of the budget, whatever else the process keeps."""
+def test_other_memory_reduces_the_budget_to_half_at_most() -> None:
     page_indexes = 30
     budget = MemoryBudget(100, lambda: page_indexes)
     budget.report(INTERVALS[0], 60)
@@ -67,8 +64,7 @@ def test_soft_state_has_less_for_what_else_is_kept() -> None:
     )
 
 
-def test_threads_lose_no_report() -> None:
-    """What they report one after the other or at once adds up."""
+def test_concurrent_reports_add_up() -> None:
     budget = MemoryBudget(1_000)
 
     def report(interval: Interval) -> None:

@@ -1,4 +1,4 @@
-"""Bundles in, row updates out: order, failures, duplicates and what is written."""
+"""Bundles in, row updates out: order, failures and duplicates."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Log(Computation):
-    """Keeps what happened in its state; values "fail", "timer:<at>" and "delete" do what they say."""
+    """Log everything to the state; "fail", "timer:<at>" and "delete" are commands."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Log the value, then do what it says."""
         self._log(context, record.value)
         word, _, argument = str(record.value).partition(":")
         if word == "fail":
@@ -44,7 +43,6 @@ class Log(Computation):
             context.state.delete()
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """Log the tag."""
         self._log(context, f"fired {timer.tag}")
         if timer.tag == "13":
             raise ValueError(timer.tag)
@@ -54,10 +52,9 @@ class Log(Computation):
 
 
 class LogTogether(Log):
-    """The same, all records at once, and how many came together."""
+    """Log all records at once, and how many there were."""
 
     def process_records(self, context: Context, records: Records) -> None:
-        """Log the number, then every record."""
         self._log(context, len(records))
         for record in records:
             self.process_record(context, record)
@@ -72,7 +69,6 @@ def run_of(
     workers: int = 1,
     on_late: OnLate = "process",
 ) -> IntervalRun:
-    """A fresh store that runs the computation."""
     node = ComputationNode(
         name="log",
         computation=computation,
@@ -89,7 +85,6 @@ def run_of(
 def delivery(
     *records: tuple[str, int, Any], stream: str = "in", ids: list[bytes | None] | None = None
 ) -> Deliveries:
-    """Records as (key, at, value)."""
     return Deliveries(
         stream=stream,
         keys=pa.array([key for key, _, _ in records], pa.string()),
@@ -100,19 +95,16 @@ def delivery(
 
 
 def states(run: IntervalRun) -> dict[str, Any]:
-    """The states that readers see."""
     rows = run.rows().select(["key", "state"]).to_pylist()
     return {row["key"]: row["state"] and orjson.loads(row["state"]) for row in rows}
 
 
 def updates_of(result: BundleResult) -> list[dict[str, Any]]:
-    """The row updates of a bundle."""
     return [] if result.updates is None else result.updates.to_pylist()
 
 
 class TestOrder:
-    def test_records_by_time_then_arrival_over_streams(self) -> None:
-        """A key's records come by time, and at one time as they arrived, whatever their stream."""
+    def test_records_are_processed_by_time_then_arrival_across_streams(self) -> None:
         run = run_of(Log())
         run.step(
             [
@@ -123,8 +115,7 @@ class TestOrder:
 
         assert states(run) == {"j": ["x"], "k": ["b", "c", "a", "d"]}
 
-    def test_due_timers_first_then_records_then_new_timers(self) -> None:
-        """Timers that are due come before the records, those that records made due after them."""
+    def test_due_timers_precede_records_and_new_timers_follow(self) -> None:
         run = run_of(Log())
         run.step([delivery(("k", 1, "timer:30"), ("k", 2, "timer:20"), ("k", 3, "timer:40"))])
         result = run.step([delivery(("k", 5, "x"), ("k", 6, "timer:25"))], watermark=30)
@@ -132,8 +123,7 @@ class TestOrder:
         assert states(run)["k"][3:] == ["fired 20", "fired 30", "x", "timer:25", "fired 25"]
         assert (result.statistics.timers, result.pending.next_event_timer, result.pending.hold) == (3, 40, 40)
 
-    def test_a_key_without_records_wakes_for_its_timer(self) -> None:
-        """A due timer is reason enough for a turn; other keys have none."""
+    def test_key_without_records_runs_for_its_due_timer(self) -> None:
         run = run_of(Log())
         run.step([delivery(("a", 1, "timer:10"), ("b", 1, "timer:20"))])
         result = run.step(watermark=10)
@@ -141,16 +131,14 @@ class TestOrder:
         assert states(run) == {"a": ["timer:10", "fired 10"], "b": ["timer:20"]}
         assert result.statistics.keys == 1
 
-    def test_keys_are_ordered_by_their_bytes(self) -> None:
-        """Updates are sorted as UTF-8 bytes are, which is the order of code points."""
+    def test_updates_are_sorted_by_the_utf8_bytes_of_keys(self) -> None:
+        """Bytes sort in the order of code points."""
         keys = ["é", "z", "", "\uffff", "\U0001f986", "Z"]
         result = run_of(Log()).step([delivery(*((key, 1, "x") for key in keys))])
 
         assert [row["key"] for row in updates_of(result)] == sorted(keys)
 
-    def test_a_deleted_timer_does_not_fire(self) -> None:
-        """A timer that an earlier hook of the bundle deletes is gone, though it was due."""
-
+    def test_due_timer_deleted_in_the_bundle_does_not_fire(self) -> None:
         class Deletes(Log):
             def process_timer(self, context: Context, timer: Timer) -> None:
                 super().process_timer(context, timer)
@@ -162,9 +150,7 @@ class TestOrder:
 
         assert states(run)["k"][2:] == ["fired 10"]
 
-    def test_a_replaced_timer_fires_at_its_new_time_only(self) -> None:
-        """A timer that was due and is set again to a later time waits for that time."""
-
+    def test_replaced_due_timer_fires_at_its_new_time_only(self) -> None:
         class Moves(Log):
             def process_timer(self, context: Context, timer: Timer) -> None:
                 super().process_timer(context, timer)
@@ -179,9 +165,7 @@ class TestOrder:
         assert (early.statistics.timers, early.pending.next_event_timer, late.statistics.timers) == (1, 90, 1)
         assert states(run)["k"][2:] == ["fired 10", "fired 20"]
 
-    def test_timers_that_never_end_are_stopped(self) -> None:
-        """A timer that sets itself again in the past is an error that names computation and key."""
-
+    def test_endlessly_reset_timer_is_an_error(self) -> None:
         class Forever(Computation):
             def process_record(self, context: Context, record: Record) -> None:
                 context.set_timer(record.at)
@@ -197,8 +181,7 @@ class TestOrder:
 
 class TestFailures:
     @pytest.mark.parametrize("computation", [Log(), LogTogether()])
-    def test_only_the_failing_record_is_rolled_back(self, computation: Computation) -> None:
-        """State, timers and productions of the failing record are gone, all others stay."""
+    def test_failing_record_is_rolled_back_alone(self, computation: Computation) -> None:
         run = run_of(computation)
         result = run.step([delivery(("j", 1, "z"), ("k", 1, "a"), ("k", 2, "fail"), ("k", 3, "timer:90"))])
 
@@ -216,8 +199,7 @@ class TestFailures:
         )
         assert "process_record" in letter.diagnostics
 
-    def test_a_failing_timer_is_consumed(self) -> None:
-        """Its effects are gone, it does not fire again, and a letter without a stream records it."""
+    def test_failing_timer_is_consumed_and_makes_a_letter(self) -> None:
         run = run_of(Log())
         run.step([delivery(("k", 1, "timer:13"), ("k", 1, "timer:14"))])
         result = run.step(watermark=20)
@@ -227,9 +209,7 @@ class TestFailures:
         assert orjson.loads(result.dead_letters[0].value)["tag"] == "13"
         assert (result.statistics.timers, result.pending.next_event_timer) == (2, None)
 
-    def test_a_state_that_its_codec_refuses_is_the_records_failure(self) -> None:
-        """The record that set it becomes a letter, the others keep their effects."""
-
+    def test_unencodable_state_fails_the_record_that_set_it(self) -> None:
         class Sets(Computation):
             def process_record(self, context: Context, record: Record) -> None:
                 context.state.set({"bad": object()} if record.value == "bad" else record.value)
@@ -241,8 +221,8 @@ class TestFailures:
         assert "cannot encode" in result.dead_letters[0].error
 
     @pytest.mark.parametrize(("retries", "outcome"), [(0, []), (1, []), (2, ["x"])])
-    def test_tries_are_bounded(self, retries: int, outcome: list[str]) -> None:
-        """After the first run of the turn a record is tried once and as often again as retries say."""
+    def test_record_is_tried_once_and_retried_as_configured(self, retries: int, outcome: list[str]) -> None:
+        """The first run of the whole turn is one more call."""
         calls = []
 
         class Flaky(Log):
@@ -258,8 +238,8 @@ class TestFailures:
         assert len(calls) == 2 + retries
         assert (states(run).get("k", []), len(result.dead_letters)) == (outcome, 0 if outcome else 1)
 
-    def test_stopping_names_the_record(self) -> None:
-        """With on_error="stop" the user's exception is the cause, and nothing has happened."""
+    def test_on_error_stop_names_the_record(self) -> None:
+        """The user's exception is the cause, and the soft state stays as it was."""
         run = run_of(Log(), "stop")
         run.step([delivery(("k", 1, "timer:10"))])
         with pytest.raises(InvalidError, match="computation=`log` key=`k` stream=`in`") as caught:
@@ -270,9 +250,7 @@ class TestFailures:
         assert (states(run), result.statistics.timers) == ({"k": ["timer:10", "fired 10"]}, 1)
 
     @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, GeneratorExit])
-    def test_interrupts_pass_through(self, interrupt: type[BaseException]) -> None:
-        """An error that is not an Exception makes no dead letter."""
-
+    def test_interrupts_make_no_dead_letter(self, interrupt: type[BaseException]) -> None:
         class Interrupted(Computation):
             def process_record(self, context: Context, record: Record) -> None:
                 raise interrupt
@@ -280,8 +258,7 @@ class TestFailures:
         with pytest.raises(interrupt):
             run_of(Interrupted()).step([delivery(("k", 1, 0))])
 
-    def test_an_unreadable_value_is_a_letter(self) -> None:
-        """A value that is not JSON fails its record, and the letter says it could not be read."""
+    def test_unreadable_value_makes_a_letter(self) -> None:
         broken = Deliveries(
             stream="in",
             keys=pa.array(["k", "k"]),
@@ -295,9 +272,7 @@ class TestFailures:
         assert result.dead_letters[0].value.startswith('"<unreadable: ')
         assert result.dead_letters[0].value_types == {"": "unreadable"}
 
-    def test_letters_are_bounded(self) -> None:
-        """However long the exception, error and diagnostics stay short, and the error is one line."""
-
+    def test_long_exception_makes_a_bounded_letter(self) -> None:
         class Verbose(Computation):
             def process_record(self, context: Context, record: Record) -> None:
                 raise ValueError("x" * 100_000 + "\nsecond line")
@@ -312,8 +287,8 @@ class TestFailures:
 
 
 class TestDuplicates:
-    def test_within_a_bundle_the_first_to_arrive_counts(self) -> None:
-        """A repeated id of a key is dropped, also from another stream; other keys may have the same id."""
+    def test_first_of_equal_ids_in_a_bundle_counts(self) -> None:
+        """Other keys may have the same id."""
         run = run_of(Log())
         result = run.step(
             [
@@ -325,8 +300,8 @@ class TestDuplicates:
         assert states(run) == {"j": ["c"], "k": ["e", "a"]}
         assert (result.statistics.records, result.statistics.duplicates) == (3, 2)
 
-    def test_across_bundles_and_workers(self) -> None:
-        """An id that was consumed before is dropped, by this process and by one that must read files."""
+    def test_consumed_id_is_dropped_by_every_worker(self) -> None:
+        """The other worker must read the ids from files."""
         run = run_of(Log(), workers=2)
         run.step([delivery(("k", 1, "a"), ids=[b"1"])])
         for worker in (0, 1, 0):
@@ -335,8 +310,8 @@ class TestDuplicates:
         assert states(run) == {"j": ["new"], "k": ["a"]}
         assert (result.statistics.records, result.statistics.keys, result.updates) == (0, 0, None)
 
-    def test_a_duplicate_of_a_dead_letter_stays_out(self) -> None:
-        """A record that failed for good has been consumed: its repetition makes no second letter."""
+    def test_duplicate_of_a_dead_letter_is_dropped(self) -> None:
+        """A record that failed for good has been consumed."""
         run = run_of(Log())
         first = run.step([delivery(("k", 1, "fail"), ids=[b"1"])])
         second = run.step([delivery(("k", 1, "fail"), ids=[b"1"])])
@@ -346,8 +321,7 @@ class TestDuplicates:
             [{"id": b"1", "at": EPOCH + timedelta(microseconds=1), "arrived_at": EPOCH}]
         ]
 
-    def test_a_late_record_that_is_dropped_counts_once(self) -> None:
-        """A late record that comes five times is one drop and four repetitions, also within a bundle, and across workers."""
+    def test_duplicates_of_a_dropped_late_record_count_as_duplicates(self) -> None:
         run = run_of(Log(), on_late="drop", workers=2)
         late, fresh = ("k", 1, "late"), ("j", 9, "fresh")
         first = run.step([delivery(late, fresh, late, ids=[b"1", b"1", b"1"])], watermark=5)
@@ -357,8 +331,8 @@ class TestDuplicates:
         assert (first.statistics.dropped, first.statistics.duplicates, first.statistics.keys) == (1, 1, 1)
         assert [(r.statistics.dropped, r.statistics.duplicates) for r in others] == [(0, 1)] * 3
 
-    def test_the_arrival_of_an_id_is_the_bundles(self) -> None:
-        """An id is stored with the bundle's wall time, rounded up to the minute, also that of a dropped record."""
+    def test_id_is_stored_with_the_bundles_arrival_time(self) -> None:
+        """The wall time is rounded up to the minute; a dropped record's id is stored too."""
         run = run_of(Log(), on_late="drop")
         result = run.step(
             [delivery(("k", 1, "late"), ("k", 9, "fresh"), ids=[b"1", b"2"])],
@@ -376,15 +350,14 @@ class TestDuplicates:
         ]
 
     def test_records_without_ids_are_never_duplicates(self) -> None:
-        """Null ids are neither compared nor written."""
+        """Null ids are not written either."""
         run = run_of(Log())
         result = run.step([delivery(("k", 1, "a"), ("k", 1, "b"), ("k", 2, "c"), ids=[None, None, b"1"])])
 
         assert states(run) == {"k": ["a", "b", "c"]}
         assert [len(row["record_ids"]) for row in updates_of(result)] == [1]
 
-    def test_exactly_once_can_be_switched_off(self) -> None:
-        """Then ids are not looked at and not written."""
+    def test_disabled_exactly_once_ignores_ids(self) -> None:
         run = run_of(Log(), exactly_once=False)
         for _ in range(2):
             result = run.step([delivery(("k", 1, "a"), ids=[b"1"])])
@@ -394,8 +367,8 @@ class TestDuplicates:
 
 
 class TestUpdates:
-    def test_nothing_changed_is_no_update(self) -> None:
-        """Reading, setting the same state and setting the same timer write nothing."""
+    def test_unchanged_row_is_not_written(self) -> None:
+        """The code reads the state, then sets the same state and timer again."""
 
         class Same(Computation):
             def process_record(self, context: Context, record: Record) -> None:
@@ -409,8 +382,8 @@ class TestUpdates:
         assert (result.updates, result.pending.next_event_timer, result.pending.hold) == (None, 100, 100)
         assert result.statistics.records == 1
 
-    def test_only_what_changed_is_written(self) -> None:
-        """Unchanged state and timers are null, the hold is always the present one."""
+    def test_update_contains_only_changed_columns(self) -> None:
+        """The hold is always written."""
         run = run_of(Log())
         run.step([delivery(("k", 1, "timer:50"))])
         (update,) = updates_of(run.step([delivery(("k", 2, "x"))]))
@@ -420,8 +393,8 @@ class TestUpdates:
         assert update["hold"].microsecond == 50
         assert (update["sequencer"], update["commit_number"], update["superstep"]) == (1, 2, 2)
 
-    def test_deleting_the_state_keeps_the_timers(self) -> None:
-        """A tombstone names the timers that stay, so that readers do not drop them with the state."""
+    def test_tombstone_of_a_deleted_state_keeps_the_timers(self) -> None:
+        """Readers would otherwise drop the timers with the state."""
         run = run_of(Log())
         run.step([delivery(("k", 1, "timer:50"))])
         (update,) = updates_of(run.step([delivery(("k", 2, "delete"))]))
@@ -433,9 +406,7 @@ class TestUpdates:
         )
         assert states(run) == {"k": None}
 
-    def test_a_row_without_state_goes_with_its_last_timer(self) -> None:
-        """When neither state nor timers are left, the update is a tombstone and readers see no row."""
-
+    def test_row_without_state_is_deleted_with_its_last_timer(self) -> None:
         class OnlyTimers(Computation):
             def process_record(self, context: Context, record: Record) -> None:
                 context.set_timer(5)
@@ -451,9 +422,7 @@ class TestUpdates:
         assert (run.rows().num_rows, result.pending.hold) == (0, None)
         assert [(p.stream, p.count, p.oldest_at) for p in result.productions] == [("out", 1, 5)]
 
-    def test_productions_keep_their_order(self) -> None:
-        """A key's productions stand in its update as they were produced; the summary counts by stream."""
-
+    def test_productions_are_written_in_order_and_counted_by_stream(self) -> None:
         class Twice(Computation):
             def process_record(self, context: Context, record: Record) -> None:
                 context.produce("out", record.value, at=record.at + 10)
@@ -465,22 +434,19 @@ class TestUpdates:
         assert values == {"a": ["4", "-4"], "b": ["1", "-1", "3", "-3"]}
         assert [(p.stream, p.count, p.oldest_at) for p in result.productions] == [("out", 6, 1)]
 
-    def test_the_updates_fit_the_schema(self) -> None:
-        """An update table is exactly what a row file takes."""
+    def test_update_table_has_the_schema_of_row_files(self) -> None:
         result = run_of(Log()).step([delivery(("k", 1, "timer:9"), ids=[b"1"])])
 
         assert result.updates is not None
         assert result.updates.schema == ROW_SCHEMA
 
-    def test_a_key_of_another_interval_is_our_bug(self) -> None:
-        """Records that do not belong to the interval are refused before any code runs."""
+    def test_key_of_another_interval_is_an_internal_error(self) -> None:
         node = ComputationNode(name="log", computation=Log(), subscriptions=())
         run = IntervalRun(node, Interval("log", "b", "d"))
         with pytest.raises(InternalError, match="every key of a bundle lies in the interval"):
             run.step([delivery(("d", 1, "x"))])
 
-    def test_an_empty_bundle_is_nothing(self) -> None:
-        """No deliveries, or empty ones, leave no trace."""
+    def test_empty_bundle_writes_nothing(self) -> None:
         run = run_of(Log())
 
         for deliveries in ([], [delivery()], [delivery(ids=[])]):
@@ -488,8 +454,8 @@ class TestUpdates:
             assert (result.updates, result.statistics.keys, result.pending.hold) == (None, 0, None)
 
 
-def test_large_spans_of_time_are_sorted_too() -> None:
-    """Times at both ends of the range do not overflow the packed sort."""
+def test_times_at_both_ends_of_the_range_are_sorted() -> None:
+    """The packed sort key must not overflow."""
     least, greatest = -(2**63), 2**63 - 1
     run = run_of(Log())
     run.step([delivery(("k", greatest, "c"), ("k", least, "a"), ("k", 0, "b"))], watermark=least)

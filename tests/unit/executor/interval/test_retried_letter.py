@@ -1,4 +1,4 @@
-"""What a letter has of its record or timer, once it has been written and read as JSON."""
+"""Records and timers of retried dead letters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, 
 
 
 def stored(value: Any, **fields: Any) -> dict[str, Any]:
-    """A letter as the table has it."""
     described = describe_value(lambda: value)
     letter = DeadLetter(
         **{
@@ -57,8 +56,8 @@ def stored(value: Any, **fields: Any) -> dict[str, Any]:
         None,
     ],
 )
-def test_the_code_gets_the_value_that_it_got(value: Any) -> None:
-    """With the types that JSON lacks."""
+def test_retried_value_has_the_original_types(value: Any) -> None:
+    """JSON lacks some of the types."""
     columns = letter_columns(RetriedLetter.read("p/3/0", stored(value)), 7, with_id=True)
 
     assert columns.value(0) == value
@@ -66,8 +65,7 @@ def test_the_code_gets_the_value_that_it_got(value: Any) -> None:
     assert (columns.at, list(columns.streams), columns.watermark, columns.id(0)) == ([5], ["in"], 7, None)
 
 
-def test_what_only_looks_like_a_pane_stays_that() -> None:
-    """A row from outside may have the fields of a pane."""
+def test_row_that_looks_like_a_pane_stays_a_row() -> None:
     row = PlainObject(value=1, window=[0, 1], at=0, pane={})
     columns = letter_columns(RetriedLetter.read("p/3/0", stored(row)), 7, with_id=True)
 
@@ -76,8 +74,8 @@ def test_what_only_looks_like_a_pane_stays_that() -> None:
 
 
 @given(st.none() | st.binary() | st.text().map(str.encode))
-def test_the_code_gets_the_id_that_it_got(record_id: bytes | None) -> None:
-    """Whatever its bytes are, also those that begin like the prefix that keeps the ids of streams apart."""
+def test_retried_id_has_the_original_bytes(record_id: bytes | None) -> None:
+    """Even an id that begins like the prefix of a stream's scope."""
     for given_id in (record_id, None if record_id is None else b"in\0" + record_id):
         told = stored(1, id=id_text(given_id), id_base64=id_base64(given_id))
         letter = RetriedLetter.read("p/3/0", told)
@@ -94,23 +92,21 @@ def test_the_code_gets_the_id_that_it_got(record_id: bytes | None) -> None:
         Timer(tag="90", domain=TimeDomain.EVENT, at=7, output_at=7, percentile=90.0),
     ],
 )
-def test_the_timer_that_failed_fires_again(timer: Timer) -> None:
-    """With its clock, its times and its hold."""
+def test_retried_timer_keeps_clock_times_and_hold(timer: Timer) -> None:
     told = stored(timer._asdict(), stream="", at=timer.output_at)
 
     assert RetriedLetter.read("p/3/0", told).timer == timer
 
 
-def test_timers_of_older_versions() -> None:
-    """They waited for the low watermark, and held it."""
+def test_timer_of_an_older_version_waits_for_the_low_watermark() -> None:
     value = {"tag": "t", "domain": "event", "at": 7, "output_at": 5}
     old = {**stored(value, stream=""), "failed_at": None}
 
     assert RetriedLetter.read("p/3/0", old).timer == Timer("t", TimeDomain.EVENT, 7, 5)
 
 
-def test_how_often_it_was_retried_is_counted() -> None:
-    """A letter that never was does not say so."""
+def test_retries_are_counted() -> None:
+    """A letter that was never retried lacks the field."""
     assert "retried" not in stored(1)
     assert RetriedLetter.read("p/3/0", stored(1)).retried == 1
     assert RetriedLetter.read("p/3/0", stored(1, retried=2)).retried == 3
@@ -129,7 +125,6 @@ def test_how_often_it_was_retried_is_counted() -> None:
     ],
     ids=["long", "object", "key", "time", "timer", "id", "old"],
 )
-def test_a_letter_that_lacks_something_is_refused(told: dict[str, Any], reason: str) -> None:
-    """With the reason."""
+def test_incomplete_letter_is_refused_with_a_reason(told: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidError, match=reason):
         RetriedLetter.read("p/3/0", told)

@@ -1,4 +1,4 @@
-"""The row cache: what it may call provably new."""
+"""The row cache and its filter of keys."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pyarrow as pa
 from millpond.executor.interval.row_cache import RowCache
 
 
-def test_a_deletion_that_is_taken_back_leaves_a_row_that_may_exist() -> None:
-    """A bundle deletes a key's row, eviction begins, the bundle is taken back: the key is not provably new."""
+def test_reverted_deletion_leaves_a_key_that_may_exist() -> None:
+    """Eviction begins between the deletion and its reversal, so the key is not provably new."""
     cache = RowCache(lambda: 100)
     cache.put(["gone", "kept"], ["state" * 20, "state" * 20], {})
     undo = cache.put(["gone"], [None], {})
@@ -20,8 +20,8 @@ def test_a_deletion_that_is_taken_back_leaves_a_row_that_may_exist() -> None:
     assert cache.absent(["gone"]) == ["gone"]
 
 
-def test_the_filter_of_all_keys_does_not_grow_with_the_state() -> None:
-    """Of more keys than it can be exact about within a third of the limit the filter forgets none."""
+def test_filter_of_keys_stays_within_a_third_of_the_limit() -> None:
+    """Beyond that it becomes approximate, but never forgets a key."""
     cache = RowCache(lambda: 600_000)
     keys = pa.chunked_array([[f"key{number}" for number in range(300_000)]])
 

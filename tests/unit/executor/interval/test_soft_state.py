@@ -1,4 +1,4 @@
-"""Soft state follows the committed files, whether or not the bundles of this process were committed."""
+"""Soft state that follows the committed files."""
 
 from __future__ import annotations
 
@@ -29,20 +29,18 @@ INTERVAL = Interval("c")
 
 
 class Append(Computation):
-    """Keeps the values of its key, and sets a timer at the value."""
+    """Append the value to the state, and set a timer at the value."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Append, and wait until the value."""
         context.state.set([*context.state.get([]), record.value])
         context.set_timer(record.value)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """Append that it fired."""
         context.state.set([*context.state.get([]), f"fired {timer.at}"])
 
 
 class CountingReader(RowReader):
-    """Remembers what was read."""
+    """Record every read."""
 
     def __init__(self, run: IntervalRun) -> None:
         super().__init__(run.objects)
@@ -57,7 +55,6 @@ class CountingReader(RowReader):
         interval: Interval | None = None,
         large: Collection[str] = (),
     ) -> pa.Table:
-        """Read, and take a note."""
         wanted = None if keys is None else sorted(keys)
         self.reads.append((len(paths), tuple(columns), wanted))
         return super().read(paths, columns, keys=wanted, interval=interval, large=large)
@@ -69,20 +66,17 @@ class CountingReader(RowReader):
         interval: Interval,
         keep: Callable[[pa.Table], pa.Table],
     ) -> pa.Table:
-        """Scan, and take a note."""
         self.reads.append((1, tuple(columns), None))
         return super().scan(file, columns, interval, keep)
 
 
 def run_of(workers: int = 1, budget_bytes: int = 1 << 20) -> IntervalRun:
-    """A fresh store that runs `Append`."""
     return IntervalRun(
         ComputationNode(name="c", computation=Append(), subscriptions=()), INTERVAL, workers, budget_bytes
     )
 
 
 def records(*pairs: tuple[str, int], ids: Sequence[bytes] | None = None) -> list[Deliveries]:
-    """Records as (key, value), all at time 0."""
     return [
         Deliveries(
             stream="in",
@@ -95,18 +89,15 @@ def records(*pairs: tuple[str, int], ids: Sequence[bytes] | None = None) -> list
 
 
 def state_of(soft_state: SoftState, *keys: str) -> list[str | bytes | None]:
-    """The encoded states of keys."""
     return soft_state.load(sorted(keys))
 
 
 def due(soft_state: SoftState, watermark: int) -> set[str]:
-    """The keys with due event timers."""
     return soft_state.timers.due_keys(EventTimeMicros(watermark), WallTimeMicros(0))
 
 
 class TestFollowing:
-    def test_a_process_that_is_behind_reads_only_the_missing_files(self) -> None:
-        """After two bundles of another process the two files are read, not those before."""
+    def test_soft_state_that_is_behind_reads_only_the_missing_files(self) -> None:
         run = run_of()
         run.step(records(("a", 10), ("b", 50)))
         reader = CountingReader(run)
@@ -121,9 +112,7 @@ class TestFollowing:
         assert state_of(behind, "a", "b", "c") == ['[10,20,"fired 20"]', "[50]", "[30]"]
         assert (due(behind, 49), due(behind, 50), behind.position) == ({"c"}, {"b", "c"}, run.files[-1].path)
 
-    def test_deletions_are_followed(self) -> None:
-        """A key that another process deleted has no row here either, and its timer is gone."""
-
+    def test_deletion_by_another_process_removes_row_and_timer(self) -> None:
         class Deletes(Append):
             def process_timer(self, context: Context, timer: Timer) -> None:
                 context.state.delete()
@@ -138,8 +127,7 @@ class TestFollowing:
 
         assert (state_of(behind, "a", "b"), due(behind, 99)) == ([None, "[50]"], {"b"})
 
-    def test_a_bundle_that_lost_is_taken_back_without_reading_everything(self) -> None:
-        """When another process's file was committed, this one undoes its own and reads that file only."""
+    def test_lost_bundle_is_reverted_by_reading_the_winners_file_only(self) -> None:
         run = run_of(workers=2)
         run.step(records(("a", 10), ("b", 11)))
         reader = CountingReader(run)
@@ -156,8 +144,8 @@ class TestFollowing:
         assert due(loser, 99) == {"a", "b"}
         assert loser.timers.hold() == 11
 
-    def test_the_timers_of_a_bundle_that_lost_are_taken_back(self) -> None:
-        """A timer that it set is gone, one that it consumed is pending again."""
+    def test_timers_of_a_lost_bundle_are_reverted(self) -> None:
+        """A consumed timer is pending again."""
         run = run_of()
         run.step(records(("a", 10)))
         run.attempt(run.bundle(records(("b", 7)), watermark=10))
@@ -167,8 +155,8 @@ class TestFollowing:
         assert (due(soft_state, 99), soft_state.timers.hold()) == ({"a"}, 10)
         assert [timer.at for timer in soft_state.timers_of(["a"])[0]] == [10]
 
-    def test_a_lost_bundles_rows_may_have_been_evicted(self) -> None:
-        """A row that went while its bundle was pending comes back whole, timers included."""
+    def test_row_evicted_during_a_lost_bundle_is_read_again(self) -> None:
+        """The timers must return with the row."""
         run = run_of(budget_bytes=0)
         run.step(records(("a", 10)))
 
@@ -191,8 +179,7 @@ class TestFollowing:
         assert (result.pending.hold, result.pending.next_event_timer) == (10, 10)
         assert result.updates.column("hold").cast(pa.int64()).to_pylist() == [10]
 
-    def test_a_bundle_that_was_never_adopted_is_taken_back(self) -> None:
-        """Processing again without a file in between starts from the committed rows."""
+    def test_bundle_that_was_never_adopted_is_reverted(self) -> None:
         run = run_of()
         run.step(records(("a", 10)))
         bundle = run.bundle(records(("a", 20)))
@@ -203,8 +190,8 @@ class TestFollowing:
         assert result.updates is not None
         assert result.updates.column("state").to_pylist() == ["[10,20]"]
 
-    def test_a_rewrite_of_known_rows_is_not_read(self) -> None:
-        """After an OPTIMIZE nothing is read, and later reads go to the new file."""
+    def test_rewrite_of_known_rows_is_not_read(self) -> None:
+        """OPTIMIZE changes only the file that later reads use."""
         run = run_of(budget_bytes=0)
         reader = CountingReader(run)
         soft_state = SoftState(INTERVAL, reader, MemoryBudget(0))
@@ -213,7 +200,7 @@ class TestFollowing:
         run.step(records(("b", 20)))
         soft_state.synchronise(run.files)
         reader.reads.clear()
-        for _ in range(2):  # two files by one, then one by one
+        for _ in range(2):  # first two files by one, then one by one
             run.optimise()
             soft_state.synchronise(run.files)
 
@@ -222,8 +209,8 @@ class TestFollowing:
         assert [count for count, _, _ in reader.reads] == [1]
         assert [file.path for file in soft_state.files] == [file.path for file in run.files]
 
-    def test_a_rewrite_that_reaches_further_is_read_with_all_files(self) -> None:
-        """A file that mixes known and unknown rows proves nothing: everything is read again."""
+    def test_rewrite_with_unknown_rows_forces_a_complete_read(self) -> None:
+        """The mixed file does not show which of its rows are new."""
         run = run_of()
         run.step(records(("a", 10)))
         behind = SoftState(INTERVAL, CountingReader(run))
@@ -235,8 +222,8 @@ class TestFollowing:
 
         assert state_of(behind, "a", "b") == ["[10,20]", "[30]"]
 
-    def test_an_adopted_file_may_be_rewritten_before_it_was_seen(self) -> None:
-        """A committed bundle whose file was merged away at once is neither lost nor applied twice."""
+    def test_adopted_file_rewritten_at_once_is_applied_once(self) -> None:
+        """The bundle must neither be lost nor applied twice."""
         run = run_of()
         run.step(records(("a", 10)))
         run.step(records(("a", 20)))
@@ -245,8 +232,7 @@ class TestFollowing:
 
         assert run.rows().column("state").to_pylist() == ["[10,20,30]"]
 
-    def test_files_that_vanish_are_not_believed(self) -> None:
-        """When known files are gone without a trace, only what is there counts."""
+    def test_rows_of_vanished_files_are_dropped(self) -> None:
         run = run_of()
         run.step(records(("a", 10)))
         run.step(records(("b", 20)))
@@ -258,8 +244,8 @@ class TestFollowing:
         soft_state.synchronise([])
         assert (state_of(soft_state, "b"), due(soft_state, 99), soft_state.position) == ([None], set(), None)
 
-    def test_a_missing_file_is_an_error_and_nothing_is_believed(self) -> None:
-        """After a failed read the soft state is empty, and the next synchronise reads everything."""
+    def test_failed_read_empties_the_soft_state(self) -> None:
+        """The next synchronise reads everything."""
         run = run_of()
         run.step(records(("a", 10)))
         behind = SoftState(INTERVAL, RowReader(run.objects))
@@ -275,8 +261,8 @@ class TestFollowing:
 
         assert state_of(behind, "a", "b") == ["[10]", "[20]"]
 
-    def test_keys_of_other_intervals_stay_out(self) -> None:
-        """A file may hold keys of several intervals; only this one's are taken in."""
+    def test_keys_of_other_intervals_are_ignored(self) -> None:
+        """A file may contain keys of several intervals."""
         run = run_of()
         run.step(records(("a", 10), ("m", 20), ("z", 30)))
         part = SoftState(Interval("c", "b", "n"), RowReader(run.objects))
@@ -284,8 +270,7 @@ class TestFollowing:
 
         assert (due(part, 99), part.timers.hold()) == ({"m"}, 20)
 
-    def test_a_file_is_adopted_once_and_after_its_bundle(self) -> None:
-        """Adopting without a bundle is our bug."""
+    def test_adopting_twice_is_an_internal_error(self) -> None:
         run = run_of()
         attempt = run.attempt(run.bundle(records(("a", 10))))
 
@@ -295,7 +280,7 @@ class TestFollowing:
 
 class TestMemory:
     def test_new_keys_cost_no_read(self) -> None:
-        """While nothing was evicted, and mostly after that, a new key is known to be new."""
+        """After an eviction, a filter still proves most new keys to be new."""
         run = run_of()
         reader = CountingReader(run)
         soft_state = SoftState(INTERVAL, reader, MemoryBudget(3_000))
@@ -306,8 +291,8 @@ class TestMemory:
         assert soft_state.used_bytes <= 3_000
         assert len(reader.reads) <= 2
 
-    def test_evicted_rows_come_back_in_one_pruned_read(self) -> None:
-        """All missing rows of a bundle are read together, by their keys."""
+    def test_evicted_rows_are_read_back_in_one_pruned_read(self) -> None:
+        """All missing rows of a bundle are read together, by key."""
         run = run_of()
         run.step(records(("a", 1), ("b", 2), ("c", 3)))
         reader = CountingReader(run)
@@ -319,8 +304,8 @@ class TestMemory:
         assert [(count, keys) for count, _, keys in reader.reads] == [(1, ["a", "c"])]
         assert [timer.at for timer in soft_state.timers_of(["c"])[0]] == [3]
 
-    def test_files_that_have_none_of_the_missing_rows_are_not_read(self) -> None:
-        """Whatever lies in the same range of keys: what this process wrote since it began to evict, it knows."""
+    def test_files_without_the_missing_rows_are_not_read(self) -> None:
+        """The process knows the keys of every file that it wrote since the first eviction."""
         run = run_of()
         run.step(records(*((f"key {number:03}", 10) for number in range(100))))
         reader = CountingReader(run)
@@ -335,8 +320,8 @@ class TestMemory:
         assert [count for count, _, _ in reader.reads] == [1]
         assert state_of(soft_state, "key 000", "key 099") == ["[10,20]"] * 2
 
-    def test_intervals_share_the_budget_of_their_process(self) -> None:
-        """One that is idle gives back what another one needs, and both have the right rows afterwards."""
+    def test_idle_interval_returns_memory_to_a_busy_one(self) -> None:
+        """Both must have the right rows afterwards."""
         run, memory = run_of(), MemoryBudget(24_000)
         run.step(records(*((f"key {number:03}", 10) for number in range(100))))
         idle = SoftState(Interval("c", "", "key 050"), RowReader(run.objects), memory)
@@ -357,8 +342,8 @@ class TestMemory:
         idle.shrink()
         assert idle.used_bytes <= memory.used_bytes <= idle.used_bytes + 3_000
 
-    def test_filters_count_towards_the_budget(self) -> None:
-        """The fewer rows stay, the more keys and ids there are to know of: rows keep a quarter."""
+    def test_filters_count_towards_the_budget_and_rows_keep_a_quarter(self) -> None:
+        """The fewer rows fit, the more keys and ids the filters must know."""
         run, memory = run_of(), MemoryBudget(200_000)
         soft_state = SoftState(INTERVAL, RowReader(run.objects), memory)
         run.replace_soft_state(0, soft_state)
@@ -372,8 +357,7 @@ class TestMemory:
         run.step(records(*((f"key {number:05}", 10) for number in range(100)), ids=ids))
         assert 40_000 < soft_state.used_bytes <= 50_000 < memory.used_bytes - (1 << 20)
 
-    def test_timers_of_evicted_rows_are_known(self) -> None:
-        """Evicting a row does not forget when it wants to be woken, nor what it holds."""
+    def test_timers_and_holds_of_evicted_rows_stay_known(self) -> None:
         run = run_of(budget_bytes=0)
         run.step(records(("a", 5), ("b", 9)))
         result = run.step(watermark=5)
@@ -381,8 +365,7 @@ class TestMemory:
         assert (result.statistics.timers, result.pending.next_event_timer, result.pending.hold) == (1, 9, 9)
         assert run.rows().column("state").to_pylist() == ['[5,"fired 5"]', "[9]"]
 
-    def test_a_cold_start_fills_the_budget_with_the_nearest_timers(self) -> None:
-        """Of more rows than fit, those whose timers come first are taken in."""
+    def test_cold_start_loads_the_rows_with_the_nearest_timers(self) -> None:
         run = run_of()
         run.step(records(*((f"key {number:03}", 1_000 - number) for number in range(100))))
         reader = CountingReader(run)
@@ -398,8 +381,8 @@ class TestMemory:
 
 
 class TestKnownIds:
-    def test_a_new_owner_of_more_than_memory_holds_reads_timers_and_no_states(self) -> None:
-        """It knows which keys there are and what is due, and reads a state when its key first comes."""
+    def test_new_owner_of_a_large_interval_reads_timers_but_no_states(self) -> None:
+        """A state is read when its key first gets a record."""
         run = run_of(budget_bytes=1_000)
         run.step(records(*((f"k{number:03}", 100 + number) for number in range(100))))
         run.step(records(("k007", 5_000)), watermark=101)
@@ -418,8 +401,7 @@ class TestKnownIds:
         assert [timer.at for timer in owner.timers_of(["k007"])[0]] == [5_000]
         assert reader.reads[-1][2] == ["k000", "k007"]
 
-    def test_fresh_ids_cost_no_read(self) -> None:
-        """An id that was never seen is admitted without reading record ids."""
+    def test_new_ids_cost_no_read(self) -> None:
         run = run_of()
         reader = CountingReader(run)
         run.replace_soft_state(0, SoftState(INTERVAL, reader))
@@ -428,8 +410,8 @@ class TestKnownIds:
 
         assert reader.reads == []
 
-    def test_own_duplicates_are_settled_in_memory_and_others_by_one_read(self) -> None:
-        """Ids of files that this process wrote are in memory; those of others are read by key."""
+    def test_own_duplicates_are_found_in_memory_and_others_by_one_read(self) -> None:
+        """Ids of files that this process wrote are in memory."""
         run = run_of(workers=2)
         reader = CountingReader(run)
         run.replace_soft_state(0, SoftState(INTERVAL, reader))
@@ -444,15 +426,15 @@ class TestKnownIds:
         assert result.statistics.duplicates == 1
         assert [keys for _, columns, keys in reader.reads if columns == ("key", "record_ids")] == [["a"]]
 
-    def test_ids_in_memory_are_those_of_the_files_that_are_there(self) -> None:
-        """When a compaction has replaced the small files, their ids go from memory, and are found in the large one."""
+    def test_ids_of_replaced_files_leave_memory(self) -> None:
+        """After a compaction the ids are read from the large file."""
         run = run_of()
         reader = CountingReader(run)
         run.replace_soft_state(0, SoftState(INTERVAL, reader))
         for number in range(5):
             run.step(records(("a", number), ids=[b"%d" % number]))
         ids = run.soft_state(0).ids
-        held_bytes = ids._recent_bytes  # the memory that the ids occupy shows nowhere else
+        held_bytes = ids._recent_bytes  # no public figure shows the memory of the ids
         run.optimise(0, 4)
         result = run.step(records(("a", 0), ("a", 9), ids=[b"0", b"9"]))
 
@@ -461,8 +443,7 @@ class TestKnownIds:
         assert 0 < ids._recent_bytes < held_bytes / 2
         assert [columns for _, columns, _ in reader.reads] == [("key", "record_ids")]
 
-    def test_a_full_filter_is_rebuilt_from_the_ids_that_are_left(self) -> None:
-        """Ids without files are forgotten then, and those in files are not."""
+    def test_full_filter_is_rebuilt_from_the_ids_in_files(self) -> None:
         run = run_of()
         run.step(records(*(("a", number) for number in range(60)), ids=[b"%d" % n for n in range(60)]))
         files = run.soft_state(0).files
@@ -479,8 +460,8 @@ class TestKnownIds:
         assert not known.may_be_known(gone).any()
         assert known.may_be_known(fingerprints(pa.array([b"%d" % n for n in range(60)], pa.binary()))).all()
 
-    def test_an_id_of_a_bundle_that_was_taken_back_counts_again(self) -> None:
-        """The filter remembers it, the files do not, and the files decide."""
+    def test_id_of_a_reverted_bundle_is_new_again(self) -> None:
+        """The filter still contains the id, but the files decide."""
         run = run_of()
         bundle = run.bundle(records(("a", 1), ids=[b"1"]))
         run.attempt(bundle)

@@ -1,4 +1,4 @@
-"""Records that wait in their key's row, and what else of a pipeline has to do with them."""
+"""Records that wait in their key's row for the order of time."""
 
 from __future__ import annotations
 
@@ -37,10 +37,9 @@ NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
 
 
 class Seen(Computation):
-    """Keeps what it is given, in that order, and passes it on."""
+    """Keep and forward every input in its order."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Keep and produce the record's number."""
         mark = "late" if record.late else "record"
         context.state.set([*context.state.get([]), [mark, record.value["n"], record.at]])
         context.produce("seen", record.value["n"])
@@ -48,15 +47,13 @@ class Seen(Computation):
             context.set_timer(record.at + record.value["timer"], tag="t", output_at=record.at)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """Keep the timer, and what may be produced at."""
         context.state.set([*context.state.get([]), ["timer", context.oldest_at, timer.at]])
 
 
 class Kept(Computation):
-    """Keeps how many records came, and how many were late."""
+    """Count the records, and the late ones among them."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Count the record."""
         count, late = context.state.get([0, 0])
         context.state.set([count + 1, late + record.late])
 
@@ -71,12 +68,10 @@ class Pond:
         self.start(make)
 
     def start(self, make: Callable[[], Pipeline]) -> None:
-        """Run a pipeline on the store."""
         runner = LocalRunner(self.store, clock=self.clock, progress=False, **self._options)
         self.run: LocalRun = runner.start(make(), stepping=True)
 
     def inject(self, *rows: dict[str, Any], to: int | None = None) -> None:
-        """One superstep with rows of the stream s, and then a watermark."""
         self.run.inject("s", list(rows))
         self.run.step()
         if to is not None:
@@ -84,25 +79,20 @@ class Pond:
         self.run.run_until_quiet()
 
     def state(self, name: str = "seen", key: str = "k") -> Any:
-        """What a key has kept."""
         rows = {row["key"]: row["state"] for row in self.store.rows_view(name).to_arrow().to_pylist()}
         return None if rows.get(key) is None else orjson.loads(rows[key])
 
     def counts(self, name: str = "seen") -> dict[str, int]:
-        """The counters of a computation."""
         return dict(self.run.summary().totals.by_computation.get(name, {}))
 
 
 def row(n: int, at: int, **fields: Any) -> dict[str, Any]:
-    """A row of the key k."""
     return {"k": "k", "t": at, "n": n, **fields}
 
 
 def one(
     computation: Computation | None = None, *, time_sorted: bool = True, **options: Any
 ) -> Callable[[], Pipeline]:
-    """A stream whose watermark moves by hand, and a computation."""
-
     def make() -> Pipeline:
         pipeline = Pipeline("one")
         stream = pipeline.inject("s", key="k", at="t", watermark=ManualWatermark())
@@ -133,11 +123,11 @@ words = st.recursive(
 
 
 class TestEntry:
-    """A record as an entry among the timers of its key."""
+    """A record stored among the timers of its key."""
 
     @given(words, st.none() | st.binary(max_size=4), st.integers(0, 10**15))
-    def test_the_record_comes_back(self, value: Any, record_id: bytes | None, at: int) -> None:
-        """Its value has the types that it had, and its time, stream and id are the same."""
+    def test_waiting_record_survives_a_round_trip(self, value: Any, record_id: bytes | None, at: int) -> None:
+        """The value keeps its types."""
         columns = RecordColumns(
             np.array([at]), ["s"], np.array([0]), PythonValues([value]), pa.array([record_id], pa.binary()), 0
         )
@@ -154,8 +144,7 @@ class TestEntry:
         assert (again.at, again.streams, again.scoped_id(0)) == ([at], ["s"], record_id)
 
     @pytest.mark.parametrize("moment", [7, NOON])
-    def test_a_row_that_looks_like_a_pane_stays_a_row(self, moment: Any) -> None:
-        """A value that has the fields of a pane and is none is not taken for one after its wait."""
+    def test_waiting_row_that_looks_like_a_pane_stays_a_row(self, moment: Any) -> None:
         value = PlainObject({"value": 1, "window": [0, 1], "at": moment, "pane": {}})
         columns = RecordColumns(
             np.array([5]), ["s"], np.array([0]), PythonValues([value]), pa.array([None], pa.binary()), 0
@@ -164,20 +153,19 @@ class TestEntry:
 
         assert (type(again), again) == (PlainObject, value)
 
-    def test_one_that_cannot_be_read_is_damage(self) -> None:
-        """An entry without a record in its tag is an error of the data."""
+    def test_unreadable_waiting_record_is_a_data_error(self) -> None:
         with pytest.raises(DataError, match="cannot be read"):
             waiting_columns([Timer("{", TimeDomain.RECORD, 1, 0)])
 
-    def test_the_cache_counts_its_bytes(self) -> None:
-        """A waiting record weighs its tag; a timer's tag is short and does not count."""
+    def test_weight_of_a_waiting_record_includes_its_tag(self) -> None:
+        """A timer's tag is short, so its weight is a constant."""
         timers = (Timer("x" * 1_000, TimeDomain.RECORD, 1, 0), Timer("tag", TimeDomain.EVENT, 1, 0))
 
         assert waiting_weight(timers) - timers_weight(timers) == 1_000
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether values are the same, NaN being itself, and instants of one time and offset."""
+    """Compare values; NaN equals NaN, and instants need equal times and offsets."""
     if isinstance(one, float) and isinstance(other, float):
         return one == other or (math.isnan(one) and math.isnan(other))
     if isinstance(one, list) and isinstance(other, list):
@@ -188,10 +176,10 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class TestOrder:
-    """When records are given, and what the code sees then."""
+    """The order of records and timers, and what the code sees."""
 
-    def test_records_wait_for_the_watermark(self) -> None:
-        """A record is given once the watermark has passed its time, in the order of times, and a timer before a record."""
+    def test_records_wait_for_the_watermark_and_follow_its_order(self) -> None:
+        """At equal times the timer precedes the record."""
         pond = Pond(one())
         pond.inject(row(1, 30), row(2, 10, timer=15), to=20)
         pond.inject(row(3, 25), row(4, 20), to=25)
@@ -203,15 +191,14 @@ class TestOrder:
         assert pond.state()[3:] == [["record", 3, 25], ["record", 1, 30]]
         assert pond.counts() == {"waited": 4, "resumed": 4}
 
-    def test_what_may_be_produced_at_follows_from_the_input(self) -> None:
-        """Where a turn begins does not affect ``oldest_at``: a waiting record's hold is not the code's."""
+    def test_hold_of_a_waiting_record_does_not_lower_oldest_at(self) -> None:
+        """Where a turn begins must not change what the code sees."""
         pond = Pond(one())
         pond.inject(row(1, 0), row(2, 10, timer=1), row(3, 10, timer=5), to=100)
 
         assert pond.state() == [["record", 1, 0], ["record", 2, 10], ["record", 3, 10], ["timer", 10, 15]]
 
-    def test_a_late_record_is_given_at_once_and_marked(self) -> None:
-        """What comes behind the watermark is out of order, and says so."""
+    def test_late_record_is_processed_at_once_and_marked_late(self) -> None:
         pond = Pond(one())
         pond.inject(row(1, 10), row(2, 50), to=30)
         pond.inject(row(3, 20))
@@ -219,8 +206,7 @@ class TestOrder:
         assert pond.state() == [["record", 1, 10], ["late", 3, 20]]
         assert pond.counts() == {"waited": 2, "resumed": 1, "late": 1}
 
-    def test_a_late_record_may_be_dropped(self) -> None:
-        """With ``on_late="drop"`` it is counted, and nothing is ever out of order."""
+    def test_late_record_is_dropped_and_counted_with_on_late_drop(self) -> None:
         pond = Pond(one(on_late="drop"))
         pond.inject(row(1, 10), to=30)
         pond.inject(row(2, 20), row(3, 40), to=50)
@@ -228,8 +214,8 @@ class TestOrder:
         assert pond.state() == [["record", 1, 10], ["record", 3, 40]]
         assert pond.counts() == {"waited": 2, "resumed": 2, "late": 1, "dropped": 1}
 
-    def test_a_waiting_record_holds_what_follows(self) -> None:
-        """The watermark of what comes after waits at the record's time, so that what it produces is on time."""
+    def test_waiting_record_holds_the_output_watermark(self) -> None:
+        """Otherwise its productions would be late."""
 
         def make() -> Pipeline:
             pipeline = Pipeline("two")
@@ -248,8 +234,8 @@ class TestOrder:
         assert pond.state("kept") == [1, 0]
         assert pond.run.watermark("kept") == 90
 
-    def test_wall_timers_fire_by_their_clock(self) -> None:
-        """A timer of another clock is no part of the order: it fires although all records wait."""
+    def test_wall_timer_fires_while_records_wait(self) -> None:
+        """Wall timers are not part of the order of event times."""
 
         class Woken(Seen):
             def process_record(self, context: Context, record: Record) -> None:
@@ -264,9 +250,7 @@ class TestOrder:
 
         assert [kind for kind, *_ in pond.state()] == ["record", "timer"]
 
-    def test_a_windowed_step_may_be_sorted(self) -> None:
-        """Panes of a sorted step are those of its records, each in its window."""
-
+    def test_windowed_step_can_be_time_sorted(self) -> None:
         def make() -> Pipeline:
             pipeline = Pipeline("windows")
             stream = pipeline.inject("s", key="k", at="t", watermark=ManualWatermark())
@@ -282,27 +266,24 @@ class TestOrder:
 
 
 class Panes(Computation):
-    """Keeps the values of panes."""
+    """Keep the values of panes."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Append the value."""
         context.state.set([*context.state.get([]), record.value["value"]])
 
 
 class TestSurroundings:
     """Failures, limits, restarts and changes of the program."""
 
-    def test_a_value_that_no_text_keeps_is_a_dead_letter(self) -> None:
-        """A record that cannot wait becomes a dead letter, and the others go on."""
+    def test_record_that_cannot_be_stored_becomes_a_dead_letter(self) -> None:
+        """A set has no stored form, so the record cannot wait."""
         pond = Pond(one())
         pond.inject(row(1, 10), row(2, 11, odd={1, 2}), row(3, 12), to=20)
 
         assert pond.state() == [["record", 1, 10], ["record", 3, 12]]
         assert pond.counts() == {"waited": 2, "resumed": 2, "dead_letters": 1}
 
-    def test_a_waiting_record_that_fails_is_a_dead_letter(self) -> None:
-        """Its letter has its stream, value and time, and what comes after it is given."""
-
+    def test_failing_waiting_record_becomes_a_dead_letter(self) -> None:
         class Fails(Seen):
             def process_record(self, context: Context, record: Record) -> None:
                 if record.value["n"] == 2:
@@ -317,9 +298,7 @@ class TestSurroundings:
         assert pond.state() == [["record", 1, 10], ["record", 3, 12]]
         assert (told["stream"], orjson.loads(told["value"])["n"]) == ("s", 2)
 
-    def test_too_many_that_wait_end_the_run(self) -> None:
-        """More than ``waiting_max`` records of a key are refused, and the error names the key and the limit."""
-
+    def test_waiting_records_above_waiting_max_end_the_run(self) -> None:
         class Few(Seen):
             waiting_max = 2
 
@@ -328,8 +307,7 @@ class TestSurroundings:
         with pytest.raises(InvalidError, match="key=`k` waiting=`3` waiting_max=`2`"):
             pond.inject(row(3, 12))
 
-    def test_rows_that_are_read_again_still_wait(self) -> None:
-        """Without a cache, and after a restart, records wait in the store."""
+    def test_waiting_records_survive_eviction_and_restart(self) -> None:
         pond = Pond(one(), cache_mib=0)
         pond.inject(row(1, 30), row(2, 10), to=5)
         pond.run.stop()
@@ -338,16 +316,15 @@ class TestSurroundings:
 
         assert pond.state() == [["record", 2, 10], ["record", 3, 20], ["record", 1, 30]]
 
-    def test_equal_records_wait_each_for_itself(self) -> None:
-        """Two records with the same value and time are two."""
+    def test_equal_waiting_records_are_kept_apart(self) -> None:
         pond = Pond(one())
         pond.inject(row(1, 10), row(1, 10))
         pond.inject(row(1, 10), to=20)
 
         assert pond.state() == [["record", 1, 10]] * 3
 
-    def test_a_program_that_sorts_no_more_gives_what_waited(self) -> None:
-        """What waits when ``time_sorted`` is taken out of the program is given once the watermark has passed it."""
+    def test_waiting_records_are_processed_after_time_sorted_is_removed(self) -> None:
+        """They still wait for the watermark."""
         pond = Pond(one())
         pond.inject(row(1, 10), row(1, 10), row(2, 30))
         pond.run.stop()
@@ -356,9 +333,7 @@ class TestSurroundings:
 
         assert pond.state() == [["record", 3, 40], ["record", 1, 10], ["record", 1, 10]]
 
-    def test_a_run_that_does_not_finish_leaves_them_waiting(self) -> None:
-        """With ``finish=False`` the last records wait for the next run."""
-
+    def test_run_without_finish_leaves_records_waiting_for_the_next(self) -> None:
         def make() -> Pipeline:
             pipeline = Pipeline("daily")
             stream = pipeline.inject("s", key="k", at="t", watermark=BoundedDisorder(10))
@@ -375,9 +350,7 @@ class TestSurroundings:
         assert [number for _, number, _ in orjson.loads(kept["state"])] == [3, 2, 4, 1]
         assert again.run.late == 0
 
-    def test_weak_productions_wait_too(self) -> None:
-        """What comes before it is durable waits in a row of the same commit."""
-
+    def test_weak_productions_wait_in_a_row_of_the_same_commit(self) -> None:
         def make() -> Pipeline:
             pipeline = Pipeline("weak")
             stream = pipeline.inject("s", key="k", at="t", watermark=ManualWatermark())
@@ -393,10 +366,10 @@ class TestSurroundings:
 
 
 class TestDeclaration:
-    """What is refused before the run."""
+    """Declarations that are refused before the run."""
 
-    def test_a_cycle_is_refused(self) -> None:
-        """A record that waits would hold the watermark that it waits for, so a cycle is refused by name."""
+    def test_time_sorted_in_a_cycle_is_refused(self) -> None:
+        """A waiting record would hold the watermark that it waits for."""
         pipeline = Pipeline("cycle")
         stream = pipeline.inject("s", key="k", at="t")
         pipeline.add(
@@ -411,9 +384,7 @@ class TestDeclaration:
         with pytest.raises(InvalidError, match=r"in a cycle cannot be time_sorted.* computation=`seen`"):
             pipeline.check()
 
-    def test_one_order_at_a_time(self) -> None:
-        """A class cannot ask for the order of arrival and of time."""
-
+    def test_time_sorted_and_in_order_of_arrival_exclude_each_other(self) -> None:
         class Both(Seen):
             time_sorted = True
             in_order_of_arrival = True
@@ -421,9 +392,7 @@ class TestDeclaration:
         with pytest.raises(InvalidError, match="in_order_of_arrival and time_sorted cannot be combined"):
             one(Both())()
 
-    def test_the_class_may_say_it(self) -> None:
-        """``time_sorted`` of the class holds unless the pipeline says otherwise."""
-
+    def test_time_sorted_of_the_class_is_the_default(self) -> None:
         class Sorted(Seen):
             time_sorted = True
 
@@ -437,7 +406,6 @@ class TestDeclaration:
         assert [nodes[name].time_sorted for name in "abc"] == [True, False, False]
 
     @pytest.mark.parametrize("value", [None, 1, "yes"])
-    def test_it_is_true_or_false(self, value: Any) -> None:
-        """Another value is refused."""
+    def test_time_sorted_must_be_true_or_false(self, value: Any) -> None:
         with pytest.raises(InvalidError, match="time_sorted must be true or false"):
             one(time_sorted=value)()

@@ -1,4 +1,4 @@
-"""What rows are used by."""
+"""Statistics of what uses rows."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from millpond.executor.interval.eviction import NEVER, UseStatistics
 
 
 def wait(microseconds: float):
-    """Each row waits so long for its next timer."""
     return lambda key: microseconds
 
 
-def test_rows_that_records_come_to_before_their_timers() -> None:
-    """Nine records ten microseconds apart, then the timer: nine uses of ten are records'."""
+def test_share_of_uses_by_records_is_learned() -> None:
+    """Nine of ten uses are records, ten microseconds apart; then the timer fires."""
     statistics = UseStatistics()
     for session in range(50):
         for number in range(10):
@@ -28,8 +27,8 @@ def test_rows_that_records_come_to_before_their_timers() -> None:
     assert expected.record_gap == pytest.approx(10, rel=0.02)
 
 
-def test_rows_without_timers_that_are_not_used_again_count() -> None:
-    """One row is used each microsecond, and nine never again: a row is not used for long on average."""
+def test_unused_rows_without_timers_lengthen_the_expected_gap() -> None:
+    """One row is used each microsecond, and nine are never used again."""
     statistics = UseStatistics()
     statistics.follow([f"cold {number}" for number in range(9)], wait(NEVER), (0, 0))
     for now in range(1, 101):
@@ -38,8 +37,7 @@ def test_rows_without_timers_that_are_not_used_again_count() -> None:
     assert statistics.expectations((0, 100)).free_gap == pytest.approx((99 + 9 * 100) / 100, rel=0.02)
 
 
-def test_a_bundle_of_any_size_is_followed_by_few_of_its_rows() -> None:
-    """And so is any number of bundles."""
+def test_statistics_follow_a_bounded_sample_of_rows() -> None:
     statistics = UseStatistics()
     statistics.follow([f"{number}" for number in range(10_000)], wait(NEVER), (0, 0))
     assert 32 <= len(statistics._followed) <= 64
@@ -50,8 +48,8 @@ def test_a_bundle_of_any_size_is_followed_by_few_of_its_rows() -> None:
     assert statistics.expectations((0, 1_000)).free_gap > 1_000
 
 
-def test_the_newest_uses_count_most() -> None:
-    """A load that changes is learned again within some thousand uses."""
+def test_newest_uses_count_most() -> None:
+    """A changed load must be learned within some thousand uses."""
     statistics = UseStatistics()
     for number in range(40_000):
         clocks = (number * 10, 0)

@@ -1,4 +1,4 @@
-"""Changes of a table on their way through steps: joins, maps, times that are moved, and copies of the table."""
+"""Changes of a table through joins, maps, moved times and upserting sinks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 class _Newest(Computation):
     def process_record(self, context: Context, record: Record) -> None:
-        """Keep the newest pane's value."""
         if not record.value["pane"]["is_retraction"]:
             context.state.set(record.value["value"])
 
@@ -55,7 +54,6 @@ MOVED = [
 
 
 def _run(pipeline: Pipeline, **inputs: list[Any]) -> Store:
-    """Inject the rows of each stream one by one."""
     clock = ManualClock()
     store = Store.in_memory(clock=clock, rng=SeededRng(1))
     run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(pipeline, stepping=True)
@@ -76,8 +74,8 @@ def _changes(pipeline: Pipeline, **options: Any) -> Any:
     return pipeline.inject("orders", change="op", **given)
 
 
-def test_a_join_follows_the_table() -> None:
-    """A row that moves to another key leaves one group and enters the other; one that is deleted leaves."""
+def test_join_of_table_changes_moves_and_removes_rows() -> None:
+    """A row that changes its key leaves one group and enters the other."""
     pipeline = Pipeline("p")
     orders = _changes(pipeline)
     cities = pipeline.inject("cities", key="city", at="at", watermark=ManualWatermark())
@@ -95,8 +93,8 @@ def test_a_join_follows_the_table() -> None:
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_a_sink_that_upserts_is_a_copy_of_the_table(tmp_path: Path, together: bool) -> None:
-    """Whether the changes of a row come together or apart, and though a row's key in the pipeline changes."""
+def test_upserting_sink_of_changes_is_a_copy_of_the_table(tmp_path: Path, together: bool) -> None:
+    """Holds even when a row's pipeline key changes, in one bundle or several."""
     schema = pa.schema([("id", pa.string()), ("city", pa.string()), ("paid", pa.int64())])
     pipeline = Pipeline("p")
     rows = _changes(pipeline).map(lambda row: row, name="rows")
@@ -116,8 +114,8 @@ def test_a_sink_that_upserts_is_a_copy_of_the_table(tmp_path: Path, together: bo
     ]
 
 
-def test_times_that_are_moved_are_moved_for_both() -> None:
-    """What is taken back falls into the window of what it takes back, in event time that a step sets."""
+def test_moved_times_move_retractions_too() -> None:
+    """A retraction must reach the window of the element it retracts."""
     pipeline = Pipeline("p")
     paid = _changes(pipeline).with_timestamps(lambda row, at: at + row["paid"], name="paid")
     counts = paid.window(FixedWindows(5), trigger=Repeatedly(AfterCount(1)), accumulation="accumulating")
@@ -126,8 +124,8 @@ def test_times_that_are_moved_are_moved_for_both() -> None:
     assert _states(_run(pipeline, orders=MOVED), "newest") == {"a": 1, "b": 0, "c": 1}
 
 
-def test_marks_and_functions_see_what_the_change_says() -> None:
-    """It stands next to the row, and is no part of the record."""
+def test_change_fields_are_visible_to_keys_and_watermarks_only() -> None:
+    """The fields `__change_*` are not part of the record's value."""
 
     class Keep(Computation):
         def process_record(self, context: Context, record: Record) -> None:
@@ -144,8 +142,8 @@ def test_marks_and_functions_see_what_the_change_says() -> None:
     assert kept["a/d"] == [row, 70]
 
 
-def test_rows_that_are_no_changes_become_dead_letters() -> None:
-    """Without the field, with another word, or no mapping at all; the others are taken."""
+def test_rows_that_are_not_changes_become_dead_letters() -> None:
+    """A row is refused without the field, with an unknown operation, or if it is not a mapping."""
     pipeline = Pipeline("p")
     counts = _changes(pipeline).window(GlobalWindows(), trigger=Repeatedly(AfterCount(1)), asked="bundle")
     counts.combine(Count(), name="counts").apply(_Newest(), name="newest")
@@ -162,7 +160,6 @@ def test_rows_that_are_no_changes_become_dead_letters() -> None:
 
 
 @pytest.mark.parametrize("change", ["", 3, len])
-def test_the_column_is_named(change: Any) -> None:
-    """Anything else is refused where it is written."""
+def test_change_must_name_a_column(change: Any) -> None:
     with pytest.raises(InvalidError, match="change"):
         Pipeline("p").inject("s", key="k", at="at", change=change)

@@ -1,4 +1,4 @@
-"""Several combiners at once: each field is what its combiner would give alone."""
+"""Several combiners at once, one for each field."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _over(combine: mp.CombineFn, elements: list[Any]) -> Any:
 def test_each_field_is_what_its_combiner_gives_alone(
     parts: list[list[Any]], goes: list[Any], data: st.DataObject
 ) -> None:
-    """Added one by one or together, merged, retracted and stored, every field is the single combiner's value."""
+    """Holds whether elements are added singly or together, merged, retracted or stored."""
     together = CombineFields(_PARTS)
 
     def value(combine: mp.CombineFn) -> Any:
@@ -54,15 +54,13 @@ def test_each_field_is_what_its_combiner_gives_alone(
     assert value(together) == {name: value(combine) for name, combine in _PARTS.items()}
 
 
-def test_nothing_has_a_field_for_each_combiner() -> None:
-    """The value of no elements has all fields, as each combiner shows none."""
+def test_empty_fields_show_each_combiners_empty_value() -> None:
     combine = CombineFields({"total": mp.Sum(), "mean": mp.Mean(), "most": mp.Max()})
 
     assert combine.extract(combine.create()) == {"total": 0, "mean": None, "most": None}
 
 
-def test_retractions_need_all_combiners() -> None:
-    """Retractions are supported if every field's combiner supports them, and refused otherwise."""
+def test_retractions_need_support_from_every_combiner() -> None:
     both = CombineFields({"visits": mp.Count(), "most": mp.Max()})
 
     assert not both.can_uncombine
@@ -71,8 +69,7 @@ def test_retractions_need_all_combiners() -> None:
         both.uncombine(both.add(both.create(), 3), 3)
 
 
-def test_what_was_cleared_is_taken_from_those_that_count() -> None:
-    """A retraction of what a pane has shown and cleared lowers counts and sums, and leaves lists as they are."""
+def test_retraction_after_a_clear_lowers_sums_but_not_lists() -> None:
     combine = CombineFields({"total": mp.Sum(), "all": mp.ToList()})
     lists = CombineFields({"all": mp.ToList(), "best": mp.TopN(2, retractable=True)})
     accumulator, has_effect = combine.uncombine_if_held(combine.add(combine.create(), 3), 5)
@@ -81,8 +78,7 @@ def test_what_was_cleared_is_taken_from_those_that_count() -> None:
     assert lists.uncombine_if_held(lists.create(), 5) == (lists.create(), False)
 
 
-def test_a_field_may_come_and_go() -> None:
-    """A field that is added combines what comes since, and one that is taken out is forgotten."""
+def test_fields_can_be_added_and_removed_between_runs() -> None:
     before = _over(CombineFields({"visits": mp.Count(), "gone": mp.Count()}), [1, 2])
     after = CombineFields({"visits": mp.Count(), "total": mp.Sum()})
 
@@ -95,7 +91,7 @@ def _windowed() -> mp.WindowedStream:
 
 
 def test_fields_are_keywords_or_a_mapping() -> None:
-    """Keywords that are no options are fields, and a mapping names what a keyword cannot."""
+    """A mapping can name fields that a keyword would mistake for options."""
     windowed = _windowed()
     windowed.combine(total=mp.Sum(), visits=mp.Count(), name="keywords", retries=0)
     windowed.combine({"name": mp.Count(), "retries": mp.Sum()}, name="mapping", intervals=3)
@@ -122,8 +118,7 @@ def test_fields_are_keywords_or_a_mapping() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_combiner_is_refused(arguments: dict[str, Any]) -> None:
-    """No combiner, one that is none, a field without a name, and one combiner next to fields are refused; the step is named."""
+def test_invalid_fields_are_refused_naming_the_step(arguments: dict[str, Any]) -> None:
     with pytest.raises(mp.InvalidError) as refused:
         _windowed().combine(**arguments, name="totals")
 
@@ -131,7 +126,7 @@ def test_what_is_no_combiner_is_refused(arguments: dict[str, Any]) -> None:
 
 
 def test_every_option_is_an_argument_next_to_fields() -> None:
-    """The keyword form declares each option of a computation, which type checkers would take for a field otherwise."""
+    """Type checkers would otherwise take an undeclared option for a field."""
     by_keyword = get_overloads(mp.WindowedStream.combine)[1]
     own = {"self", "name", "key", "result", "fields"}
 

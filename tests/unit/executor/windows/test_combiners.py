@@ -1,4 +1,4 @@
-"""Combine functions: over elements, over merged parts, and after retractions."""
+"""Combine functions over elements, merged parts and retractions."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ def _over(combine: CombineFn, values: list[Any]) -> Any:
 
 @pytest.mark.parametrize("combine", _ALL, ids=repr)
 @given(first=_NUMBERS, second=_NUMBERS)
-def test_parts_make_the_whole(combine: CombineFn, first: list[int], second: list[int]) -> None:
-    """Merged accumulators of two parts equal one accumulator over both."""
+def test_merged_parts_equal_one_accumulator(combine: CombineFn, first: list[int], second: list[int]) -> None:
     merged = combine.merge([_over(combine, first), _over(combine, second)])
 
     assert combine.extract(merged) == combine.extract(_over(combine, first + second))
@@ -57,8 +56,9 @@ def test_parts_make_the_whole(combine: CombineFn, first: list[int], second: list
 
 @pytest.mark.parametrize("combine", _ALL, ids=repr)
 @given(stays=_NUMBERS, goes=st.integers(-100, 100))
-def test_what_is_taken_back_was_never_there(combine: CombineFn, stays: list[int], goes: int) -> None:
-    """Adding and retracting an element changes nothing."""
+def test_adding_and_retracting_an_element_changes_nothing(
+    combine: CombineFn, stays: list[int], goes: int
+) -> None:
     accumulator = combine.uncombine(_over(combine, [goes, *stays]), goes)
 
     assert combine.extract(accumulator) == combine.extract(_over(combine, stays))
@@ -80,19 +80,16 @@ def test_what_is_taken_back_was_never_there(combine: CombineFn, stays: list[int]
     ],
     ids=repr,
 )
-def test_the_library(combine: CombineFn, expected: Any) -> None:
-    """Each combiner computes what its name says."""
+def test_combiners_compute_the_value_in_their_name(combine: CombineFn, expected: Any) -> None:
     assert combine.extract(_over(combine, [3, 1, 4, 2])) == expected
 
 
-def test_a_field_is_combined() -> None:
-    """A combiner of a field combines that field alone."""
+def test_combiner_of_a_field_reads_that_field_only() -> None:
     assert Sum("score").add(0, {"score": 7, "team": "red"}) == 7
     assert Max(lambda value: value["score"]).extract([7]) == 7
 
 
-def test_numbers_of_other_types_are_summed() -> None:
-    """Booleans count as whole numbers, and numpy's numbers as those that they are."""
+def test_sum_accepts_booleans_and_numpy_numbers() -> None:
     numbers = [True, False, np.int64(3), np.float64(0.5), 2]
 
     assert Sum().extract(_over(Sum(), numbers)) == 6.5
@@ -100,8 +97,7 @@ def test_numbers_of_other_types_are_summed() -> None:
     assert Sum().extract(Sum().add_all(0, [True, 2, 3.5])) == 6.5
 
 
-def test_nothing_has_no_mean() -> None:
-    """Mean, extremes and quantiles of no elements are null."""
+def test_statistics_of_no_elements_are_null() -> None:
     assert [combiner.extract(combiner.create()) for combiner in (Mean(), Min(), Max(), Quantiles())] == [
         None
     ] * 4
@@ -121,7 +117,6 @@ def test_nothing_has_no_mean() -> None:
         lambda: Mean().add([0, 0], Decimal("0.1")),
     ],
 )
-def test_what_cannot_be_combined_is_refused(attempt) -> None:
-    """A missing field, what is no number, an invalid argument, and a retraction of an unknown element are errors."""
+def test_invalid_arguments_and_values_are_refused(attempt) -> None:
     with pytest.raises(InvalidError):
         attempt()

@@ -1,4 +1,4 @@
-"""What the windows of one key cost: as much again for twice as many."""
+"""The cost of a key's windows, which must grow linearly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WINDOWS = 400
 
 
 def calls(window_fn: WindowFn, rows: int) -> int:
-    """How many functions a bounded run calls over rows of one key, one in each of ``window_fn``'s windows."""
+    """Count the function calls of a bounded run over rows of one key, each in its own window."""
     clock, profile = ManualClock(), Profile()
     pipeline = Pipeline("one_key")
     stream = pipeline.inject("s", key="k", at="t")
@@ -47,7 +47,7 @@ def calls(window_fn: WindowFn, rows: int) -> int:
     ],
 )
 def test_twice_the_windows_cost_twice_as_much(window_fn: WindowFn) -> None:
-    """The work of a bounded run over one key grows with the number of the key's windows, not with its square."""
+    """A quadratic cost would make the ratio 4."""
     # The first run of a process also imports and fills caches.
     _, start, once, twice = (calls(window_fn, rows) for rows in (1, 1, _WINDOWS, 2 * _WINDOWS))
 

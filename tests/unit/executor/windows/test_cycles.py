@@ -1,4 +1,4 @@
-"""Windows and timers in cycles: those that would wait for themselves are refused, unless a feedback is declared."""
+"""Windows and timers in cycles, and feedback streams."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.fixtures.feedback import DAY_US, pages, pages_by_day
 
 
 class _Late(Computation):
-    """Sets an event timer that fires at ten and still owes a production at five."""
+    """Set an event timer that fires at ten and holds a production at five."""
 
     def __init__(self, holds: bool = True, at: int = 10) -> None:
         self.holds = holds
@@ -55,10 +55,12 @@ def _run(pipeline: Pipeline, stream: str, rows: list[dict[str, Any]]) -> Store:
 
 
 class TestWhatIsRefused:
-    """A topology in which a step would wait for its own output."""
+    """Topologies in which a step would wait for its own output."""
 
     def test_windows_in_a_cycle_are_refused_and_the_cycle_is_named(self):
-        """A window would wait for a watermark that it holds itself: the error names the way around."""
+        """The window would wait for a watermark that it holds itself; the error names `feedback` as the way
+        out.
+        """
         with pytest.raises(InvalidError) as refusal:
             pages_by_day(feedback=False).check()
 
@@ -69,7 +71,7 @@ class TestWhatIsRefused:
         assert "feedback" in text
 
     def test_windows_over_dead_letters_are_refused_unless_their_own_are_a_feedback(self):
-        """A step's own dead letters come back to it when it reads them, a cycle that is easily overlooked."""
+        """A step that reads dead letters is in a cycle with its own."""
         for feedback, is_refused in (((), True), ((DEAD_LETTERS,), False)):
             pipeline = Pipeline("letters")
             pipeline.inject("in", key="k", at="t").map(lambda value: value, name="copy")
@@ -81,8 +83,8 @@ class TestWhatIsRefused:
             else:
                 pipeline.check()
 
-    def test_a_timer_that_waits_for_itself_stops_the_run(self):
-        """In a cycle an event timer that holds a time before its own could never fire: setting it ends the run."""
+    def test_timer_that_waits_for_itself_in_a_cycle_stops_the_run(self):
+        """The timer holds the watermark below its own time, so it could never fire."""
         with pytest.raises(InvalidError, match=r"(?s)cycle.*`\['late', 'again', 'late'\]`"):
             _run(_looping(_Late()), "in", [{"k": "a", "t": 1}])
 
@@ -90,14 +92,14 @@ class TestWhatIsRefused:
         ("computation", "options"),
         [(_Late(holds=False), {}), (_Late(at=5), {}), (_Late(), {"feedback": ["again"]})],
     )
-    def test_timers_that_do_not_wait_for_themselves_fire_in_a_cycle(self, computation, options):
-        """One that holds nothing, one that holds its own time, and one whose cycle has a feedback."""
+    def test_other_timers_in_a_cycle_fire(self, computation, options):
+        """The timer holds nothing, holds its own time, or its cycle has a feedback."""
         store = _run(_looping(computation, **options), "in", [{"k": "a", "t": 1}])
 
         assert [row["key"] for row in store.rows_view("late").to_arrow().to_pylist() if row["state"]] == ["a"]
 
-    def test_a_hold_that_nothing_releases_is_told_at_the_end(self, caplog):
-        """A bounded run that leaves event timers behind, because the code holds the time before them, says so."""
+    def test_bounded_run_warns_of_unreleased_holds(self, caplog):
+        """Code that holds a time before its event timers keeps them from firing."""
 
         class Holding(_Late):
             def process_record(self, context: Context, record: Record) -> None:
@@ -109,8 +111,7 @@ class TestWhatIsRefused:
         [warning] = caplog.messages
         assert "watermarks=`{'late': 1, 'again': 1}`" in warning
 
-    def test_a_feedback_must_come_back(self):
-        """A stream that the computation does not consume, or that nothing after it produces, is refused."""
+    def test_feedback_must_be_an_input_that_closes_a_cycle(self):
         with pytest.raises(InvalidError, match="feedback must name streams that the computation consumes"):
             _looping(_Late(), feedback=["elsewhere"])
         with pytest.raises(InvalidError, match="no output of the computation ever returns"):
@@ -118,8 +119,8 @@ class TestWhatIsRefused:
         with pytest.raises(InvalidError, match="list of streams"):
             _looping(_Late(), feedback="again")
 
-    def test_a_feedback_is_not_the_only_way_in(self):
-        """Where all records come on feedbacks, nothing would hold the watermark: each record would be late."""
+    def test_feedback_must_not_be_the_only_input(self):
+        """With feedbacks only, nothing would hold the watermark, and every record would be late."""
         pipeline = Pipeline("loops")
         pipeline.inject("in", key="k", at="t")
         pipeline.add(Computation(), name="first", subscribes={"in": None, "again": None}, produces=["out"])
@@ -131,17 +132,16 @@ class TestWhatIsRefused:
 
 
 class TestWhatAFeedbackGives:
-    """A cycle with one edge that holds nothing."""
+    """A cycle in which one edge does not hold the watermark."""
 
-    def test_a_bounded_run_shows_the_windows_of_a_cycle(self):
-        """Every pane is shown, and what comes back too late for its window is counted."""
+    def test_bounded_run_emits_every_window_of_a_cycle(self):
         store = _run(pages_by_day(feedback=True), "pages", pages(3))
 
         counts = {row["key"]: row for row in store.rows_view("seen").to_arrow().to_pylist()}
         assert {key: row["state"] for key, row in counts.items()} == {"page": "[[0,1],[1,1],[2,1]]"}
 
-    def test_what_comes_back_holds_the_watermark_once_it_is_on_its_way(self):
-        """A production that is under way is waited for, so it is late only where the watermark had passed it before."""
+    def test_production_on_a_feedback_holds_the_watermark_until_delivered(self):
+        """So a feedback's record is late only if the watermark had already passed its time."""
         clock = ManualClock()
         store = Store.in_memory(clock=clock, rng=SeededRng(1))
         run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(
@@ -159,8 +159,7 @@ class TestWhatAFeedbackGives:
         run.stop()
 
 
-def test_a_trigger_of_the_watermark_may_stand_outside_of_a_cycle():
-    """Windows before or after a cycle, and not in it, need no feedback."""
+def test_windows_next_to_a_cycle_need_no_feedback():
     pipeline = _looping(_Late(at=5))
     pipeline.stream("out").window(FixedWindows(10), trigger=AfterWatermark()).combine(Count(), name="counts")
 

@@ -1,4 +1,4 @@
-"""The windows of a key, without an engine: plain data in, plain data out."""
+"""The windows of a key, without an engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from millpond.statestore.errors import InvalidError
 
 
 class _Key:
-    """One key's windows, loaded and stored for every step."""
+    """One key's windows, loaded and stored at every step."""
 
     def __init__(self, strategy: WindowingStrategy, combine: Any = None) -> None:
         self.strategy = strategy
@@ -42,16 +42,14 @@ class _Key:
         return windows.output
 
 
-def test_what_is_stored_comes_back() -> None:
-    """Windows loaded from stored state are stored as the same state."""
+def test_stored_windows_survive_a_round_trip() -> None:
     key = _Key(WindowingStrategy(window_fn=FixedWindows(10), trigger=AfterWatermark(early=AfterCount(2))))
     key.add(1, 12)
 
     assert key.open().windows.to_json() == key.state
 
 
-def test_a_key_without_windows_keeps_nothing() -> None:
-    """After its last window has expired, a key has no state."""
+def test_key_has_no_state_after_its_last_window_expires() -> None:
     key = _Key(WindowingStrategy(window_fn=FixedWindows(10)))
     key.add(1)
     windows = key.open(11)
@@ -60,8 +58,7 @@ def test_a_key_without_windows_keeps_nothing() -> None:
     assert windows.windows.to_json() is None
 
 
-def test_drops_are_counted() -> None:
-    """An element that is too late for all its windows is counted, and leaves no state."""
+def test_element_too_late_for_its_windows_is_counted_as_dropped() -> None:
     key = _Key(WindowingStrategy(window_fn=FixedWindows(10)))
     key.add(1, 2, watermark=11)
 
@@ -69,8 +66,7 @@ def test_drops_are_counted() -> None:
     assert key.state is None
 
 
-def test_elements_for_a_closed_window_are_counted_apart() -> None:
-    """Elements after the last pane have a counter of their own, and are not emitted."""
+def test_elements_after_the_last_pane_have_their_own_counter() -> None:
     key = _Key(WindowingStrategy(window_fn=FixedWindows(10), trigger=AfterCount(1)))
     key.add(1)
     key.add(2, 3)
@@ -78,8 +74,8 @@ def test_elements_for_a_closed_window_are_counted_apart() -> None:
     assert key.counts["after_last"] == 2
 
 
-def test_a_finished_session_ends_no_other() -> None:
-    """Sessions that a late element joins to a finished one are shown; only what was shown already is not."""
+def test_session_merged_with_a_finished_one_can_still_fire() -> None:
+    """The elements that the finished session has already shown are not shown again."""
     key = _Key(WindowingStrategy(window_fn=Sessions(4), trigger=AfterCount(2)))
     first = key.add(0, 1)
     key.add(6)
@@ -89,8 +85,7 @@ def test_a_finished_session_ends_no_other() -> None:
     assert key.counts["after_last"] == 0
 
 
-def test_sessions_that_had_all_finished_stay_finished() -> None:
-    """A merged session is finished where all its sources were, and counts what comes for it."""
+def test_session_merged_from_finished_ones_stays_finished() -> None:
     key = _Key(WindowingStrategy(window_fn=Sessions(4), trigger=AfterCount(1)))
     key.add(0)
     key.add(6)
@@ -101,9 +96,7 @@ def test_sessions_that_had_all_finished_stay_finished() -> None:
 
 
 @pytest.mark.parametrize("window", [Window(10, 10), Window(10, 0), (0, 10)])
-def test_an_assignment_to_an_invalid_window_is_refused(window: Any) -> None:
-    """A user's window function must return windows that end after they start."""
-
+def test_window_fn_must_assign_non_empty_windows(window: Any) -> None:
     class Wrong(WindowFn):
         def assign(self, element: Element) -> Any:
             return (window,)
@@ -112,8 +105,7 @@ def test_an_assignment_to_an_invalid_window_is_refused(window: Any) -> None:
         _Key(WindowingStrategy(window_fn=Wrong())).add(1)
 
 
-def test_a_retraction_is_uncombined() -> None:
-    """An element that is a retraction is uncombined."""
+def test_retraction_uncombines_its_element() -> None:
     strategy = WindowingStrategy(trigger=Repeatedly(AfterCount(1)), accumulation=Accumulation.ACCUMULATING)
     key = _Key(strategy, Sum())
     key.add(5, 7)
@@ -121,8 +113,7 @@ def test_a_retraction_is_uncombined() -> None:
     assert [value.value for value in key.add(5, retract=True)] == [7]
 
 
-def test_a_pane_names_the_trigger_that_fired() -> None:
-    """A pane names the innermost trigger that fired."""
+def test_pane_names_the_innermost_trigger_that_fired() -> None:
     strategy = WindowingStrategy(trigger=Repeatedly(AfterEach(AfterCount(1), AfterCount(2))))
     key = _Key(strategy)
 
@@ -130,8 +121,7 @@ def test_a_pane_names_the_trigger_that_fired() -> None:
     assert [value.pane.trigger for value in key.add(2, 3)] == ["AfterCount(count=2)"]
 
 
-def test_a_merged_session_has_all_that_its_parts_had() -> None:
-    """A merged window has the contents, counts and trigger state of all its sources."""
+def test_merged_session_has_contents_counts_and_trigger_state_of_its_parts() -> None:
     key = _Key(WindowingStrategy(window_fn=Sessions(10), trigger=AfterCount(3)), Sum())
     key.add(1)
     key.add(15)
@@ -140,8 +130,7 @@ def test_a_merged_session_has_all_that_its_parts_had() -> None:
     assert (shown.value, shown.window, shown.pane.timing) == (24, Window(1, 25), Timing.EARLY)
 
 
-def test_merging_windows_need_a_trigger_that_can_follow() -> None:
-    """A strategy with merging windows refuses a trigger without a merge function."""
+def test_merging_windows_need_a_trigger_that_can_merge() -> None:
     trigger = ShouldEmit(lambda value, state: (True, state))
 
     assert WindowingStrategy(window_fn=FixedWindows(10), trigger=trigger).trigger is trigger
@@ -162,6 +151,5 @@ def test_merging_windows_need_a_trigger_that_can_follow() -> None:
     ids=repr,
 )
 def test_a_strategy_refuses_invalid_arguments(arguments: dict[str, Any]) -> None:
-    """Each invalid argument of a strategy is refused at construction."""
     with pytest.raises(InvalidError):
         WindowingStrategy(**arguments)

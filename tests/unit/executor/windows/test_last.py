@@ -1,4 +1,4 @@
-"""The last so many elements, combined."""
+"""The combiner of the last N elements."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import millpond as mp
 
 
 @given(n=st.integers(1, 5), pieces=st.lists(st.lists(st.integers(), max_size=6)))
-def test_it_is_of_the_last_elements_however_they_come(n: int, pieces: list[list[int]]) -> None:
-    """Whatever the pieces in which elements are added, and merged, the value is of the last of them."""
+def test_value_is_of_the_last_elements_however_they_are_batched(n: int, pieces: list[list[int]]) -> None:
     total = mp.LastN(n, mp.Sum())
     accumulator = total.create()
     for piece in pieces:
@@ -28,13 +27,12 @@ def test_it_is_of_the_last_elements_however_they_come(n: int, pieces: list[list[
 
 @pytest.mark.parametrize("arguments", [(0,), (True,), ("3",), (3, mp.Sum)])
 def test_malformed_arguments_are_refused(arguments: tuple[Any, ...]) -> None:
-    """The number is a whole one of at least 1, and what combines is an instance."""
     with pytest.raises(mp.InvalidError, match=r"must be a whole number|takes an instance"):
         mp.LastN(*arguments)
 
 
-def test_there_is_no_taking_back() -> None:
-    """A retraction is refused: what the element had pushed out cannot come back."""
+def test_retractions_are_refused() -> None:
+    """The elements that the retracted one pushed out are gone."""
     last = mp.LastN(2)
 
     assert not last.can_uncombine

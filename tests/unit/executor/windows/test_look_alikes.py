@@ -1,4 +1,4 @@
-"""What is no pane is not taken for one, and timers of triggers have any names."""
+"""Rows that look like panes."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def _shown(rows: Any, *, through: str = "", key: Any = "value") -> list[Any]:
 @pytest.mark.parametrize("through", ["", "map", "pass", "shift"])
 @pytest.mark.parametrize("key", ["value", lambda row: row["value"], None])
 def test_rows_with_the_fields_of_a_pane_are_rows(rows, as_table, through, key):
-    """They count as the elements that they are, as dicts or in columns, whatever they pass on their way."""
+    """Holds for dicts and columns, and behind any step."""
     assert _shown(pa.Table.from_pylist(rows) if as_table else rows, through=through, key=key) == [2, 1]
 
 
-def test_a_pane_that_code_has_kept_and_passed_on_is_still_a_pane():
-    """Its state gives a plain dict back: a step after it unwraps that as before."""
+def test_pane_kept_in_state_and_produced_again_is_still_a_pane():
+    """State returns a plain dict, which the next step must still unwrap."""
 
     class Delay(Computation):
         def process_record(self, context: Context, record: Record) -> None:
@@ -92,8 +92,7 @@ def test_a_pane_that_code_has_kept_and_passed_on_is_still_a_pane():
     assert orjson.loads(row["state"]) == [[["new"]], [["new"]]]
 
 
-def test_a_sink_tells_a_row_that_looks_like_a_retraction_from_one():
-    """An upsert keeps it, and its text in a column is that of any other value."""
+def test_upsert_keeps_a_row_that_looks_like_a_retraction():
     texts = [" " + orjson.dumps(COPIED[0]).decode(), orjson.dumps(COPIED[0]).decode()]
     productions = pa.table(
         {
@@ -108,8 +107,7 @@ def test_a_sink_tells_a_row_that_looks_like_a_retraction_from_one():
     assert sink_table(productions, None, "s")["value"].to_pylist() == [texts[1], texts[1]]
 
 
-def test_a_row_that_looks_like_a_pane_can_be_state():
-    """Codecs encode it as any dict."""
+def test_row_that_looks_like_a_pane_can_be_state():
     pipeline = Pipeline("p")
     pipeline.inject("rows", key="value", at="at").apply(_Whole(), name="whole")
     clock = ManualClock()

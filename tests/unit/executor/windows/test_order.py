@@ -1,4 +1,4 @@
-"""Element-wise steps keep the order in which a key's elements arrive."""
+"""The order of a key's elements behind element-wise steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.fixtures.panes import SeenPanes
 
 
 def pairs(size: int, step: str) -> list[Any]:
-    """Sums of two elements each behind a step, of elements that come out of order in bundles of ``size``."""
+    """Sum pairs of out-of-order elements behind a step, in bundles of ``size``."""
     pipeline, seen = mp.Pipeline("order"), SeenPanes()
     rows = pipeline.inject("in", key="k", at="at", at_unit="us", watermark=mp.ManualWatermark())
     if step == "map":
@@ -30,6 +30,6 @@ def pairs(size: int, step: str) -> list[Any]:
 
 @pytest.mark.parametrize("step", ["map", "with_timestamps"])
 @pytest.mark.parametrize("size", [1, 2, 3, 6])
-def test_counts_behind_a_step_do_not_depend_on_the_cut(size: int, step: str) -> None:
-    """Behind `map` and `with_timestamps` panes are of the elements in the order of arrival, whatever the bundles."""
+def test_panes_behind_a_step_do_not_depend_on_bundles(size: int, step: str) -> None:
+    """Steps keep the order of arrival."""
     assert pairs(size, step) == [[5, 1], [4, 2], [3, 0]]

@@ -1,4 +1,4 @@
-"""Panes and the envelope that carries them."""
+"""Panes and their envelopes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ def _pane(**fields: Any) -> Pane:
     return Pane(**given)
 
 
-def test_an_envelope_comes_back() -> None:
-    """Reading an envelope returns what was written."""
+def test_envelope_survives_a_round_trip() -> None:
     shown = WindowedValue(value={"a": [1]}, window=Window(-5, 5), at=4, pane=_pane(trigger="Default()"))
     envelope = json.loads(json.dumps(shown.to_json()))
 
@@ -27,13 +26,12 @@ def test_an_envelope_comes_back() -> None:
     assert WindowedValue.from_json(envelope) == shown
 
 
-def test_other_values_are_no_envelopes() -> None:
-    """Only an object with exactly the four fields is an envelope."""
+def test_only_an_object_with_the_four_fields_is_an_envelope() -> None:
     assert not any(map(WindowedValue.is_envelope, [5, {}, {"value": 1, "window": [], "at": 1}]))
 
 
-def test_a_retraction_is_the_pane_again() -> None:
-    """A retraction keeps value, window and indices of its pane, and has the timing of the pane that replaces it."""
+def test_retraction_repeats_its_pane_with_the_new_timing() -> None:
+    """The timing is that of the pane that replaces the retracted one."""
     first = _pane(index=0, nonspeculative_index=-1, timing=Timing.EARLY, is_last=False)
     shown = WindowedValue(value=7, window=Window(0, 5), at=4, pane=first)
     back = shown.retraction(_pane(produced_at=9))
@@ -44,8 +42,7 @@ def test_a_retraction_is_the_pane_again() -> None:
     assert back.pane.produced_at == 9
 
 
-def test_keys_are_looked_for_inside_the_envelope() -> None:
-    """A windowed step's key extractor sees the value, inside an envelope or not."""
+def test_pane_key_reads_values_inside_envelopes_and_outside() -> None:
     shown = WindowedValue(value={"team": "red"}, window=Window(0, 5), at=4, pane=_pane())
 
     assert PaneKey("team")(shown.to_json()) == PaneKey("team")({"team": "red"}) == "red"
@@ -58,8 +55,7 @@ def test_keys_are_looked_for_inside_the_envelope() -> None:
 @pytest.mark.parametrize(
     ("combiner", "expected"), [(TimestampCombiner.EARLIEST, 3), (TimestampCombiner.LATEST, 5)]
 )
-def test_times_combine(combiner: TimestampCombiner, expected: int) -> None:
-    """The earliest or the latest of two times counts; a missing time is ignored."""
+def test_combined_time_is_the_earliest_or_latest_present(combiner: TimestampCombiner, expected: int) -> None:
     assert combined(combiner, 3, 5) == combined(combiner, 5, 3) == expected
     assert combined(combiner, None, 3) == combined(combiner, 3, None) == 3
     assert combined(combiner, None, None) is None

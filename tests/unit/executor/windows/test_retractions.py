@@ -1,4 +1,4 @@
-"""Retractions behind a retracting step, on the local runner: of floats, and of what a pane has shown and cleared."""
+"""Retractions behind a retracting step on the local runner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _injected(pipeline: mp.Pipeline) -> mp.DataflowStream:
 
 
 def _maxima(scores: mp.DataflowStream, key: str = "player", field: str = "score") -> mp.DataflowStream:
-    """The greatest score of each player so far, corrected with each score."""
+    """Emit each player's greatest score so far, with retractions."""
     windowed = scores.window(
         mp.GlobalWindows(), trigger=mp.Repeatedly(mp.AfterCount(1)), accumulation="retracting"
     )
@@ -32,7 +32,7 @@ def _score(player: str, score: float, at: int) -> dict[str, Any]:
 
 
 def _run(pipeline: mp.Pipeline, shown: mp.DataflowStream, *bundles: Any) -> tuple[ShownPanes, mp.RunSummary]:
-    """Run one bundle after the other, then end the input."""
+    """Run the bundles one by one, then end the input."""
     shelf, clock = ShownPanes(), ManualClock()
     shown.sink("out", shelf)
     store = mp.Store.in_memory(clock=clock, rng=SeededRng(1))
@@ -56,7 +56,7 @@ _REVISED = [[_score("x", -1e17, 1)], [_score("y", 2.5, 2)], [_score("x", 0.0, 3)
 def test_a_retracted_float_leaves_nothing_in_a_total(
     combine: mp.CombineFn, shown: float, accumulation: str
 ) -> None:
-    """After x's maximum goes from -1e17 to 0, the total of all maxima is y's 2.5: nothing of it was rounded away."""
+    """Adding -1e17 to a float sum rounds 2.5 away; exact sums restore it."""
     pipeline = mp.Pipeline("p")
     windowed = _maxima(_injected(pipeline)).window(
         mp.FixedWindows(10),
@@ -84,8 +84,7 @@ def _injected_total(windowed: mp.WindowedStream, combine: mp.CombineFn) -> mp.Da
     ],
     ids=str,
 )
-def test_a_total_that_json_cannot_say_is_shown_nevertheless(scores: list[Any], shown: list[Any]) -> None:
-    """An infinity, a NaN and an overflow are null in a pane, whole numbers beyond 64 bits floats; no record fails."""
+def test_total_without_a_json_form_is_shown_as_null_or_float(scores: list[Any], shown: list[Any]) -> None:
     pipeline = mp.Pipeline("p")
     windowed = _injected(pipeline).window(
         mp.FixedWindows(10), trigger=mp.Repeatedly(mp.AfterCount(1)), accumulation="retracting"
@@ -107,8 +106,10 @@ _LISTS = [
 
 
 @pytest.mark.parametrize(("combine", "shown"), _LISTS, ids=str)
-def test_what_was_shown_and_cleared_may_be_retracted(combine: mp.CombineFn, shown: list[Any]) -> None:
-    """In discarding mode a list shows what came since its last pane, though what that showed is retracted meanwhile."""
+def test_retraction_of_shown_and_cleared_elements_is_ignored_by_lists(
+    combine: mp.CombineFn, shown: list[Any]
+) -> None:
+    """In discarding mode a list shows only the elements since its last pane."""
     pipeline = mp.Pipeline("p")
     windowed = _maxima(_injected(pipeline)).window(
         mp.FixedWindows(10), trigger=mp.Repeatedly(mp.AfterCount(1)), allowed_lateness=1_000, of="most"
@@ -121,8 +122,7 @@ def test_what_was_shown_and_cleared_may_be_retracted(combine: mp.CombineFn, show
     assert summary.totals.by_computation["lists"]["after_clear"] == 1
 
 
-def test_a_join_takes_back_what_it_still_holds() -> None:
-    """A co-grouping in discarding mode goes on after a retraction of what it has shown and cleared."""
+def test_discarding_join_accepts_retractions_of_cleared_elements() -> None:
     pipeline = mp.Pipeline("p")
     scores = _injected(pipeline)
     strategy = mp.windows.WindowingStrategy(
@@ -135,8 +135,8 @@ def test_a_join_takes_back_what_it_still_holds() -> None:
     assert summary.totals.dead_letters == 0
 
 
-def test_a_retraction_of_what_never_was_is_a_dead_letter() -> None:
-    """Where no pane clears the contents, a retraction that matches no element is a mistake, and a dead letter."""
+def test_retraction_without_its_element_is_a_dead_letter() -> None:
+    """Where no pane clears the contents, an unmatched retraction is a mistake of the code."""
     windows, strategy = mp.FixedWindows(10), {"accumulation": "accumulating", "of": "most"}
     pipeline = mp.Pipeline("p")
     lists = _maxima(_injected(pipeline)).window(windows, **strategy).combine(_Forgetful(), name="lists")
@@ -146,8 +146,8 @@ def test_a_retraction_of_what_never_was_is_a_dead_letter() -> None:
 
 
 @pytest.mark.parametrize(("combine", "stored"), [(mp.Sum(), 6.5), (mp.Mean(), [6.5, 2])], ids=str)
-def test_windows_that_an_earlier_version_has_stored_go_on(combine: mp.CombineFn, stored: Any) -> None:
-    """A window whose accumulator is a plain number is added to, retracted from and shown like any other."""
+def test_windows_stored_by_an_earlier_version_continue(combine: mp.CombineFn, stored: Any) -> None:
+    """Earlier versions stored a plain number as the accumulator."""
     strategy = mp.windows.WindowingStrategy(
         window_fn=mp.FixedWindows(10), trigger=mp.AfterCount(2), accumulation="accumulating"
     )

@@ -1,4 +1,4 @@
-"""Sketches: mergeable estimates in bounded memory."""
+"""Mergeable estimates in bounded memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from millpond.executor.windows.sketches import ApproximateCountDistinct, Approxi
 from millpond.statestore.errors import InvalidError
 
 
-def test_distinct_values_are_estimated() -> None:
-    """Two thousand distinct values, each twice and in two parts, are counted within five percent."""
+def test_distinct_count_is_within_five_percent() -> None:
     combine = ApproximateCountDistinct("id")
     parts = [combine.create(), combine.create()]
     for number in range(2_000):
@@ -19,8 +18,7 @@ def test_distinct_values_are_estimated() -> None:
     assert combine.extract(combine.merge(parts)) == pytest.approx(2_000, rel=0.05)
 
 
-def test_quantiles_are_estimated() -> None:
-    """The quantiles of a thousand numbers in two parts are within two percent."""
+def test_quantiles_are_within_two_percent() -> None:
     combine = ApproximateQuantiles(at=(0.1, 0.5, 0.9))
     parts = [combine.create(), combine.create()]
     for number in range(1_000):
@@ -31,7 +29,6 @@ def test_quantiles_are_estimated() -> None:
 
 
 def test_sketches_do_not_support_retractions() -> None:
-    """A sketch declares that it cannot uncombine."""
     for combine in (ApproximateCountDistinct(), ApproximateQuantiles()):
         assert not combine.can_uncombine
         with pytest.raises(InvalidError):
@@ -41,7 +38,6 @@ def test_sketches_do_not_support_retractions() -> None:
 @pytest.mark.parametrize(
     "make", [lambda: ApproximateCountDistinct(precision=3), lambda: ApproximateQuantiles(at=(1.5,))]
 )
-def test_bounds_are_refused(make) -> None:
-    """A precision or a quantile out of bounds is refused."""
+def test_arguments_out_of_bounds_are_refused(make) -> None:
     with pytest.raises(InvalidError):
         make()

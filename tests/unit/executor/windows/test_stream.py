@@ -1,4 +1,4 @@
-"""Windowed streams on the local runner: panes, chained windowed steps, and retractions between them."""
+"""Windowed streams on the local runner."""
 
 from __future__ import annotations
 
@@ -66,8 +66,7 @@ def _run(pipeline: Pipeline, *bundles: list[dict[str, Any]]) -> Store:
     return store
 
 
-def test_a_sum_by_window_and_key() -> None:
-    """Each key gets one pane per window, with the sum of a field."""
+def test_each_key_and_window_gets_one_pane() -> None:
     shelf, pipeline = _Shelf(), Pipeline("p")
     _injected(pipeline).window(FixedWindows("1s")).combine(Sum("score"), name="sums").sink("out", shelf)
     _run(
@@ -78,7 +77,7 @@ def test_a_sum_by_window_and_key() -> None:
 
 
 def test_a_windowed_result_may_be_windowed_again() -> None:
-    """Panes keep their event time, so windows of windows contain the right panes at any depth."""
+    """Panes keep their event time, so each falls into the right outer window."""
     shelf, pipeline = _Shelf(), Pipeline("p")
     seconds = _injected(pipeline).window(FixedWindows("1s")).combine(Sum("score"), name="seconds")
     minutes = seconds.window(FixedWindows("1m")).combine(Sum(), name="minutes")
@@ -89,7 +88,7 @@ def test_a_windowed_result_may_be_windowed_again() -> None:
 
 
 def test_retractions_reach_the_aggregate_of_another_key() -> None:
-    """A merged session is retracted from the count of short sessions and added to that of long ones."""
+    """A merged session leaves the count of short sessions and enters the count of long ones."""
     shelf, pipeline = _Shelf(), Pipeline("p")
     sessions = (
         _injected(pipeline)
@@ -111,8 +110,7 @@ def test_retractions_reach_the_aggregate_of_another_key() -> None:
     ]
 
 
-def test_a_function_may_process_whole_windows() -> None:
-    """A function of a window's elements emits any number of values."""
+def test_process_windows_emits_any_number_of_values() -> None:
     shelf, pipeline = _Shelf(), Pipeline("p")
 
     def pairs(values: list[Any], window: Window, pane: Pane) -> list[list[Any]]:
@@ -125,8 +123,8 @@ def test_a_function_may_process_whole_windows() -> None:
     assert shelf.panes == [("a", [0, 0, 2], False), ("a", [0, 0, 3], False)]
 
 
-def test_a_result_may_name_its_key_and_window() -> None:
-    """With ``result`` a step emits a function of key, combined value and window, and retracts the same."""
+def test_result_gets_key_value_and_window() -> None:
+    """The retraction must carry the same value as the pane."""
     shelf, pipeline = _Shelf(), Pipeline("p")
     _injected(pipeline).window(
         FixedWindows(10), trigger=Repeatedly(AfterCount(1)), accumulation="retracting"
@@ -138,9 +136,7 @@ def test_a_result_may_name_its_key_and_window() -> None:
     assert shelf.panes == [("a", ["a", 1, 10], False), ("a", ["a", 1, 10], True), ("a", ["a", 2, 10], False)]
 
 
-def test_plain_computations_read_the_envelope() -> None:
-    """A plain computation after a windowed step sees value, window and pane as fields."""
-
+def test_plain_computation_sees_value_window_and_pane() -> None:
     class Reader(Computation):
         def process_record(self, context: Context, record: Record) -> None:
             shown = WindowedValue.from_json(record.value)
@@ -156,8 +152,7 @@ def test_plain_computations_read_the_envelope() -> None:
     assert shelf.panes == [("x", 3, False)]
 
 
-def test_no_state_is_left_behind() -> None:
-    """When all input has ended, no row has a window or a timer."""
+def test_ended_input_leaves_no_windows_or_timers() -> None:
     pipeline = Pipeline("p")
     for number, window_fn in enumerate((FixedWindows(10), GlobalWindows(), Sessions(5))):
         stream = pipeline.stream("scores").window(window_fn, allowed_lateness=100)
@@ -168,8 +163,7 @@ def test_no_state_is_left_behind() -> None:
     assert [store.rows_view(f"counts{number}").to_arrow().num_rows for number in range(3)] == [0, 0, 0]
 
 
-def test_the_state_can_be_read_with_sql() -> None:
-    """An open window is a JSON object in its key's row."""
+def test_open_windows_are_json_in_their_keys_row() -> None:
     pipeline, clock = Pipeline("p"), ManualClock()
     _injected(pipeline).window(FixedWindows(10)).combine(Count(), name="counts")
     store = Store.in_memory(clock=clock, rng=SeededRng(1))
@@ -187,8 +181,7 @@ def test_the_state_can_be_read_with_sql() -> None:
     assert sorted(timer["tag"] for timer in row["timers"]) == ["0/10|||event", "~0/10"]
 
 
-def test_a_combiner_class_is_refused() -> None:
-    """A combiner class in place of an instance is refused when the pipeline is declared."""
+def test_combiner_class_instead_of_instance_is_refused() -> None:
     windowed = _injected(Pipeline("p")).window(FixedWindows(10))
 
     assert isinstance(windowed, WindowedStream)
@@ -196,8 +189,7 @@ def test_a_combiner_class_is_refused() -> None:
         windowed.combine(Count, name="counts")  # type: ignore[arg-type]
 
 
-def test_streams_are_joined_by_window() -> None:
-    """A co-grouping of two streams has the values of both, by key and window."""
+def test_co_group_joins_streams_by_key_and_window() -> None:
     shelf, pipeline = _Shelf(), Pipeline("p")
     scores = _injected(pipeline)
     counts = scores.window(FixedWindows(10)).combine(Count(), name="counts")
@@ -213,8 +205,7 @@ def test_streams_are_joined_by_window() -> None:
     assert sorted(shelf.panes) == [("a", [1, 5], False), ("a", [2, 7], False), ("b", [1, 1], False)]
 
 
-def test_a_join_keeps_what_it_is_told_to() -> None:
-    """With ``of`` a co-grouping keeps only the selected part of each stream's values."""
+def test_co_group_of_keeps_the_selected_part_of_each_value() -> None:
     shelf, pipeline = _Shelf(), Pipeline("p")
     scores = _injected(pipeline)
     sums = scores.window(FixedWindows(10)).combine(Sum("score"), name="sums")
@@ -227,8 +218,7 @@ def test_a_join_keeps_what_it_is_told_to() -> None:
         co_group({"raw": scores}, strategy, name="more", of={"raw": 3})  # type: ignore[dict-item]
 
 
-def test_streams_of_two_pipelines_are_not_joined() -> None:
-    """A co-grouping of two pipelines, of no streams, or of one stream under two tags is refused."""
+def test_co_group_needs_different_streams_of_one_pipeline() -> None:
     first, other = _injected(Pipeline("p")), _injected(Pipeline("q"))
     for streams in ({}, {"one": first, "other": other}, {"one": first, "again": first}):
         with pytest.raises(InvalidError, match="different streams"):
@@ -236,15 +226,14 @@ def test_streams_of_two_pipelines_are_not_joined() -> None:
 
 
 @pytest.mark.parametrize("argument", ["keys", "of"])
-def test_a_join_refuses_tags_that_it_does_not_know(argument: str) -> None:
-    """An unknown tag in ``keys`` or ``of`` is refused."""
+def test_co_group_refuses_unknown_tags(argument: str) -> None:
     streams = {"scores": _injected(Pipeline("p"))}
     with pytest.raises(InvalidError, match="tags of the streams"):
         co_group(streams, WindowingStrategy(), name="both", **{argument: {"score": "team"}})  # type: ignore[arg-type]
 
 
-def test_a_pane_that_is_owed_holds_the_watermark() -> None:
-    """The output watermark stays at the earliest element's time until the pane with that time is emitted."""
+def test_owed_pane_holds_the_output_watermark() -> None:
+    """The watermark stays at the earliest element's time until the pane is emitted."""
     pipeline, clock = Pipeline("p"), ManualClock()
     counts = (
         _injected(pipeline)
@@ -268,8 +257,7 @@ def test_a_pane_that_is_owed_holds_the_watermark() -> None:
 
 
 @pytest.mark.parametrize(("combiner", "expected"), [("OUTPUT_AT_EARLIEST", 10), ("OUTPUT_AT_LATEST", 30)])
-def test_a_pane_travels_with_the_time_of_its_elements(combiner: str, expected: int) -> None:
-    """A pane's record has the time in its envelope, however late the bundle that fires it."""
+def test_pane_record_has_the_combined_time_of_its_elements(combiner: str, expected: int) -> None:
     shelf, pipeline = _Shelf(), Pipeline("p")
     windowed = _injected(pipeline).window(
         FixedWindows(100), trigger=AfterCount(3), timestamp_combiner=combiner
@@ -281,8 +269,8 @@ def test_a_pane_travels_with_the_time_of_its_elements(combiner: str, expected: i
     assert orjson.loads(shelf.rows[0]["value"])["at"] == expected
 
 
-def test_a_window_that_waits_for_its_end_holds_the_watermark_there() -> None:
-    """The output watermark stays at a window's last instant until its on-time pane is emitted."""
+def test_window_holds_the_watermark_at_its_last_instant() -> None:
+    """Otherwise the next step would drop the on-time pane as late."""
     pipeline, clock, shelf = Pipeline("p"), ManualClock(), _Shelf()
     counts = _injected(pipeline).window(FixedWindows(100)).combine(Count(), name="counts")
     counts.window(FixedWindows(100)).combine(Sum(), name="sums").sink("out", shelf)
@@ -299,7 +287,7 @@ def test_a_window_that_waits_for_its_end_holds_the_watermark_there() -> None:
 
 @pytest.mark.parametrize("lateness", [0, 50])
 def test_a_closing_pane_is_in_time_downstream(lateness: int) -> None:
-    """Elements that arrived in time and are emitted when their window expires are not late for the next step."""
+    """The next step must not take a pane emitted at expiry for late data."""
     pipeline, shelf = Pipeline("p"), _Shelf()
     windowed = _injected(pipeline).window(FixedWindows(10), trigger=Never(), allowed_lateness=lateness)
     counts = windowed.combine(Count(), name="counts")
@@ -310,7 +298,7 @@ def test_a_closing_pane_is_in_time_downstream(lateness: int) -> None:
 
 
 def test_an_on_time_pane_frees_the_watermark() -> None:
-    """After its on-time pane, a window that waits for late elements does not hold the watermark."""
+    """A window that only waits for late elements does not hold the watermark."""
     pipeline, clock = Pipeline("p"), ManualClock()
     windowed = _injected(pipeline).window(FixedWindows(10), allowed_lateness=1_000)
     windowed.combine(Count(), name="counts").window(FixedWindows(10)).combine(Sum(), name="sums")
@@ -329,8 +317,7 @@ def test_an_on_time_pane_frees_the_watermark() -> None:
     assert watermark == 100
 
 
-def test_a_key_of_outside_rows_is_a_column() -> None:
-    """A key's name is a column of injected rows, and a field of the value in an envelope."""
+def test_key_names_a_column_of_rows_and_a_field_of_envelopes() -> None:
     pipeline = Pipeline("p")
     windowed = _injected(pipeline).window(FixedWindows(10))
     windowed.combine(Count(), name="counts", key="team").map(len, name="other", key="team")
@@ -339,8 +326,8 @@ def test_a_key_of_outside_rows_is_a_column() -> None:
     assert keys == {"counts": "team", "other": PaneKey("team")}
 
 
-def test_a_window_need_not_wait_for_stragglers() -> None:
-    """With a source up to an hour late, a pane is emitted at the 90 % watermark, and again at the low watermark."""
+def test_percentile_trigger_emits_before_stragglers_arrive() -> None:
+    """The source is up to an hour late; panes come at the 90 % watermark and at the low one."""
     second, pipeline, shelf = 1_000_000, Pipeline("p"), _Shelf()
     tiers = AfterEach(WatermarkPercentile(90), WatermarkPercentile(100))
     scores = pipeline.inject("scores", key="user", at="at", watermark=BoundedDisorder("1h"))
@@ -363,8 +350,8 @@ def test_a_window_need_not_wait_for_stragglers() -> None:
 
 
 @pytest.mark.parametrize(("by", "expected"), [(0, 9), (5, 14), (-5, 4)])
-def test_a_late_pane_may_be_given_another_time(by: int, expected: int) -> None:
-    """A late pane's record carries a later time than the pane; moving the pane's time loses nothing."""
+def test_with_timestamps_moves_the_time_of_a_late_pane(by: int, expected: int) -> None:
+    """A late pane's record has a later time than its envelope."""
     pipeline, shelf, clock = Pipeline("p"), _Shelf(), ManualClock()
     late = AfterWatermark(late=AfterProcessingTime("1s"))
     windowed = _injected(pipeline).window(FixedWindows(10), trigger=late, allowed_lateness=1_000)

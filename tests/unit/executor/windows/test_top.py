@@ -1,4 +1,4 @@
-"""The top N of a window, and streams that are put together."""
+"""The top N of a window, and unions of streams."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 class _Standing(Computation):
     def process_record(self, context: Context, record: Record) -> None:
-        """Keep the newest pane of each window, and how many there were."""
+        """Keep each window's newest pane and the number of its panes."""
         shown, state = record.value, context.state.get({})
         if not shown["pane"]["is_retraction"]:
             window = str(shown["window"][0])
@@ -34,7 +34,7 @@ class _Standing(Computation):
 
 
 def _run(pipeline: Pipeline, stream: str, *pieces: list[dict[str, Any]], passes: int | None = None) -> Any:
-    """What stands of each group and window, and the number of panes; the watermark passes ``passes`` after the first piece."""
+    """Return the last state of each group; advance the watermark to ``passes`` after the first piece."""
     clock = ManualClock()
     store = Store.in_memory(clock=clock, rng=SeededRng(1))
     run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(pipeline, stepping=True)
@@ -76,8 +76,8 @@ SALES = st.lists(
 
 
 @given(SALES, st.booleans(), st.booleans(), st.booleans())
-def test_it_is_what_sorting_all_sums_gives(sales, sliding, smallest, grouped) -> None:
-    """For every window and group, whatever the order of the input."""
+def test_top_equals_sorting_all_sums(sales, sliding, smallest, grouped) -> None:
+    """Holds for every window and group, whatever the order of the input."""
     window_fn = SlidingWindows(10, 5) if sliding else FixedWindows(10)
     among = (lambda key: key[0]) if grouped else None
     shown = _run(_sales(window_fn, smallest=smallest, among=among), "sales", sales)
@@ -96,8 +96,7 @@ def test_it_is_what_sorting_all_sums_gives(sales, sliding, smallest, grouped) ->
     assert shown == expected
 
 
-def test_a_late_element_that_changes_the_order_changes_the_list_once() -> None:
-    """A value that falls takes its key out of the list, and the next one moves up: one new list for it."""
+def test_late_element_that_changes_the_order_emits_one_new_list() -> None:
     first = [_sale("a", 9, 1), _sale("b", 5, 2), _sale("c", 7, 3)]
     late = [_sale("a", -8, 4)]
     pipeline = _sales(FixedWindows(10), ManualWatermark())
@@ -105,8 +104,7 @@ def test_a_late_element_that_changes_the_order_changes_the_list_once() -> None:
     assert _run(pipeline, "sales", first, late, passes=20) == {"all": {"0": [_listed(("c", 7), ("b", 5)), 2]}}
 
 
-def test_a_count_below_one_is_refused() -> None:
-    """And what does not combine."""
+def test_top_refuses_a_count_below_one_and_a_plain_function() -> None:
     stream = Pipeline("p").inject("s", key="k", at="at").window(FixedWindows(10))
     with pytest.raises(InvalidError):
         stream.top(0, Count(), name="best")
@@ -115,7 +113,7 @@ def test_a_count_below_one_is_refused() -> None:
 
 
 def test_a_union_has_the_records_of_all_its_streams() -> None:
-    """With their keys and times, and windows over it count them together; panes in it stay panes."""
+    """Windows count rows and panes of the union together."""
     pipeline = Pipeline("p")
     first = pipeline.inject("a", key="k", at="at", watermark=BoundedDisorder(1_000))
     panes = first.window(FixedWindows(10)).combine(Sum("n"), name="sums")
@@ -128,8 +126,7 @@ def test_a_union_has_the_records_of_all_its_streams() -> None:
     assert sorted(shown["x"]["0"][0]) == [3, 4, 7]
 
 
-def test_a_union_is_of_different_streams_of_one_pipeline() -> None:
-    """Anything else is refused where it is written."""
+def test_union_needs_different_streams_of_one_pipeline() -> None:
     one, other = Pipeline("p"), Pipeline("q")
     stream = one.inject("a", key="k", at="at")
     for others in ((), (stream,), (other.inject("b", key="k", at="at"),)):

@@ -1,4 +1,4 @@
-"""The names of triggers' timers, as rows store them."""
+"""Names of triggers' timers, as rows store them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class _AtTag(Trigger):
-    """Fires five microseconds after each element, by a timer with the tag that it is given."""
+    """Fire five microseconds after each element, by a timer with the given tag."""
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
@@ -49,7 +49,6 @@ class _Keep(Computation):
 
 @pytest.mark.parametrize("tag", ["a|b", "|", "a%7Cb", "50%", "~x", "ü|ß", ""])
 def test_a_timer_of_a_trigger_fires_whatever_its_tag(tag):
-    """No character of a tag makes dead letters, and the trigger is told the tag that it gave."""
     pipeline = Pipeline("p")
     stream = pipeline.inject("in", key="k", at="at")
     counts = stream.window(FixedWindows(100), trigger=Repeatedly(_AtTag(tag))).combine(Count(), name="counts")
@@ -70,22 +69,20 @@ def test_a_timer_of_a_trigger_fires_whatever_its_tag(tag):
     st.text(),
     st.sampled_from([(TimeDomain.EVENT, 100.0), (TimeDomain.EVENT, 99.5), (TimeDomain.WALL, 100.0)]),
 )
-def test_any_path_and_tag_come_back_from_the_text(path, tag, clock):
-    """The text of a timer says which it is, and no two have the same."""
+def test_timer_text_survives_a_round_trip(path, tag, clock):
     timer = TriggerTimer(path, tag, *clock)
 
     assert parse_timer(timer.to_text()) == timer
 
 
 @pytest.mark.parametrize("tag", ["", "end", "50%", "a%7Cb"])
-def test_a_text_without_separators_is_as_it_was(tag):
-    """Timers that stores have already are found under their names."""
+def test_timer_text_without_separators_is_unescaped(tag):
+    """Existing stores contain such texts."""
     assert TriggerTimer("0/", tag, TimeDomain.EVENT).to_text() == f"0/|{tag}|event"
     assert parse_timer(f"0/|{tag}|event").tag == tag
 
 
-def test_a_trigger_clears_its_own_timers_only():
-    """Those of its children and of its neighbours stay, whatever they are called."""
+def test_clear_deletes_only_the_triggers_own_timers():
     state = WindowState(window=Window(0, 10))
     root = TriggerContext(state, 0, 0)
     for context in (root, root.child(1), root.child("1|")):

@@ -1,4 +1,4 @@
-"""Triggers on their own: state, timers, namespaces, and the low-level API."""
+"""Triggers on their own, and their low-level API."""
 
 from __future__ import annotations
 
@@ -73,14 +73,13 @@ def _one(at: int = 1) -> Element:
 
 
 @pytest.mark.parametrize("trigger", _ALL, ids=repr)
-def test_a_trigger_travels(trigger: Trigger) -> None:
-    """A pickled trigger equals the original."""
+def test_trigger_survives_pickling(trigger: Trigger) -> None:
     assert pickle.loads(pickle.dumps(trigger)) == trigger
 
 
 @pytest.mark.parametrize("trigger", _ALL, ids=repr)
-def test_reset_forgets_everything(trigger: Trigger) -> None:
-    """A reset trigger has no state, and no timer except that of the window's end."""
+def test_reset_deletes_state_and_timers(trigger: Trigger) -> None:
+    """The timer at the window's end stays."""
     state = _state()
     context = TriggerContext(state, 0, 0, percentile_watermarks=_MARKS)
     trigger.on_element(context, _one())
@@ -91,8 +90,7 @@ def test_reset_forgets_everything(trigger: Trigger) -> None:
 
 
 @pytest.mark.parametrize("trigger", _ALL, ids=repr)
-def test_a_bundle_is_its_elements(trigger: Trigger) -> None:
-    """A bundle has the same effect on a trigger as its elements one by one."""
+def test_bundle_has_the_same_effect_as_its_elements_one_by_one(trigger: Trigger) -> None:
     at_once, one_by_one = _state(), _state()
     elements = [_one(), _one(), _one()]
     trigger.on_elements(TriggerContext(at_once, 0, 0, percentile_watermarks=_MARKS), elements)
@@ -102,8 +100,8 @@ def test_a_bundle_is_its_elements(trigger: Trigger) -> None:
     assert (at_once.trigger, at_once.timers) == (one_by_one.trigger, one_by_one.timers)
 
 
-def test_a_subclass_is_told_of_each_element() -> None:
-    """A user's override of a library trigger's ``on_element`` is called for every element of a bundle."""
+def test_overridden_on_element_is_called_for_each_element_of_a_bundle() -> None:
+    """The library's triggers have a faster `on_elements`, which would skip the override."""
 
     class Told(Default):
         def on_element(self, context: TriggerContext, element: Element) -> None:
@@ -115,9 +113,7 @@ def test_a_subclass_is_told_of_each_element() -> None:
     assert state.trigger == {"": {"told": 2}}
 
 
-def test_a_mixin_sees_every_element_of_a_bundle() -> None:
-    """A mixin's ``on_element`` is called for every element of a bundle."""
-
+def test_mixins_on_element_is_called_for_each_element_of_a_bundle() -> None:
     class Doubling:
         def on_element(self, context: TriggerContext, element: Element) -> None:
             context.set("seen", context.get("seen", 0) + 2)
@@ -131,8 +127,7 @@ def test_a_mixin_sees_every_element_of_a_bundle() -> None:
     assert TriggerContext(state, 0, 0).get("seen") == 4
 
 
-def test_children_have_namespaces_of_their_own() -> None:
-    """Two equal triggers in one composite count separately."""
+def test_equal_children_count_separately() -> None:
     state = _state()
     trigger = AfterEach(AfterAll(AfterCount(2), AfterCount(2)), AfterCount(2))
     trigger.on_element(TriggerContext(state, 0, 0), _one())
@@ -140,8 +135,7 @@ def test_children_have_namespaces_of_their_own() -> None:
     assert state.trigger == {"0/0/": {"seen": 1}, "0/1/": {"seen": 1}}
 
 
-def test_a_timer_is_named_by_its_place() -> None:
-    """A timer's text has its trigger's path, its tag and its clock."""
+def test_timer_text_has_path_tag_and_clock() -> None:
     state = _state()
     Repeatedly(AfterProcessingTime(5)).on_element(TriggerContext(state, 0, 100), _one())
 
@@ -149,9 +143,7 @@ def test_a_timer_is_named_by_its_place() -> None:
     assert parse_timer("r/||wall") == TriggerTimer("r/", "", TimeDomain.WALL)
 
 
-def test_user_code_may_use_the_low_level_api() -> None:
-    """A user's trigger has its own state and timers, handles their firing, and sees its children fire."""
-
+def test_custom_trigger_has_state_and_timers() -> None:
     class Debounce(Trigger):
         def on_element(self, context: TriggerContext, element: Element) -> None:
             context.set_timer(context.wall_time + 5, TimeDomain.WALL, "quiet")
@@ -178,15 +170,14 @@ def test_user_code_may_use_the_low_level_api() -> None:
     assert state.trigger == {}
 
 
-def test_a_firing_names_its_innermost_triggers() -> None:
-    """Panes name the fired triggers that have no fired descendant."""
+def test_firing_label_names_the_innermost_triggers() -> None:
     events = [TriggerEvent("0/", "a", True), TriggerEvent("1/", "b", True), TriggerEvent("", "all", True)]
 
     assert Firing(events).label() == "a, b"
 
 
-def test_a_sequence_ignores_timers_whose_turn_is_over() -> None:
-    """Only the current trigger of a sequence gets its timers."""
+def test_sequence_ignores_timers_of_other_steps() -> None:
+    """Here the second trigger's timer fires while the first is current."""
     state = _state()
     trigger = AfterEach(AfterCount(1), AfterProcessingTime(5))
     context = TriggerContext(state, 0, 0)
@@ -197,8 +188,7 @@ def test_a_sequence_ignores_timers_whose_turn_is_over() -> None:
 
 
 @pytest.mark.parametrize(("now", "expected"), [(0, 5), (4, 5), (5, 15), (-6, -5), (-5, 5)])
-def test_strokes_come_after_now(now: int, expected: int) -> None:
-    """The next tick is later than now and a whole number of periods from the reference."""
+def test_next_stroke_is_later_than_now(now: int, expected: int) -> None:
     assert next_stroke(now, 25, 10) == expected
 
 
@@ -221,13 +211,12 @@ def test_strokes_come_after_now(now: int, expected: int) -> None:
     ],
 )
 def test_invalid_triggers_are_refused(make) -> None:
-    """A trigger refuses invalid arguments at construction."""
     with pytest.raises(InvalidError):
         make()
 
 
-def test_a_tree_names_the_percentiles_that_its_triggers_ask_for() -> None:
-    """A composite declares the percentiles of its descendants; 100 needs no declaration."""
+def test_composite_declares_the_percentiles_of_its_descendants() -> None:
+    """The low watermark, percentile 100, needs no declaration."""
     tree = Repeatedly(
         OrFinally(
             AfterWatermark(early=WatermarkPercentile(50)),
@@ -239,8 +228,7 @@ def test_a_tree_names_the_percentiles_that_its_triggers_ask_for() -> None:
     assert Repeatedly(AfterCount(2)).percentiles == frozenset()
 
 
-def test_a_percentile_has_a_clock_and_timers_of_its_own() -> None:
-    """A trigger reads the watermark it names, and its timers on different clocks are separate."""
+def test_each_percentile_has_its_own_watermark_and_timers() -> None:
     context = TriggerContext(
         _state(), 3, 0, percentile_watermarks={90.0: EventTimeMicros(12), 50.0: EventTimeMicros(20)}
     )
@@ -256,8 +244,8 @@ def test_a_percentile_has_a_clock_and_timers_of_its_own() -> None:
     assert (context.timer(), context.timer(percentile=90)) == (30, None)
 
 
-def test_a_composition_sees_which_child_asked_for_what() -> None:
-    """The history lists the direct children that fired and their requests; the last request wins."""
+def test_composite_sees_the_requests_of_its_direct_children() -> None:
+    """The last request decides what happens to the contents."""
 
     class Asks(AfterCount):
         def on_fire(self, context: TriggerContext) -> bool:
@@ -281,9 +269,7 @@ def test_a_composition_sees_which_child_asked_for_what() -> None:
     assert context.firing.contents is Contents.KEEP
 
 
-def test_a_timer_that_fired_tells_when_it_was_due() -> None:
-    """A fired timer has the time it was set to, however late it fires."""
-
+def test_fired_timer_has_the_time_it_was_set_to() -> None:
     class Due(Trigger):
         def on_element(self, context: TriggerContext, element: Element) -> None:
             context.set_timer(7, TimeDomain.WALL)

@@ -1,4 +1,4 @@
-"""Windows: half-open intervals of event time."""
+"""Windows as half-open intervals of event time."""
 
 from __future__ import annotations
 
@@ -6,23 +6,19 @@ from millpond.executor.time.instants import INSTANT_MAX_US
 from millpond.executor.windows.window import GLOBAL_WINDOW, Window
 
 
-def test_a_window_ends_before_its_end() -> None:
-    """The last instant of a window is a microsecond before its end."""
+def test_last_instant_is_a_microsecond_before_the_end() -> None:
     assert Window(0, 10).last_at == 9
 
 
 def test_touching_windows_do_not_overlap() -> None:
-    """Windows overlap only where they share an instant."""
     assert not Window(0, 10).overlaps(Window(10, 20))
     assert Window(0, 11).overlaps(Window(10, 20))
 
 
-def test_the_span_holds_both() -> None:
-    """The span of two windows starts with the earlier and ends with the later."""
+def test_span_covers_both_windows() -> None:
     assert Window(5, 20).span(Window(0, 7)) == Window(0, 20)
 
 
-def test_the_global_window_ends_where_records_end() -> None:
-    """The last instant of the global window is the last that a record can carry."""
+def test_global_window_ends_at_the_last_instant_of_records() -> None:
     assert GLOBAL_WINDOW.is_global
     assert GLOBAL_WINDOW.last_at == INSTANT_MAX_US

@@ -1,4 +1,4 @@
-"""Window functions: assignment, merging, and invalid arguments."""
+"""Assignment, merging and arguments of window functions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ def _at(at: int, key: str = "k") -> Element:
 @pytest.mark.parametrize("window_fn", _FUNCTIONS, ids=repr)
 @given(at=_TIMES)
 def test_an_element_is_inside_its_windows(window_fn: WindowFn, at: int) -> None:
-    """Every window that an element is assigned to contains its time."""
     windows = window_fn.assign(_at(at))
 
     assert windows
@@ -50,20 +49,18 @@ def test_an_element_is_inside_its_windows(window_fn: WindowFn, at: int) -> None:
 
 
 @pytest.mark.parametrize("window_fn", _FUNCTIONS, ids=repr)
-def test_a_window_function_travels(window_fn: WindowFn) -> None:
-    """A pickled window function assigns the same windows."""
+def test_window_function_survives_pickling(window_fn: WindowFn) -> None:
     assert pickle.loads(pickle.dumps(window_fn)).assign(_at(12_345)) == window_fn.assign(_at(12_345))
 
 
 @given(at=_TIMES)
-def test_windows_that_slide_are_as_many_as_fit(at: int) -> None:
-    """Sliding windows of four periods contain every instant four times."""
+def test_sliding_windows_of_four_periods_contain_each_instant_four_times(at: int) -> None:
     assert len(SlidingWindows(40, 10).assign(_at(at))) == 4
 
 
 @given(st.integers(-500, 500), st.integers(1, 50), st.integers(1, 60), st.integers(-100, 100))
-def test_sliding_windows_are_all_that_hold_the_instant(at: int, size: int, period: int, offset: int) -> None:
-    """An element is in every window that starts at a multiple of the period and contains it, with or without gaps."""
+def test_sliding_windows_equal_a_search_over_all_starts(at: int, size: int, period: int, offset: int) -> None:
+    """A period longer than the size leaves gaps."""
     starts = [start for start in range(at - size + 1, at + 1) if (start - offset) % period == 0]
 
     assert SlidingWindows(size, period, offset).assign(_at(at)) == tuple(
@@ -72,7 +69,7 @@ def test_sliding_windows_are_all_that_hold_the_instant(at: int, size: int, perio
 
 
 def test_unaligned_windows_differ_from_key_to_key() -> None:
-    """Phases of unaligned windows spread over the size, and a key's phase never changes."""
+    """A key's phase never changes."""
     window_fn = UnalignedFixedWindows(1_000_000)
     starts = {window_fn.assign(_at(0, f"key{number}"))[0].start for number in range(100)}
 
@@ -80,13 +77,12 @@ def test_unaligned_windows_differ_from_key_to_key() -> None:
     assert window_fn.assign(_at(0, "a")) == UnalignedFixedWindows(1_000_000).assign(_at(0, "a"))
 
 
-def test_everything_is_in_the_global_window() -> None:
-    """The global window function assigns one window."""
+def test_global_windows_assign_one_window() -> None:
     assert GlobalWindows().assign(_at(-5)) == (GLOBAL_WINDOW,)
 
 
-def test_a_day_is_as_long_as_its_zone_has_it() -> None:
-    """The days on which daylight saving time starts and ends have 23 and 25 hours."""
+def test_calendar_day_follows_daylight_saving_time() -> None:
+    """Berlin's days have 23 and 25 hours when summer time begins and ends."""
     window_fn = CalendarWindows("days", zone="Europe/Berlin")
     hours = [
         (window.end - window.start) // 3_600_000_000
@@ -97,8 +93,7 @@ def test_a_day_is_as_long_as_its_zone_has_it() -> None:
 
 
 @given(times=st.lists(st.integers(0, 200), min_size=1, max_size=20))
-def test_merged_sessions_are_apart(times: list[int]) -> None:
-    """After merging, any two sessions are separated by a gap."""
+def test_merged_sessions_do_not_overlap(times: list[int]) -> None:
     sessions = Sessions(10)
     windows = sorted({sessions.assign(_at(at))[0] for at in times})
     merges = check_merges(windows, sessions.merge(windows))
@@ -122,8 +117,7 @@ def test_merged_sessions_are_apart(times: list[int]) -> None:
         lambda: CalendarWindows("days", zone="Mars/Olympus"),
     ],
 )
-def test_invalid_sizes_are_refused(make) -> None:
-    """A window function refuses invalid arguments at construction."""
+def test_invalid_arguments_are_refused(make) -> None:
     with pytest.raises(InvalidError):
         make()
 
@@ -137,6 +131,6 @@ def test_invalid_sizes_are_refused(make) -> None:
     ],
 )
 def test_invalid_merges_are_refused(merge: Merge) -> None:
-    """A merge of unknown windows, into a window that does not contain them, or onto an unmerged window is refused."""
+    """A merge must take known windows into one that contains them, and not onto an unmerged window."""
     with pytest.raises(InvalidError):
         check_merges([Window(0, 10), Window(0, 20)], [merge])

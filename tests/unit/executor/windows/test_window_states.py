@@ -10,8 +10,8 @@ from millpond.executor.windows.window import Window, WindowState
 _ROWS: list[dict[str, Any]] = [{"window": [0, 10], "news": 1}, {"window": [10, 20], "news": 2}]
 
 
-def test_only_what_is_looked_at_is_opened() -> None:
-    """A window is decoded once, on first access; all others are written back as they were read."""
+def test_windows_are_decoded_on_first_access_only() -> None:
+    """The others are written back unchanged."""
     told: list[WindowState] = []
     windows = WindowStates({"windows": _ROWS}, told.append)
     state = windows.get(Window(10, 20))
@@ -24,8 +24,8 @@ def test_only_what_is_looked_at_is_opened() -> None:
     assert stored["windows"][0] is _ROWS[0]
 
 
-def test_windows_come_and_go() -> None:
-    """New windows are empty and do not call ``on_open``; removed ones are gone; the row is ordered by bounds."""
+def test_windows_can_be_added_and_popped() -> None:
+    """A new window does not call ``on_open``."""
     told: list[WindowState] = []
     windows = WindowStates({"windows": _ROWS}, told.append)
     windows.at(Window(-5, 5)).news = 7
@@ -39,8 +39,8 @@ def test_windows_come_and_go() -> None:
     assert (len(windows), Window(-5, 5) in windows, Window(0, 10) in windows) == (2, True, False)
 
 
-def test_each_hook_is_told_of_what_it_touches() -> None:
-    """A window stays decoded for the turn, but only the hook that touches it is told of it."""
+def test_each_hook_sees_only_the_windows_it_touches() -> None:
+    """A decoded window stays decoded for the whole turn."""
     told: list[WindowState] = []
     windows = WindowStates({"windows": _ROWS})
     first = windows.at(Window(0, 10))

@@ -1,4 +1,4 @@
-"""The engine timers that windows need."""
+"""The engine timers of windows."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def _wanted(state: WindowState, watermark: int = 0) -> dict[str, Wanted]:
 
 
 def test_a_window_expires_after_its_lateness() -> None:
-    """The expiry timer fires a microsecond after the end plus the allowed lateness, and holds nothing."""
+    """The expiry timer holds no watermark."""
     assert _wanted(WindowState(window=Window(0, 10))) == {"~0/10": Wanted(16, _EVENT, 16)}
 
 
-def test_the_global_window_expires_with_the_input() -> None:
-    """The global window lasts until all input has ended, and its pane has a time that records can carry."""
+def test_global_window_expires_when_the_input_ends() -> None:
+    """Its pane still has a time that records can carry."""
     (timer,) = _wanted(WindowState(window=GLOBAL_WINDOW)).values()
 
     assert timer == Wanted(TIME_MAX_US, _EVENT, INSTANT_MAX_US)
@@ -45,15 +45,15 @@ def test_the_global_window_expires_with_the_input() -> None:
         ("||wall", 999, 10, 16),
     ],
 )
-def test_only_what_is_on_time_holds_the_watermark(text: str, at: int, watermark: int, output_at: int) -> None:
-    """A timer for an early or on-time pane holds the watermark at the pane's time, one for a late pane does not."""
+def test_only_early_and_on_time_panes_hold_the_watermark(
+    text: str, at: int, watermark: int, output_at: int
+) -> None:
     state = WindowState(window=Window(0, 10), timers={text: at})
 
     assert _wanted(state, watermark)[f"0/10|{text}"].output_at == output_at
 
 
-def test_a_pane_with_a_time_of_its_own_is_held() -> None:
-    """The watermark is held at the oldest pane with an element's time, whether its window is opened or not."""
+def test_oldest_output_at_includes_windows_that_are_not_opened() -> None:
     owing = [WindowState(window=Window(at, at + 10), output_at=at + 3).to_json() for at in (0, 10)]
     windows = WindowStates({"windows": owing})
 
@@ -72,11 +72,11 @@ def test_a_pane_with_a_time_of_its_own_is_held() -> None:
         ("-20/-10|0/r/|quiet|wall", (Window(-20, -10), TriggerTimer("0/r/", "quiet", _WALL))),
     ],
 )
-def test_tags_say_whose_timer_it_is(tag: str, expected: object) -> None:
-    """A tag names the window, and the trigger's timer, or none for the expiry."""
+def test_tag_names_the_window_and_the_triggers_timer(tag: str, expected: object) -> None:
+    """The expiry has no trigger timer."""
     assert parse_tag(tag) == expected
 
 
-def test_expiry_comes_last() -> None:
-    """Among timers due at the same time, the expiry's tag sorts after those of triggers."""
+def test_expiry_fires_after_triggers_at_the_same_time() -> None:
+    """The engine fires timers of equal times in the order of their tags."""
     assert max("~0/10", "0/10|||event", "-5/10|||event") == "~0/10"
