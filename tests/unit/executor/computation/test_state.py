@@ -115,7 +115,7 @@ def _shape(value: Any) -> Any:
 
 
 class _Careless(mp.Computation):
-    """Set tuples, change what was set, and keep the states as they were read."""
+    """Set tuples, change the same objects later, and remember every state read."""
 
     def __init__(self) -> None:
         self.read: list[str] = []

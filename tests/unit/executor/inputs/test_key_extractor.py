@@ -152,7 +152,7 @@ class TestColumn:
             assert list(by_column.errors) == ([1] if isinstance(extractor, str) else [])
 
     def test_date_outside_of_the_calendar_has_its_own_error(self):
-        """The error must differ from that of a null."""
+        """A null has a different error."""
         days = pa.array([0, 2_932_897, None], pa.int32()).cast(pa.date32())
 
         errors = extract_key_column("d", pa.table({"d": days})).errors

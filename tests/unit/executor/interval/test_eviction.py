@@ -29,7 +29,7 @@ def candidates(waits: list[float], ages: list[float], expectations: Expectations
     [
         # Rows not used since they were read have only their timers to go by.
         ([7.0, NEVER, -1.0, 90.0, NEVER], [NEVER] * 5, ONLY_TIMERS, [1, 4, 3, 0, 2]),
-        # No record returns to these windows, so the one that closes last goes first, even if used last.
+        # No record returns to these windows: the last to close goes first, even if used last.
         ([10.0, 20.0, 30.0], [9.0, 8.0, 0.5], ONLY_TIMERS, [2, 1, 0]),
         # Active sessions stay, and so do sessions that are about to end.
         ([1.0, 18.0, 30.0], [29.0, 12.0, 0.5], SESSIONS, [1, 2, 0]),

@@ -239,7 +239,7 @@ class TestFailures:
         assert (states(run).get("k", []), len(result.dead_letters)) == (outcome, 0 if outcome else 1)
 
     def test_on_error_stop_names_the_record(self) -> None:
-        """The user's exception is the cause, and the soft state stays as it was."""
+        """The user's exception is the cause, and the soft state is unchanged."""
         run = run_of(Log(), "stop")
         run.step([delivery(("k", 1, "timer:10"))])
         with pytest.raises(InvalidError, match="computation=`log` key=`k` stream=`in`") as caught:

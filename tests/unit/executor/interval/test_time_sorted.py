@@ -176,7 +176,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class TestOrder:
-    """The order of records and timers, and what the code sees."""
+    """The order in which the code gets records and timers."""
 
     def test_records_wait_for_the_watermark_and_follow_its_order(self) -> None:
         """At equal times the timer precedes the record."""
@@ -192,7 +192,7 @@ class TestOrder:
         assert pond.counts() == {"waited": 4, "resumed": 4}
 
     def test_hold_of_a_waiting_record_does_not_lower_oldest_at(self) -> None:
-        """Where a turn begins must not change what the code sees."""
+        """The start of a turn must be invisible to the code."""
         pond = Pond(one())
         pond.inject(row(1, 0), row(2, 10, timer=1), row(3, 10, timer=5), to=100)
 

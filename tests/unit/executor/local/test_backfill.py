@@ -1,4 +1,4 @@
-"""Backfills in the local runner: piece by piece, in the order of time, each record once, wherever the process dies."""
+"""Backfills in the local runner."""
 
 from __future__ import annotations
 
@@ -32,29 +32,27 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Count(mp.Computation):
-    """Counts a key's records."""
+    """Count a key's records."""
 
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
 
 
 class Seen(mp.Computation):
-    """Keeps what it is given: the number, whether it was late, and the watermark's distance."""
+    """Keep each record's number and whether it was late."""
 
     def process_record(self, context, record):
         context.state.set([*context.state.get([]), [record.value["n"], record.late]])
 
 
 class Forward(Count):
-    """Counts, and produces each record again."""
-
     def process_record(self, context, record):
         super().process_record(context, record)
         context.produce("forward", record.value)
 
 
 class Alarm(mp.Computation):
-    """Sets a timer two seconds after each record, and keeps the numbers and alarms in their order."""
+    """Set a timer two seconds after each record, and keep numbers and alarms in order."""
 
     def process_record(self, context, record):
         context.state.set([*context.state.get([]), record.value["n"]])
@@ -92,16 +90,16 @@ def store() -> Iterator[mp.Store]:
 WHOLE = {"a": 11, "b": 11}
 
 
-def test_the_input_of_run_is_cut_where_it_was(store: mp.Store) -> None:
-    """Given again with all rows, a bounded input is history before its stored position, and live behind it: 22, not 33."""
+def test_backfill_from_the_input_ends_at_the_stored_position(store: mp.Store) -> None:
+    """The rows before the position are history and the others live, so each counts once: 22, not 33."""
     runner(store).run(pipeline(joins=False), {"s": ROWS[:11]}, finish=False)
     runner(store).run(pipeline("input"), {"s": ROWS}, finish=False)
 
     assert states(store, "old") == states(store, "new") == WHOLE
 
 
-def test_history_that_overlaps_the_input_counts_once_by_its_ids(store: mp.Store) -> None:
-    """Where an overlapping second stream counted 22 for 11."""
+def test_history_that_overlaps_the_input_is_deduplicated_by_ids(store: mp.Store) -> None:
+    """Before backfills, an overlapping second stream counted 22 for 11."""
     runner(store).run(pipeline(joins=False, ids=True), {"s": ROWS[:11]}, finish=False)
     summary = runner(store).run(pipeline(ROWS, ids=True), {"s": ROWS}, finish=False)
 
@@ -110,8 +108,7 @@ def test_history_that_overlaps_the_input_counts_once_by_its_ids(store: mp.Store)
     assert summary.run.injected == 11
 
 
-def test_a_store_without_history_begins_with_what_comes(store: mp.Store) -> None:
-    """And the next run with what comes then."""
+def test_backfill_from_the_input_of_a_new_store_skips_nothing(store: mp.Store) -> None:
     for until in (11, 22):
         runner(store).run(pipeline("input"), {"s": ROWS[:until]}, finish=False)
 
@@ -119,7 +116,7 @@ def test_a_store_without_history_begins_with_what_comes(store: mp.Store) -> None
 
 
 def test_history_is_in_order_and_never_late_and_timers_fire_on_the_way(store: mp.Store) -> None:
-    """Though the stream's watermark is behind it all, and it has more rows than a piece."""
+    """The history lies behind the stream's watermark and is longer than one piece."""
     made = mp.Pipeline("p")
     stream = made.inject("s", key="k", at="at")
     stream.apply(Count(), name="old")
@@ -133,12 +130,12 @@ def test_history_is_in_order_and_never_late_and_timers_fire_on_the_way(store: mp
     told = states(store, "alarm")["all"]
     assert summary.run.late == 0
     assert sorted(map(str, told)) == sorted([*map(str, range(22)), *(f"alarm {n}" for n in range(22))])
-    # By the time of the piece that begins with 12 the watermark had passed 110 s.
+    # Before the piece that begins with 12, the watermark had passed 110 s.
     assert told.index("alarm 8") < told.index(12) < told.index("alarm 12")
 
 
-def test_a_run_that_is_fed_by_hand_gives_history_first(store: mp.Store) -> None:
-    """Before what was injected, in stepping mode one piece a step."""
+def test_injected_rows_wait_for_the_history(store: mp.Store) -> None:
+    """In stepping mode each step processes one piece."""
     made = pipeline(ROWS[:11])
     with runner(store).start(made, stepping=True) as run:
         run.inject("s", ROWS[11:])
@@ -151,8 +148,8 @@ def test_a_run_that_is_fed_by_hand_gives_history_first(store: mp.Store) -> None:
     assert states(store, "old") == {"a": 5, "b": 6}
 
 
-def test_a_stream_that_was_too_far_ahead_goes_on_after_the_history(store: mp.Store) -> None:
-    """A skew limit counts from the slowest computation, which the one that joins is until it has its history."""
+def test_stream_beyond_the_skew_limit_resumes_after_the_history(store: mp.Store) -> None:
+    """The limit counts from the slowest computation, here the new one until its history is done."""
     made = mp.Pipeline("p")
     stream = made.inject("s", key="k", at="at", skew_limit="1s")
     stream.apply(Count(), name="old")
@@ -165,8 +162,7 @@ def test_a_stream_that_was_too_far_ahead_goes_on_after_the_history(store: mp.Sto
     assert states(store, "new") == WHOLE
 
 
-def test_a_run_with_a_thread_gives_history_too(store: mp.Store) -> None:
-    """Without a call."""
+def test_threaded_run_processes_the_history(store: mp.Store) -> None:
     with runner(store).start(pipeline(ROWS[:11])) as run:
         run.inject("s", ROWS[11:]).wait()
         assert run.run_until_quiet(timeout="1m")
@@ -175,8 +171,7 @@ def test_a_run_with_a_thread_gives_history_too(store: mp.Store) -> None:
 
 
 @pytest.mark.parametrize("kind", ["table", "file", "pandas", "iterator"])
-def test_history_is_rows_of_any_kind(store: mp.Store, tmp_path: Path, kind: str) -> None:
-    """A table, the path of a Parquet file, a frame, or mappings."""
+def test_history_may_be_a_table_file_frame_or_list(store: mp.Store, tmp_path: Path, kind: str) -> None:
     table = pa.Table.from_pylist(ROWS[:11])
     pq.write_table(table, tmp_path / "rows.parquet")
     kinds = {
@@ -190,8 +185,8 @@ def test_history_is_rows_of_any_kind(store: mp.Store, tmp_path: Path, kind: str)
     assert states(store, "new") == WHOLE
 
 
-def test_histories_of_several_streams_go_on_together(store: mp.Store) -> None:
-    """The one that has come least far first, so that none is late because of another."""
+def test_histories_of_several_streams_advance_together(store: mp.Store) -> None:
+    """The stream that is furthest behind goes first, so no record is late because of another."""
     made = mp.Pipeline("p")
     for name in ("left", "right"):
         made.inject(name, key="k", at="at")
@@ -210,8 +205,7 @@ def test_histories_of_several_streams_go_on_together(store: mp.Store) -> None:
 
 
 @pytest.mark.parametrize("mode", ["weak", "time_sorted", "cut into intervals"])
-def test_history_goes_through_every_kind_of_computation(store: mp.Store, mode: str) -> None:
-    """One whose productions do not wait for the commit, one that sorts its records, one of many intervals."""
+def test_history_works_with_weak_time_sorted_and_split_computations(store: mp.Store, mode: str) -> None:
     options: dict[str, Any] = {
         "weak": {"productions": "weak"},
         "time_sorted": {"time_sorted": True},
@@ -232,8 +226,7 @@ def test_history_goes_through_every_kind_of_computation(store: mp.Store, mode: s
     assert states(store, "forward") == WHOLE
 
 
-def test_unreadable_history_becomes_dead_letters_of_the_one_that_joins(store: mp.Store) -> None:
-    """As live records do."""
+def test_unreadable_history_becomes_dead_letters_of_the_new_computation(store: mp.Store) -> None:
     rows = [*ROWS[:5], {"k": None, "at": 1, "id": "x", "n": 0}, {"k": "a", "at": None, "id": "y", "n": 0}]
     summary = mp.LocalRunner(store, progress=False, dead_letter_limit=None).run(
         pipeline(rows), {"s": ROWS[11:12]}, finish=False
@@ -243,16 +236,16 @@ def test_unreadable_history_becomes_dead_letters_of_the_one_that_joins(store: mp
     assert {name: counts["dead_letters"] for name, counts in letters.items()} == {"new": 2, "windows": 2}
 
 
-def test_an_empty_history_is_all_of_it(store: mp.Store) -> None:
-    """The next run does not ask for it again."""
+def test_empty_history_is_complete(store: mp.Store) -> None:
+    """The next run must not read its backfill, which does not exist."""
     runner(store).run(pipeline([]), {"s": ROWS[:11]}, finish=False)
     runner(store).run(pipeline("/nowhere/rows.parquet"), {"s": ROWS}, finish=False)
 
     assert states(store, "new") == WHOLE
 
 
-def test_what_was_given_by_hand_is_no_input(store: mp.Store) -> None:
-    """No position counts it, so what lies before is not known."""
+def test_backfill_from_the_input_is_refused_after_inject(store: mp.Store) -> None:
+    """No stored position counts injected rows, so the end of the history is unknown."""
     with runner(store).start(pipeline(joins=False), stepping=True) as run:
         run.inject("s", ROWS[:11])
         run.run_until_quiet()
@@ -261,8 +254,8 @@ def test_what_was_given_by_hand_is_no_input(store: mp.Store) -> None:
         runner(store).run(pipeline("input"), {"s": ROWS}, finish=False)
 
 
-def test_a_loaded_computation_takes_no_backfill(store: mp.Store) -> None:
-    """It begins with its rows; and the refusal leaves no lease behind."""
+def test_loaded_computation_refuses_a_backfill(store: mp.Store) -> None:
+    """The refusal must also release the leases."""
     store.load("new", [{"key": "a", "state": 5}])
 
     with pytest.raises(mp.InvalidError, match="has run, or was loaded, without its backfill"):
@@ -274,8 +267,8 @@ def test_a_loaded_computation_takes_no_backfill(store: mp.Store) -> None:
     assert states(store, "new") == {"a": 16, "b": 11}
 
 
-def test_a_shorter_history_than_was_consumed_is_another_one(store: mp.Store) -> None:
-    """It is refused, and the right one goes on."""
+def test_history_shorter_than_the_consumed_part_is_refused(store: mp.Store) -> None:
+    """Afterwards the right history continues."""
     made = pipeline(ROWS[:11])
     run = runner(store).start(made, stepping=True)
     run.step()
@@ -288,8 +281,7 @@ def test_a_shorter_history_than_was_consumed_is_another_one(store: mp.Store) -> 
     assert states(store, "new") == WHOLE
 
 
-def test_a_renamed_computation_keeps_what_it_was_given(store: mp.Store) -> None:
-    """Its history moves with its rows."""
+def test_renamed_computation_keeps_its_history(store: mp.Store) -> None:
     runner(store).run(pipeline("input"), {"s": ROWS[:11]}, finish=False)
     made = mp.Pipeline("p", drop=["windows"])
     stream = made.inject("s", key="k", at="at")
@@ -301,8 +293,8 @@ def test_a_renamed_computation_keeps_what_it_was_given(store: mp.Store) -> None:
     assert states(store, "newer") == WHOLE
 
 
-def test_a_rewind_to_before_it_joined_gives_it_history_again() -> None:
-    """Its position goes back with its rows."""
+def test_rewind_to_before_the_backfill_repeats_it() -> None:
+    """The rewind also reverts the history's position."""
     disk, registry, clock = MemoryObjects(), mp.testing.MemoryRegistry(), ManualClock()
     with mp.Store.in_memory(objects=disk, registry=registry, clock=clock, rng=SeededRng(1)) as store:
         runner(store).run(pipeline(joins=False), {"s": ROWS[:11]}, finish=False)
@@ -324,7 +316,7 @@ class Died(BaseException):
 
 @pytest.mark.parametrize("ids", [False, True])
 def test_each_record_counts_once_wherever_the_process_dies(*, ids: bool) -> None:
-    """At every failpoint of the run that gives the history, and again at the same one of the run after that."""
+    """The process dies at each failpoint of the run with the backfill, then at the same one of the next run."""
     deaths = 0
     for death in range(1, 1_000, 4 if ids else 1):
         disk, registry = MemoryObjects(), mp.testing.MemoryRegistry()
@@ -373,8 +365,8 @@ def declared(backfill: Any, *, behind: bool = False, **inject: Any) -> mp.Pipeli
     return made
 
 
-def test_what_has_no_history_is_refused_when_the_pipeline_is_checked() -> None:
-    """Streams that computations produce, times of arrival, changes of a table, and streams that are not consumed."""
+def test_backfill_of_unsupported_streams_is_refused() -> None:
+    """Produced streams, times of arrival and changes have no history."""
     with pytest.raises(mp.InvalidError, match="consumes injected streams only"):
         declared(ROWS, behind=True).check()
     with pytest.raises(mp.InvalidError, match="by time of arrival"):

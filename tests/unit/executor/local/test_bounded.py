@@ -1,4 +1,4 @@
-"""Bounded input: watermarks follow the rows that are still to come."""
+"""Watermarks of bounded input."""
 
 from __future__ import annotations
 
@@ -32,32 +32,30 @@ _TEN = 10
 
 
 class _Seen(Computation):
-    """Notes each pane, and the watermark of the sources when it came."""
+    """Keep each pane and the watermark at its arrival."""
 
     def __init__(self) -> None:
         self.panes: list[tuple[int, Any]] = []
         self.watermarks: list[int] = []
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Note the window's start and the number of its elements."""
         self.panes.append((record.value["window"][0], record.value["value"]))
         self.watermarks.append(context.watermark)
 
 
 class _Panes(Computation):
-    """Notes each pane's start, value and timing."""
+    """Keep each pane's start, value and timing."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, int, str]] = []
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Note the pane."""
         value = record.value
         self.seen.append((value["window"][0], value["value"], value["pane"]["timing"]))
 
 
 def run(rows: Any, *, shift: bool = False, **options: Any) -> tuple[_Seen, RunSummary]:
-    """Count the rows of one key by tens, on a bounded input."""
+    """Count the rows of one key in windows of ten."""
     pipeline, seen, clock = Pipeline("bounded"), _Seen(), ManualClock()
     stream = pipeline.inject("s", key="k", at="t", **options)
     if shift:
@@ -74,13 +72,12 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows_at(times: Iterable[int]) -> list[dict[str, Any]]:
-    """A row of one key at each time."""
     return [{"k": "only", "t": at} for at in times]
 
 
 @pytest.mark.parametrize("make", [list, pa.Table.from_pylist])
-def test_windows_close_as_sorted_input_goes_on(make: Callable[[Any], Any]) -> None:
-    """A window of sorted input is shown when no row of it is left, not at the end; each has all its rows."""
+def test_windows_of_sorted_input_close_before_its_end(make: Callable[[Any], Any]) -> None:
+    """A window closes when its last row has been read."""
     seen, summary = run(make(rows_at(range(100))))
 
     assert seen.panes == [(start, _TEN) for start in range(0, 100, _TEN)]
@@ -91,7 +88,7 @@ def test_windows_close_as_sorted_input_goes_on(make: Callable[[Any], Any]) -> No
 
 @pytest.mark.parametrize("disorder", [3, 25, 1_000])
 def test_no_row_is_late_whatever_the_order(disorder: int) -> None:
-    """However far out of order the rows are, and whatever the policy promises, each is in its window."""
+    """The watermark accounts for unread rows, whatever disorder the policy promises."""
     rng = SeededRng(disorder)
     times = sorted(range(100), key=lambda at: at + rng.random() * disorder)
     seen, summary = run(rows_at(times), watermark=BoundedDisorder(0))
@@ -101,8 +98,8 @@ def test_no_row_is_late_whatever_the_order(disorder: int) -> None:
 
 
 @pytest.mark.parametrize("options", [{"watermark": Perfect()}, {"shift": True}])
-def test_windows_wait_for_the_end_where_that_is_asked_for(options: dict[str, Any]) -> None:
-    """With `Perfect`, and where code may move records freely, watermarks wait for the input's end as before."""
+def test_windows_wait_for_the_end_with_perfect_or_movable_times(options: dict[str, Any]) -> None:
+    """Code that may move records freely could still produce for any window."""
     seen, summary = run(rows_at(range(100)), **options)
 
     assert seen.panes == [(start, _TEN) for start in range(0, 100, _TEN)]
@@ -111,7 +108,7 @@ def test_windows_wait_for_the_end_where_that_is_asked_for(options: dict[str, Any
 
 
 def by_share(rows: Any, **options: Any) -> list[tuple[int, int, str]]:
-    """Start, number of elements and timing of each pane of windows of ten that are shown at 80 % and at their end."""
+    """Run windows of ten that fire at 80 % and at their end; return start, size and timing of each pane."""
     pipeline, panes, clock = Pipeline("bounded"), _Panes(), ManualClock()
     stream = pipeline.inject("s", key="k", at="t", **options)
     tiers = AfterEach(WatermarkPercentile(80), WatermarkPercentile(100))
@@ -123,8 +120,8 @@ def by_share(rows: Any, **options: Any) -> list[tuple[int, int, str]]:
 
 
 @pytest.mark.parametrize("make", [list, pa.Table.from_pylist])
-def test_windows_end_early_at_a_percentile(make: Callable[[Any], Any]) -> None:
-    """Where one row of ten comes fifty late, windows are shown without it at the 80th percentile, and with it at their end."""
+def test_windows_fire_early_at_a_percentile(make: Callable[[Any], Any]) -> None:
+    """One row in ten is delayed by fifty; the early pane lacks it."""
     delayed = [at for at in range(100) if at % _TEN == 3]
     order = sorted(range(100), key=lambda at: at + 50 if at in delayed else at)
     panes = by_share(make(rows_at(order)))
@@ -135,15 +132,14 @@ def test_windows_end_early_at_a_percentile(make: Callable[[Any], Any]) -> None:
     assert {pane[0] for pane in panes if pane[1:] == (_TEN, "on_time")} == set(range(0, 100, _TEN))
 
 
-def test_percentiles_wait_where_watermarks_do() -> None:
-    """With `Perfect` the 80th percentile waits for the end of the input too, and each pane has all rows."""
+def test_percentiles_wait_for_the_end_with_perfect() -> None:
     panes = by_share(rows_at(range(100)), watermark=Perfect())
 
     assert {pane[1] for pane in panes} == {_TEN}
 
 
-def test_several_inputs_go_on_together() -> None:
-    """Of several inputs the one that has come least far goes on, so that a join closes its windows on the way."""
+def test_several_inputs_advance_together() -> None:
+    """The input that is furthest behind is read next, so a join closes its windows early."""
     pipeline, seen, clock = Pipeline("join"), _Seen(), ManualClock()
     streams = {name: pipeline.inject(name, key="k", at="t") for name in ("left", "right")}
     strategy = WindowingStrategy(window_fn=FixedWindows(_TEN))
@@ -155,8 +151,8 @@ def test_several_inputs_go_on_together() -> None:
     assert len(set(seen.watermarks)) > 7
 
 
-def test_rows_without_a_time_hold_nothing_back() -> None:
-    """A row whose time cannot be read becomes a dead letter, and watermarks go on without it."""
+def test_row_without_a_time_does_not_hold_the_watermark() -> None:
+    """The row becomes a dead letter."""
     rows: list[dict[str, Any]] = [*rows_at(range(30)), {"k": "only", "t": "soon"}, *rows_at(range(30, 60))]
     seen, summary = run(rows)
 

@@ -1,4 +1,4 @@
-"""The local runner with a disk tier: rows that memory does not hold are read of the store once."""
+"""The local runner with a disk tier."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = 50
 
 
 class RowFileMeter(MeteredObjects):
-    """A store that counts what is read of its row files."""
+    """An object store that counts the bytes read from row files."""
 
     row_bytes = 0
 
@@ -40,7 +40,7 @@ class RowFileMeter(MeteredObjects):
 
 
 class Machine:
-    """A machine that runs the pipeline with a disk and next to no memory."""
+    """A machine that runs the pipeline with a disk and almost no memory."""
 
     def __init__(self, objects: RowFileMeter, registry: MemoryRegistry, folder: Path, disk_mib: int) -> None:
         self.objects = objects
@@ -51,11 +51,7 @@ class Machine:
         self.run: LocalRun = runner.start(ledger_pipeline(), stepping=True)
 
     def touch(self, first: int) -> int:
-        """Bring a record to each key.
-
-        Returns:
-            How much was read of row files in the store for it.
-        """
+        """Inject a record for each key; return the bytes read from row files."""
         before = self.objects.row_bytes
         self.run.inject(ROWS, numbered(range(first, first + KEYS), keys=KEYS))
         self.run.run_until_quiet()
@@ -63,8 +59,8 @@ class Machine:
 
 
 @pytest.mark.parametrize("disk_mib", [0, 64])
-def test_evicted_rows_are_read_of_the_store_once(tmp_path: Path, disk_mib: int) -> None:
-    """With a disk a machine reads nothing that it wrote, and what another one wrote once; without one, each time."""
+def test_evicted_rows_are_read_from_the_store_at_most_once(tmp_path: Path, disk_mib: int) -> None:
+    """A machine with a disk does not even read its own files; without one, each use reads the store."""
     objects, registry = RowFileMeter(MemoryObjects()), MemoryRegistry()
     former = Machine(objects, registry, tmp_path / "former", disk_mib)
     read = [former.touch(0), former.touch(KEYS)]

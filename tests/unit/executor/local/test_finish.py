@@ -1,4 +1,4 @@
-"""Runs of the local runner that end their input, and runs that leave it open."""
+"""Local runs that end their input, and runs that leave it open."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Late(Computation):
-    """Keeps of each record whether it was late, and passes it on."""
+    """Keep whether each record was late, and forward it."""
 
     def process_record(self, context: Context, record: Record) -> None:
         context.state.set([*context.state.get([]), [record.value["n"], record.late]])
@@ -32,8 +32,6 @@ class Late(Computation):
 
 
 class Kept(Computation):
-    """Keeps the numbers of its records."""
-
     def process_record(self, context: Context, record: Record) -> None:
         context.state.set([*context.state.get([]), record.value["n"]])
 
@@ -68,8 +66,8 @@ def rows(*numbers: int) -> list[dict[str, Any]]:
     return [{"k": "a", "at": number, "n": number} for number in numbers]
 
 
-def test_a_run_that_leaves_its_input_open_leaves_watermarks_with_their_policy() -> None:
-    """Rows of one run are never late because of each other, whatever their order; those of the next run may be."""
+def test_run_without_finish_leaves_watermarks_to_their_policy() -> None:
+    """Rows of one run never make each other late; rows of the next run may be late."""
     pond = Pond()
 
     first = pond.runner().run(pipeline(), {"in": rows(30, 1, 20)}, finish=False)
@@ -83,8 +81,8 @@ def test_a_run_that_leaves_its_input_open_leaves_watermarks_with_their_policy() 
 
 
 @pytest.mark.parametrize("kill_at", range(3, 19, 3))
-def test_a_killed_run_that_leaves_its_input_open_is_resumed(kill_at: int) -> None:
-    """Wherever it was killed, the next run leaves state and watermark where an undisturbed one does."""
+def test_killed_run_without_finish_is_resumed(kill_at: int) -> None:
+    """State and watermark must equal those after an undisturbed run."""
     pond = Pond()
     numbers = [*range(30_000, 45_000), *range(30_000)]
     table = pa.table({"k": [f"{n // 50}" for n in numbers], "at": numbers, "n": numbers})
@@ -106,8 +104,8 @@ def test_a_killed_run_that_leaves_its_input_open_is_resumed(kill_at: int) -> Non
     assert kept == {str(k): list(range(k * 50, k * 50 + 50)) for k in range(900)}
 
 
-def test_time_of_arrival_follows_the_clock() -> None:
-    """With the time of arrival as event time, each run's rows are stamped once and are never late."""
+def test_rows_with_ingress_time_are_never_late() -> None:
+    """A row is stamped once, when it is first consumed."""
     pond = Pond()
     for count in (2, 4):
         summary = pond.runner().run(pipeline(at=IngressTime()), {"in": rows(*range(count))}, finish=False)
@@ -117,7 +115,7 @@ def test_time_of_arrival_follows_the_clock() -> None:
 
 
 def test_input_of_an_ended_stream_is_refused() -> None:
-    """After a run to the end new rows are refused, injected ones too; ``accept_ended`` takes them as late."""
+    """With ``accept_ended`` new rows are processed as late."""
     pond = Pond()
     assert pond.runner().run(pipeline(), {"in": rows(1, 2)}).ended == ("in",)
 

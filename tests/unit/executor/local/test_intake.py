@@ -1,4 +1,4 @@
-"""The intake: order, bounds, receipts, and the end."""
+"""The intake's order, bounds, receipts and end."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def of(stream: str, count: int = 1) -> Arrival:
 
 
 class TestHoldingBack:
-    def test_a_stream_that_is_held_back_waits(self):
-        """What it has handed in stays in order behind the others; it may not add records."""
+    def test_stream_held_back_keeps_its_entries_in_order(self):
+        """The stream may not add records meanwhile."""
         intake = Intake(10)
         fast, slow, movement_of_fast = of("fast"), of("slow"), update()
         intake.put(fast, timeout_ms=0)
@@ -46,8 +46,8 @@ class TestHoldingBack:
         assert intake.pop(10).arrivals == [fast]
         assert intake.pop(10).updates == [held]
 
-    def test_what_is_held_back_takes_no_room_from_others(self):
-        """A fast stream that filled the intake does not keep the slow one out."""
+    def test_records_held_back_take_no_room_from_other_streams(self):
+        """Otherwise a fast stream would lock out the slow stream that holds it back."""
         intake = Intake(10)
         intake.put(of("fast", 10), timeout_ms=0)
         with pytest.raises(UnavailableError, match="full"):
@@ -57,8 +57,7 @@ class TestHoldingBack:
 
         intake.put(of("slow", 10), timeout_ms=0)
 
-    def test_the_end_reaches_what_is_held_back(self):
-        """Its receipts tell what ended the run."""
+    def test_end_fails_receipts_of_streams_held_back(self):
         intake = Intake(10)
         waiting = of("fast")
         intake.put(waiting, timeout_ms=0)
@@ -71,8 +70,8 @@ class TestHoldingBack:
 
 
 class TestOrder:
-    def test_updates_come_before_the_arrivals_behind_them_only(self):
-        """A watermark never overtakes records that were handed in before it."""
+    def test_update_stays_between_the_arrivals_around_it(self):
+        """A watermark must not overtake records that arrived before it."""
         intake = Intake(10)
         entries = [update(1), arrival(), arrival(), update(2), arrival()]
         for entry in entries:
@@ -84,8 +83,8 @@ class TestOrder:
         assert (second.updates, second.arrivals) == (entries[3:4], entries[4:])
         assert third == Taken()
 
-    def test_a_bundle_is_bounded_but_never_empty(self):
-        """Arrivals are taken up to the limit; a larger one is taken alone."""
+    def test_bundle_is_bounded_but_contains_at_least_one_arrival(self):
+        """A larger arrival is taken alone."""
         intake = Intake(100)
         for count in (3, 3, 50):
             intake.put(arrival(count), timeout_ms=0)
@@ -96,8 +95,7 @@ class TestOrder:
 
 
 class TestBounds:
-    def test_a_full_intake_refuses_in_time(self):
-        """Who does not want to wait is told that there is no room."""
+    def test_full_intake_refuses_after_the_timeout(self):
         intake = Intake(5)
         intake.put(arrival(4), timeout_ms=0)
 
@@ -105,8 +103,8 @@ class TestBounds:
             intake.put(arrival(2), timeout_ms=0)
         intake.put(arrival(1), timeout_ms=0)
 
-    def test_an_arrival_larger_than_the_intake_is_let_in_alone(self):
-        """Nothing is refused for ever."""
+    def test_arrival_larger_than_the_intake_is_accepted_when_empty(self):
+        """Otherwise it could never be accepted."""
         intake = Intake(5)
 
         intake.put(arrival(50), timeout_ms=0)
@@ -114,8 +112,7 @@ class TestBounds:
         with pytest.raises(UnavailableError):
             intake.put(arrival(1), timeout_ms=0)
 
-    def test_a_producer_that_waits_for_room_continues_once_there_is_room(self):
-        """Taking makes room for those who wait: backpressure, not loss."""
+    def test_waiting_producer_continues_once_there_is_room(self):
         intake = Intake(1)
         intake.put(arrival(), timeout_ms=0)
         waiting = threading.Thread(target=intake.put, args=(arrival(),), kwargs={"timeout_ms": None})
@@ -127,8 +124,7 @@ class TestBounds:
         assert not waiting.is_alive()
         assert len(intake.pop(1).arrivals) == 1
 
-    def test_updates_take_no_room(self):
-        """A watermark can be moved while the intake is full."""
+    def test_full_intake_accepts_updates(self):
         intake = Intake(1)
         intake.put(arrival(), timeout_ms=0)
 
@@ -138,8 +134,7 @@ class TestBounds:
 
 
 class TestReceipt:
-    def test_a_receipt_waits_for_all_its_pieces(self):
-        """It is durable once the last piece has been committed."""
+    def test_receipt_is_durable_after_its_last_piece(self):
         receipt = Receipt(2)
         receipt.settle()
         assert not receipt.wait(timeout="0s")
@@ -148,12 +143,10 @@ class TestReceipt:
         assert receipt.wait(timeout="0s")
         assert receipt.is_durable
 
-    def test_nothing_is_durable_at_once(self):
-        """A receipt for no rows at all has nothing to wait for."""
+    def test_receipt_without_rows_is_durable_at_once(self):
         assert Receipt(0).is_durable
 
-    def test_a_failure_is_raised_in_each_waiting_thread(self):
-        """One lost piece spoils the receipt."""
+    def test_failed_piece_fails_the_receipt(self):
         receipt = Receipt(2)
         receipt.settle(FencedError("gone"))
         receipt.settle()
@@ -164,8 +157,7 @@ class TestReceipt:
 
 
 class TestEnd:
-    def test_after_the_end_everything_is_refused_with_the_reason(self):
-        """What waits in the intake and who waits for it learn why."""
+    def test_calls_after_the_end_raise_its_reason(self):
         intake, receipt = Intake(5), Receipt()
         intake.put(arrival(1, receipt), timeout_ms=0)
 
@@ -179,8 +171,8 @@ class TestEnd:
             with pytest.raises(FencedError, match="gone"):
                 call()
 
-    def test_the_first_reason_stands(self):
-        """Stopping after a failure does not hide the failure."""
+    def test_first_reason_of_the_end_is_kept(self):
+        """Stopping after a failure must not hide the failure."""
         intake = Intake(5)
         intake.end(FencedError("first"))
         intake.end(UnavailableError("second"))
@@ -188,8 +180,8 @@ class TestEnd:
         with pytest.raises(FencedError, match="first"):
             intake.put(arrival(), timeout_ms=0)
 
-    def test_idle_is_known_only_while_the_worker_rests(self):
-        """No waiter hears that all is done while something is being done."""
+    def test_intake_is_idle_only_while_the_worker_rests(self):
+        """An empty intake is not idle while the worker processes a bundle."""
         intake = Intake(5)
         assert not intake.wait_until_idle(0)
         resting = threading.Thread(target=intake.rest, args=(60_000,))

@@ -14,8 +14,6 @@ _TALLY = mp.JsonPayload({"type": "object", "required": ["k"]})
 
 
 class Tally(mp.Computation):
-    """Keeps of each record of a key whether it was late."""
-
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.state.set([*context.state.get([]), record.late])
 
@@ -30,8 +28,8 @@ def _row(**value: Any) -> dict[str, bytes]:
     return {"value": orjson.dumps(value)}
 
 
-def test_a_long_input_is_decoded_piece_by_piece(tmp_path: Path) -> None:
-    """Of an input of several pieces no record is late, whatever the order of its decoded times, and a run goes on."""
+def test_long_input_is_decoded_in_pieces_without_late_records(tmp_path: Path) -> None:
+    """The decoded times are in reverse order."""
     count = BUNDLE_RECORDS_MAX + 5
     values = [
         orjson.dumps({"k": "a" if place % 1_000 else "b", "t": count - place}) for place in range(count)
@@ -46,8 +44,8 @@ def test_a_long_input_is_decoded_piece_by_piece(tmp_path: Path) -> None:
     assert again.run.records == 0
 
 
-def test_rows_that_wait_have_the_payload_that_they_came_with(tmp_path: Path) -> None:
-    """Rows that were decoded before the payload was declared in another way are to be injected again."""
+def test_waiting_rows_are_refused_after_their_payload_changes(tmp_path: Path) -> None:
+    """The rows were decoded under the former declaration."""
     with mp.LocalRunner(tmp_path / "pond", progress=False).start(_pipeline(), stepping=True) as run:
         kept = run.inject("in", [_row(k="a", t=1)])
         run.update(_pipeline(mp.JsonPayload({"type": "object", "required": ["k"]})))
@@ -61,8 +59,8 @@ def test_rows_that_wait_have_the_payload_that_they_came_with(tmp_path: Path) -> 
             refused.wait()
 
 
-def test_a_lookup_that_fails_is_an_error_of_the_call(tmp_path: Path) -> None:
-    """If a schema cannot be looked up, the call says so, and the run takes the next rows."""
+def test_failed_schema_lookup_fails_the_inject_call(tmp_path: Path) -> None:
+    """The run accepts the next rows."""
     record = {
         "type": "record",
         "name": "R",
@@ -86,9 +84,7 @@ def test_a_lookup_that_fails_is_an_error_of_the_call(tmp_path: Path) -> None:
         assert run.summary().run.records == 1
 
 
-def test_code_may_change_its_values(tmp_path: Path) -> None:
-    """A value that one consumer changes is whole for the other one, and for a second try."""
-
+def test_changed_value_is_unchanged_for_other_consumers_and_retries(tmp_path: Path) -> None:
     class Spoil(mp.Computation):
         tries = 0
 

@@ -1,4 +1,4 @@
-"""Sources of rows: the same run as with the rows in memory, and refused when they are no longer the same."""
+"""Sources that are read in pieces."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TEN = 10
 
 
 class Numbered(RowSource):
-    """Rows with a time each, made as they are read."""
+    """Rows with a time each, made while they are read."""
 
     def __init__(self, count: int, *, disorder: int = 0, name: str = "it") -> None:
         self.name = name
@@ -62,7 +62,7 @@ class Numbered(RowSource):
 
 
 class Seen(Computation):
-    """Notes each pane, and the watermark at which it came."""
+    """Keep each pane and the watermark at its arrival."""
 
     def __init__(self) -> None:
         self.panes: list[tuple[int, Any, int]] = []
@@ -72,7 +72,7 @@ class Seen(Computation):
 
 
 class Pond:
-    """A store in memory, of which each run sees what the ones before it did."""
+    """A store in memory that outlives its runs."""
 
     def __init__(self) -> None:
         self._objects, self._registry = MemoryObjects(), MemoryRegistry()
@@ -84,7 +84,6 @@ class Pond:
         )
 
     def run(self, rows: Any, *, finish: bool = True, **options: Any) -> Any:
-        """Counts of windows of ten; what was seen, and the summary."""
         pipeline, seen = Pipeline("bounded"), Seen()
         stream = pipeline.inject("s", key="k", at="t", **options)
         stream.window(FixedWindows(_TEN)).combine(Count(), name="counts").apply(seen, name="seen")
@@ -99,8 +98,8 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("disorder", [0, 7, 300])
 @pytest.mark.parametrize("finish", [True, False])
-def test_a_source_gives_what_its_rows_give(disorder: int, finish: bool) -> None:
-    """The same panes at the same watermarks, sorted or not, at the end of the input or before more."""
+def test_source_equals_its_rows_in_memory(disorder: int, finish: bool) -> None:
+    """Panes and their watermarks agree for sorted and unsorted rows."""
     source = Numbered(100, disorder=disorder)
     options = {"finish": finish, "watermark": BoundedDisorder(disorder)}
     read, read_summary = Pond().run(source, **options)
@@ -111,16 +110,16 @@ def test_a_source_gives_what_its_rows_give(disorder: int, finish: bool) -> None:
     assert (read_summary.run, read_summary.ended) == (held_summary.run, held_summary.ended)
 
 
-def test_one_piece_is_alive_at_a_time() -> None:
-    """However many rows a source has, no more than a piece of them waits to be processed, for times or for good."""
+def test_one_piece_is_in_memory_at_a_time() -> None:
+    """This includes the first pass, which reads only the times."""
     source = Numbered(200)
     Pond().run(source)
 
     assert source.most_alive == _TEN
 
 
-def test_a_longer_source_goes_on_where_the_store_is() -> None:
-    """Of a source that has grown only the rows behind are processed, and each commit says where they end."""
+def test_grown_source_continues_at_the_stored_position() -> None:
+    """Each commit stores the source's offsets."""
     pond = Pond()
     _, first = pond.run(Numbered(35), finish=False)
     _, second = pond.run(Numbered(80), finish=False)
@@ -130,8 +129,8 @@ def test_a_longer_source_goes_on_where_the_store_is() -> None:
     assert list(pond.store().snapshot().source_offsets.values()) == ["80 of it"]
 
 
-def test_a_source_of_other_rows_is_refused() -> None:
-    """A source that no longer says of the consumed rows what it said of them then stops the run before it does anything."""
+def test_source_with_different_offsets_is_refused() -> None:
+    """The run must stop before it changes anything."""
     pond = Pond()
     pond.run(Numbered(35), finish=False)
 
@@ -140,8 +139,8 @@ def test_a_source_of_other_rows_is_refused() -> None:
     assert list(pond.store().snapshot().source_offsets.values()) == ["35 of it"]
 
 
-def test_changes_are_read_as_a_whole() -> None:
-    """Of a change stream all rows are in memory, because the images are put in order."""
+def test_change_stream_is_read_at_once() -> None:
+    """Images of a change must be put in order, which needs all rows in memory."""
 
     class Changes(Numbered):
         def rows(self) -> list[dict[str, Any]]:
@@ -154,8 +153,8 @@ def test_changes_are_read_as_a_whole() -> None:
     assert summary.run.injected == 30
 
 
-def test_all_rows_of_tables_are_a_table() -> None:
-    """Tables of the same columns are put together; others, and mappings, are a list of mappings."""
+def test_all_rows_of_equal_tables_are_one_table() -> None:
+    """Tables with different columns become mappings."""
 
     class Tables(RowSource):
         def __init__(self, *tables: Rows) -> None:

@@ -1,4 +1,4 @@
-"""Rows in every form that people hand to the local runner."""
+"""The forms of rows that the local runner accepts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millpond.statestore.errors import InvalidError
 
 
 class SpeaksArrow:
-    """Neither Arrow nor pandas, but it has the C stream."""
+    """An object that has only Arrow's C stream."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
@@ -20,8 +20,7 @@ class SpeaksArrow:
         return self.table.__arrow_c_stream__(schema)
 
 
-def test_tables_of_every_kind_become_arrow():
-    """Arrow stays as it is; a batch, pandas and whatever speaks Arrow become tables."""
+def test_tables_of_every_kind_become_arrow_tables():
     table = pa.table({"n": [1, 2]})
 
     assert rows_from(table) is table
@@ -30,8 +29,8 @@ def test_tables_of_every_kind_become_arrow():
     assert rows_from(pd.DataFrame({"n": [1, 2]}, index=["x", "y"])).column_names == ["n"]
 
 
-def test_mappings_are_copied():
-    """The caller may reuse a row that was handed in."""
+def test_mappings_are_copied_when_read():
+    """The caller may reuse the row."""
     row = {"n": 1}
 
     rows = rows_from(row)
@@ -42,21 +41,19 @@ def test_mappings_are_copied():
     assert rows_from(iter([row, row])) == [{"n": 2}] * 2
 
 
-def test_what_is_no_mapping_stays_to_become_a_dead_letter():
-    """One bad row among good ones is not the caller's mistake as a whole."""
+def test_other_value_among_mappings_is_kept():
+    """It becomes a dead letter; one bad row must not fail the call."""
     assert rows_from([{"n": 1}, "what"]) == [{"n": 1}, "what"]
 
 
 @pytest.mark.parametrize("given", [5, "text", b"bytes", None, pd.DataFrame({"n": ["a", 1]})])
-def test_what_is_no_rows_is_refused(given):
-    """Numbers, text, and tables that Arrow cannot hold are refused by type."""
+def test_values_that_are_not_rows_are_refused(given):
     with pytest.raises(InvalidError, match="type=`"):
         rows_from(given)
 
 
 @pytest.mark.parametrize("rows", [pa.table({"n": range(5)}), [{"n": n} for n in range(5)]])
-def test_pieces_are_bounded_and_complete(rows):
-    """All rows in order, at most so many at a time."""
+def test_pieces_are_bounded_ordered_and_complete(rows):
     cut = list(pieces(rows, 2))
 
     assert [count for count, _ in cut] == [2, 2, 1]

@@ -1,4 +1,4 @@
-"""The local runner: topologies, time, restarts, failures, and what the outside world gets."""
+"""The local runner."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Collect(Computation):
-    """Keeps the values of its records in order of arrival, and passes them on."""
+    """Keep values in order of arrival, and forward them."""
 
     def __init__(self, output: str | None = None) -> None:
         self.output = output
@@ -40,7 +40,7 @@ class Collect(Computation):
 
 
 class CountDown(Computation):
-    """Sends itself the number less one, until it is zero."""
+    """Send the number less one to itself, until zero."""
 
     def process_record(self, context, record):
         context.state.set([*(context.state.get() or []), record.value["n"]])
@@ -49,7 +49,7 @@ class CountDown(Computation):
 
 
 class Alarm(Computation):
-    """Sets a timer ten microseconds after each record and notes when it fires."""
+    """Set a timer ten microseconds after each record, and keep the timers that fired."""
 
     def __init__(self, domain: str) -> None:
         self.domain = domain
@@ -64,15 +64,11 @@ class Alarm(Computation):
 
 
 class Late(Computation):
-    """Notes which records were late."""
-
     def process_record(self, context, record):
         context.state.set([*(context.state.get() or []), record.late])
 
 
 class Picky(Computation):
-    """Refuses the number thirteen."""
-
     def process_record(self, context, record):
         context.state.set([*(context.state.get() or []), record.value["n"]])
         if record.value["n"] == 13:
@@ -83,14 +79,12 @@ RUNG = threading.Event()
 
 
 class Ring(Computation):
-    """Tells the test that a record has come."""
-
     def process_record(self, context, record):
         RUNG.set()
 
 
 class Pond:
-    """A store in memory, and runs on it that only move when they are told to."""
+    """A store in memory whose runs move only when stepped."""
 
     def __init__(self, objects=None, **options: object) -> None:
         self.clock = ManualClock()
@@ -126,15 +120,14 @@ def injected(**options: object) -> tuple[EnginePipeline, object]:
 
 
 def a_chain(**options: object) -> EnginePipeline:
-    """The stream in, then first, then second."""
+    """Chain ``first`` and ``second`` after the stream ``in``."""
     pipeline, stream = injected(**options)
     stream.apply(Collect("mid"), name="first", produces="mid").apply(Collect(), name="second")
     return pipeline
 
 
 class TestTopologies:
-    def test_consumers_of_one_stream_have_their_own_keys(self):
-        """Each consumer of an injected and of a produced stream extracts its own key."""
+    def test_consumers_of_one_stream_extract_their_own_keys(self):
         pond = Pond()
         pipeline, stream = injected()
         mid = stream.apply(Collect("mid"), name="by_own_key", produces="mid")
@@ -150,8 +143,7 @@ class TestTopologies:
         assert pond.states("by_city") == pond.states("by_city_again") == {"Oslo": [1, 2], "Bergen": [3]}
         assert pond.states("by_parity") == {"odd": [1, 3], "even": [2]}
 
-    def test_several_producers_and_inputs_flow_together(self):
-        """A computation that subscribes to produced and injected streams gets all of them."""
+    def test_computation_gets_produced_and_injected_streams(self):
         pond = Pond()
         pipeline, stream = injected()
         other = pipeline.inject("other", key="k", at="at")
@@ -166,8 +158,7 @@ class TestTopologies:
 
         assert sorted(pond.states("all")["a"]) == [1, 2, 2]
 
-    def test_a_cycle_runs_until_it_comes_to_rest(self):
-        """Productions of a computation to itself are delivered one superstep later each."""
+    def test_cycle_takes_one_superstep_a_turn_until_quiet(self):
         pond = Pond()
         pipeline, _ = injected()
         pipeline.add(CountDown(), name="loop", subscribes={"in": None, "again": None}, produces=["again"])
@@ -179,8 +170,7 @@ class TestTopologies:
         assert pond.states("loop") == {"a": [4, 3, 2, 1, 0]}
         assert run.summary().supersteps == 5
 
-    def test_a_cycle_that_never_rests_is_bounded(self):
-        """Stepping gives up after the stated number of supersteps and says so."""
+    def test_run_until_quiet_gives_up_after_supersteps_max(self):
         pipeline, _ = injected()
         pipeline.add(CountDown(), name="loop", subscribes={"in": None, "again": None}, produces=["again"])
         run = Pond().start(pipeline)
@@ -188,8 +178,7 @@ class TestTopologies:
 
         assert not run.run_until_quiet(supersteps_max=10)
 
-    def test_a_computation_may_have_several_intervals(self):
-        """Keys are spread over intervals and still handled once each."""
+    def test_keys_of_several_intervals_are_processed_once(self):
         pond = Pond(intervals=3)
         run = pond.start(a_chain())
 
@@ -203,8 +192,7 @@ class TestTopologies:
 
 
 class TestSupersteps:
-    def test_what_arrives_together_is_committed_together(self):
-        """Many injections between two commits make one bundle and one commit."""
+    def test_injections_between_commits_make_one_bundle(self):
         run = Pond().start(a_chain())
         for number in range(50):
             run.inject("in", rows(number))
@@ -215,8 +203,7 @@ class TestSupersteps:
         assert run.step().records == 50
         assert run.step() is None
 
-    def test_nothing_happens_but_in_a_step(self):
-        """In stepping mode an injected record waits, and its receipt with it."""
+    def test_injected_record_waits_for_a_step(self):
         run = Pond().start(a_chain())
 
         receipt = run.inject("in", rows(1))
@@ -225,8 +212,7 @@ class TestSupersteps:
         run.step()
         assert receipt.is_durable
 
-    def test_productions_are_not_delivered_before_their_commit(self):
-        """A strong production reaches its consumer one superstep after it was made durable."""
+    def test_strong_productions_are_delivered_after_their_commit(self):
         pond = Pond()
         run = pond.start(a_chain())
         run.inject("in", rows(1))
@@ -236,8 +222,8 @@ class TestSupersteps:
         assert pond.states("first") == {"a": [1]}
         assert pond.states("second") == {}
 
-    def test_a_large_injection_is_cut(self):
-        """One receipt covers all its pieces; each superstep stays bounded."""
+    def test_large_injection_is_split_over_supersteps(self):
+        """One receipt covers all pieces."""
         pond = Pond()
         run = pond.start(a_chain())
         table = pa.table({"k": [f"{n % 100}" for n in range(30_000)], "at": range(30_000), "n": [1] * 30_000})
@@ -253,7 +239,7 @@ class TestSupersteps:
 
 class TestTime:
     def test_event_timers_fire_in_order_once_the_watermark_passes(self):
-        """A timer waits for the low watermark, which waits for the bound on disorder."""
+        """The watermark lags by the bound on disorder."""
         pond = Pond()
         pipeline, stream = injected(watermark=BoundedDisorder("20us"))
         stream.apply(Alarm("event"), name="alarm").apply(Collect(), name="after")
@@ -269,8 +255,7 @@ class TestTime:
         assert pond.states("alarm") == {"a": [20, 25]}
         assert pond.states("after") == {"a": [20, 25]}
 
-    def test_a_promise_of_the_source_fires_timers_and_makes_records_late(self):
-        """To advance the watermark is to give up what is older."""
+    def test_advanced_watermark_fires_timers_and_makes_records_late(self):
         pond = Pond()
         pipeline, stream = injected(watermark=ManualWatermark())
         stream.apply(Alarm("event"), name="alarm")
@@ -285,8 +270,7 @@ class TestTime:
         assert pond.states("late") == {"a": [False, True, False]}
         assert pond.states("alarm") == {"a": [30]}
 
-    def test_a_finished_input_fires_everything(self):
-        """After the end of the input every event timer is due."""
+    def test_finished_input_fires_every_event_timer(self):
         pond = Pond()
         pipeline, stream = injected()
         stream.apply(Alarm("event"), name="alarm")
@@ -300,7 +284,7 @@ class TestTime:
         assert run.summary().watermark == TIME_MAX_US
 
     def test_wall_timers_fire_on_an_idle_stream(self):
-        """The injected clock alone makes them due; no record has to come."""
+        """The clock alone makes them due."""
         pond = Pond()
         pipeline, stream = injected()
         stream.apply(Alarm("wall"), name="alarm")
@@ -314,8 +298,7 @@ class TestTime:
         assert run.step().timers == 1
         assert pond.states("alarm") == {"a": [1]}
 
-    def test_the_slowest_input_holds_the_watermark(self):
-        """A computation with two inputs waits for both."""
+    def test_slowest_input_holds_the_watermark(self):
         pipeline, _ = injected()
         pipeline.inject("other", key="k", at="at")
         pipeline.add(Collect(), name="join", subscribes={"in": None, "other": None})
@@ -331,8 +314,7 @@ class TestTime:
 
 
 class TestRestart:
-    def test_undelivered_productions_are_read_back(self):
-        """What was produced and not delivered is delivered after the restart, once."""
+    def test_undelivered_productions_are_delivered_once_after_a_restart(self):
         pond = Pond()
         run = pond.start(a_chain())
         run.inject("in", rows(1, 2))
@@ -345,8 +327,8 @@ class TestRestart:
         assert pond.states("second") == {"a": [1, 2]}
         assert again.summary().totals.records == 4
 
-    def test_a_run_that_was_never_stopped_is_taken_over(self):
-        """A process that vanished leaves nothing but its commits, and those are enough."""
+    def test_run_of_a_vanished_process_is_taken_over(self):
+        """Such a process leaves only its commits."""
         pond = Pond()
         pond.start(a_chain()).inject("in", rows(9))
         run = pond.start(a_chain())
@@ -359,8 +341,7 @@ class TestRestart:
         assert pond.states("second") == {"a": [1]}
 
     @pytest.mark.parametrize("domain", ["event", "wall"])
-    def test_timers_survive(self, domain):
-        """A pending timer of either domain fires after the restart, once."""
+    def test_pending_timer_fires_once_after_a_restart(self, domain):
         pond = Pond()
         pipeline, stream = injected(watermark=ManualWatermark())
         stream.apply(Alarm(domain), name="alarm")
@@ -377,8 +358,8 @@ class TestRestart:
         assert pond.states("alarm") == {"a": [5]}
         assert again.summary().totals.timers == 1
 
-    def test_a_watermark_never_falls_over_a_restart(self):
-        """A promise is durable once its receipt says so."""
+    def test_watermark_does_not_fall_after_a_restart(self):
+        """A manual watermark is durable once its receipt is."""
         pond = Pond()
         run = pond.start(a_chain(watermark=ManualWatermark()))
         run.inject("in", rows(1))
@@ -389,8 +370,7 @@ class TestRestart:
 
         assert pond.start(a_chain(watermark=ManualWatermark())).watermark("second") == 50
 
-    def test_steps_and_restarts_in_any_order_give_one_answer(self):
-        """Restarting after every superstep changes nothing."""
+    def test_restart_after_every_superstep_changes_no_result(self):
         pond = Pond()
         pipeline, _ = injected(id="n")
         pipeline.add(CountDown(), name="loop", subscribes={"in": None, "again": None}, produces=["again"])
@@ -408,8 +388,7 @@ class TestRestart:
 
 
 class TestDeadLetters:
-    def test_a_record_whose_code_raises_is_kept_and_the_others_count(self):
-        """Its effects are rolled back; the letter says what, whose and why."""
+    def test_raising_record_becomes_a_dead_letter_and_others_count(self):
         pond = Pond()
         pipeline, stream = injected()
         stream.apply(Picky(), name="picky", retries=1)
@@ -423,8 +402,7 @@ class TestDeadLetters:
         assert (letter["computation"], letter["stream"], letter["key"]) == ("picky", "in", "a")
         assert "thirteen" in letter["error"]
 
-    def test_unreadable_rows_become_letters(self):
-        """A missing key, an unreadable time, and what is no row at all: each is kept with its reason."""
+    def test_unreadable_rows_become_dead_letters_with_reasons(self):
         pond = Pond()
         run = pond.start(a_chain())
 
@@ -438,8 +416,7 @@ class TestDeadLetters:
         assert any("ISO" in reason for reason in reasons)
         assert run.summary().totals.injected == 1
 
-    def test_productions_without_a_key_become_letters(self):
-        """A consumer whose extractor finds no key in a production loses nothing."""
+    def test_productions_without_a_key_become_dead_letters(self):
         pond = Pond()
         pipeline, stream = injected()
         stream.apply(Collect("mid"), name="first", produces="mid").apply(Collect(), name="second", key="city")
@@ -451,9 +428,7 @@ class TestDeadLetters:
         assert pond.states("second") == {"Oslo": [2]}
         assert [letter["computation"] for letter in pond.letters()] == ["second"]
 
-    def test_dead_letters_can_be_consumed(self):
-        """A subscriber to them gets them as records."""
-
+    def test_dead_letters_can_be_subscribed_to(self):
         class Mourner(Computation):
             def process_record(self, context, record):
                 context.state.set(record.value["error"])
@@ -469,8 +444,8 @@ class TestDeadLetters:
 
         assert "thirteen" in pond.states("mourner")["a"]
 
-    def test_a_computation_may_stop_the_run_instead(self):
-        """The error is raised to each caller that steps, injects or waits; nothing of the bundle counts."""
+    def test_on_error_stop_ends_the_run_and_reverts_the_bundle(self):
+        """Each caller that steps, injects or waits gets the error."""
         pond = Pond()
         pipeline, stream = injected()
         stream.apply(Picky(), name="picky", on_error="stop", retries=0)
@@ -486,8 +461,7 @@ class TestDeadLetters:
 
 
 class TestDuplicates:
-    def test_a_record_that_comes_again_counts_once(self):
-        """In one bundle, in a later one, and after a restart."""
+    def test_duplicate_counts_once_in_and_across_bundles_and_restarts(self):
         pond = Pond()
         run = pond.start(a_chain(id="n"))
         run.inject("in", rows(1, 1, 2))
@@ -503,8 +477,7 @@ class TestDuplicates:
         assert pond.states("second") == {"a": [1, 2, 3, 4]}
         assert again.summary().totals.duplicates == 4
 
-    def test_a_computation_may_do_without(self):
-        """Without exactly-once every delivery counts."""
+    def test_duplicates_count_without_exactly_once(self):
         pond = Pond()
         pipeline, stream = injected(id="n")
         stream.apply(Collect(), name="all", exactly_once=False)
@@ -517,8 +490,8 @@ class TestDuplicates:
 
 
 class TestSinks:
-    def test_each_production_arrives_once_whatever_the_restarts(self, tmp_path):
-        """A sink has what was committed, also when the process stopped right after the commit."""
+    def test_sink_gets_each_production_once_across_restarts(self, tmp_path):
+        """Some stops come right after a commit."""
         pond = Pond()
 
         def pipeline() -> EnginePipeline:
@@ -540,8 +513,8 @@ class TestSinks:
         values = DeltaTable(tmp_path / "out").to_pyarrow_table().column("at").cast(pa.int64()).to_pylist()
         assert sorted(values) == list(range(6))
 
-    def test_a_sink_that_refuses_ends_the_run(self, tmp_path):
-        """A value that does not fit is an error of the run, not a lost record."""
+    def test_value_that_a_sink_refuses_ends_the_run(self, tmp_path):
+        """The record must not be lost."""
         pipeline = a_chain()
         schema = pa.schema([("n", pa.string())])
         pipeline.stream("mid").sink("out", DeltaSink(str(tmp_path / "out"), schema))
@@ -553,8 +526,7 @@ class TestSinks:
 
 
 class TestBounded:
-    def test_no_record_is_late_whatever_the_order(self):
-        """A bounded input's watermark waits for its end, and then passes everything."""
+    def test_no_record_of_a_bounded_input_is_late(self):
         pond = Pond()
         pipeline, stream = injected()
         stream.apply(Late(), name="late")
@@ -577,16 +549,15 @@ class TestBounded:
         ],
         ids=["table", "batch", "pandas", "list", "generator"],
     )
-    def test_inputs_of_every_form_give_the_same(self, given):
-        """Arrow, pandas, lists and generators are all inputs."""
+    def test_inputs_of_every_form_are_equal(self, given):
         pond = Pond()
 
         pond.runner().run(a_chain(), {"in": given})
 
         assert pond.states("second") == {"a": [1, 2]}
 
-    def test_a_run_that_was_killed_is_resumed_by_running_it_again(self):
-        """What the store has consumed is skipped: the same input twice is consumed once."""
+    def test_killed_run_is_resumed_by_running_it_again(self):
+        """The consumed rows are skipped."""
         pond = Pond()
         numbers = list(range(50_000))
         table = pa.table({"k": [f"{n % 101}" for n in numbers], "at": numbers, "n": numbers})
@@ -611,16 +582,15 @@ class TestBounded:
         assert pond.states("second") == {str(k): list(range(k, 50_000, 101)) for k in range(101)}
         assert pond.runner().run(a_chain(), {"in": table}).run.injected == 0
 
-    def test_another_input_is_refused(self):
-        """A store that has consumed more than there is was fed by something else."""
+    def test_input_shorter_than_consumed_is_refused(self):
+        """The store must have consumed a different input."""
         pond = Pond()
         pond.runner().run(a_chain(), {"in": rows(1, 2, 3)})
 
         with pytest.raises(InvalidError, match="rows=`1` consumed=`3`"):
             pond.runner().run(a_chain(), {"in": rows(1)})
 
-    def test_inputs_must_fit_the_pipeline(self):
-        """Unknown inputs, missing inputs, missing columns and what is no table are refused by name."""
+    def test_inputs_that_do_not_match_the_pipeline_are_refused(self):
         runner = Pond().runner()
 
         with pytest.raises(InvalidError, match="input=`other`"):
@@ -634,13 +604,12 @@ class TestBounded:
         with pytest.raises(InvalidError, match="DataFrame"):
             runner.run(a_chain(), {"in": pd.DataFrame({"k": ["a", 1]})})
 
-    def test_an_empty_input_only_ends(self):
-        """Nothing to consume is no error."""
+    def test_empty_input_is_accepted(self):
         assert Pond().runner().run(a_chain(), {"in": []}).totals.injected == 0
 
 
 class WakingClock(ManualClock):
-    """Does something after so many sleeps."""
+    """Call an action after a number of sleeps."""
 
     def __init__(self, sleeps: int) -> None:
         super().__init__()
@@ -655,8 +624,8 @@ class WakingClock(ManualClock):
 
 
 class TestFailures:
-    def test_a_run_that_lost_its_leases_is_fenced(self):
-        """The newest owner wins; the former owner's commit changes nothing, and its callers get the error."""
+    def test_run_that_lost_its_leases_is_fenced(self):
+        """The newest owner continues, and every caller of the former one gets the error."""
         pond = Pond()
         first = pond.start(a_chain())
         first.inject("in", rows(1))
@@ -671,8 +640,7 @@ class TestFailures:
 
         assert pond.states("second") == {"a": [1]}
 
-    def test_it_pauses_while_the_lease_service_is_away(self):
-        """A suspended lease stops the commits until it is held again; nothing is lost."""
+    def test_run_pauses_while_leases_are_suspended(self):
         pond = Pond()
         pond.clock = WakingClock(20)
         store = pond.store()
@@ -690,8 +658,7 @@ class TestFailures:
         assert pond.states("second") == {"a": [1, 2]}
         assert pond.clock.slept_ms
 
-    def test_it_gives_up_when_the_lease_service_stays_away(self):
-        """The pause has a bound."""
+    def test_run_ends_when_leases_stay_suspended_beyond_pause_timeout(self):
         pond = Pond(pause_timeout="1s")
         store = pond.store()
         runner = LocalRunner(store, clock=pond.clock, rng=pond.rng, progress=False, pause_timeout="1s")
@@ -702,8 +669,7 @@ class TestFailures:
         with pytest.raises(UnavailableError):
             run.run_until_quiet()
 
-    def test_it_goes_on_after_the_object_store_was_away(self):
-        """Files that could not be written are written again; each record counts once."""
+    def test_files_are_written_again_after_the_store_refused_them(self):
         objects = FaultyObjects(MemoryObjects())
         pond = Pond(objects)
         run = pond.start(a_chain())
@@ -716,8 +682,8 @@ class TestFailures:
 
         assert pond.states("second") == {"a": [1, 2]}
 
-    def test_a_lost_reply_of_a_commit_counts_once(self):
-        """A commit that landed unheard is found by reading back."""
+    def test_commit_with_a_lost_reply_counts_once(self):
+        """The committer finds its own commit by reading back."""
         objects = FaultyObjects(MemoryObjects())
         pond = Pond(objects)
         run = pond.start(a_chain())
@@ -730,8 +696,7 @@ class TestFailures:
 
         assert pond.states("second") == {"a": [1, 2]}
 
-    def test_a_commit_of_another_pipeline_is_seen(self):
-        """Another pipeline that commits to the same table does not disturb."""
+    def test_pipelines_on_one_table_do_not_disturb_each_other(self):
         pond = Pond()
         run = pond.start(a_chain())
         run.inject("in", rows(1))
@@ -748,8 +713,7 @@ class TestFailures:
         assert pond.states("second") == {"a": [1, 2]}
         assert pond.states("third") == {"a": [7]}
 
-    def test_a_wrong_table_is_the_callers_mistake_and_not_the_runs_end(self):
-        """Missing columns, unknown streams and what is no time are refused at the call."""
+    def test_invalid_call_is_refused_without_ending_the_run(self):
         pond = Pond()
         run = pond.start(a_chain())
 
@@ -768,8 +732,7 @@ class TestFailures:
         run.run_until_quiet()
         assert pond.states("second") == {"a": [1]}
 
-    def test_options_that_cannot_work_are_refused(self):
-        """A runner without intervals, or without room for a record, cannot run."""
+    def test_options_of_zero_are_refused(self):
         with pytest.raises(InvalidError, match="intervals"):
             LocalRunner("nowhere", intervals=0)
         with pytest.raises(InvalidError, match="intake_records_max"):
@@ -777,8 +740,7 @@ class TestFailures:
 
 
 class TestStop:
-    def test_stopping_drains_nothing_and_says_so(self):
-        """What was committed stays, what was not is refused to its receipt, and leases are given back."""
+    def test_stop_fails_uncommitted_receipts_and_releases_leases(self):
         pond = Pond()
         run = pond.start(a_chain())
         run.inject("in", rows(1))
@@ -795,8 +757,7 @@ class TestStop:
         assert run.stop().totals == summary.totals
         assert not pond.registry.owners
 
-    def test_a_run_is_stopped_at_the_end_of_a_with(self):
-        """Leaving the block gives the leases back."""
+    def test_run_is_stopped_at_the_end_of_a_with_block(self):
         pond = Pond()
 
         with pond.start(a_chain()) as run:
@@ -805,8 +766,8 @@ class TestStop:
         assert not run.is_active
         assert not pond.registry.owners
 
-    def test_a_full_intake_refuses_in_stepping_mode(self):
-        """No other thread makes room while the caller waits, so it does not wait."""
+    def test_full_intake_refuses_at_once_in_stepping_mode(self):
+        """No other thread would make room while the caller waits."""
         run = Pond(intake_records_max=2).start(a_chain())
         run.inject("in", rows(1, 2))
 
@@ -815,8 +776,7 @@ class TestStop:
 
 
 class TestThread:
-    def test_a_worker_handles_what_is_injected(self):
-        """Receipts, rest and backpressure work with a thread as with steps."""
+    def test_threaded_run_processes_injected_rows(self):
         pond = Pond(intake_records_max=3)
         with pond.runner().start(a_chain()) as run:
             for number in range(20):
@@ -828,8 +788,7 @@ class TestThread:
             with pytest.raises(InvalidError, match="stepping"):
                 run.step()
 
-    def test_a_wall_timer_wakes_the_worker(self):
-        """An idle run notices that the injected clock has moved; no record has to come."""
+    def test_wall_timer_wakes_an_idle_worker(self):
         RUNG.clear()
         pond = Pond()
         pipeline, stream = injected()
@@ -843,8 +802,7 @@ class TestThread:
 
             assert RUNG.wait(60)
 
-    def test_a_failure_reaches_every_waiting_thread(self):
-        """What ends the worker is raised by every later call."""
+    def test_failure_of_the_worker_is_raised_by_every_call(self):
         pond = Pond()
         pipeline, stream = injected()
         stream.apply(Picky(), name="picky", on_error="stop", retries=0)

@@ -1,4 +1,4 @@
-"""Updates of a local run while its thread works: nothing is lost or counted twice, and each caller gets its own answer."""
+"""Updates of a local run."""
 
 from __future__ import annotations
 
@@ -27,26 +27,18 @@ UPDATES = 12
 
 
 class Sum(Computation):
-    """Adds up the numbers of a key, and forwards each.
-
-    Args:
-        generation: tells its code from that of another pipeline.
-    """
+    """Add up a key's numbers, and forward each; ``generation`` changes the code."""
 
     def __init__(self, generation: int = 0) -> None:
         self.generation = generation
 
     def process_record(self, context: Any, record: Any) -> None:
-        """Add and forward."""
         context.state.set(context.state.get(0) + record.value["n"])
         context.produce("added", record.value)
 
 
 class Last(Computation):
-    """Counts what comes."""
-
     def process_record(self, context: Any, record: Any) -> None:
-        """Count."""
         context.state.set(context.state.get(0) + 1)
 
 
@@ -57,7 +49,7 @@ def pipeline(
     streams: tuple[str, ...] = ("s",),
     productions: ProductionMode = "strong",
 ) -> EnginePipeline:
-    """A sum, whose forwarded numbers are counted, and further streams that are counted."""
+    """Count the numbers that a sum forwards, and the records of further streams."""
     made = EnginePipeline("p", retire=() if with_last else ("last",))
     for stream in streams:
         made.inject(stream, key="k", at="n", id="n" if stream == "s" else None)
@@ -71,27 +63,21 @@ def pipeline(
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    """A store in memory."""
     with Store.in_memory(clock=ManualClock(), rng=SeededRng(1)) as opened:
         yield opened
 
 
 def states(store: Store, computation: str) -> dict[str, str]:
-    """The stored states of a computation, by key."""
     store.committer.refresh()
     return {row["key"]: row["state"] for row in store.rows_view(computation).to_arrow().to_pylist()}
 
 
 def started(store: Store, made: EnginePipeline, *, stepping: bool = False) -> LocalRun:
-    """A run of a pipeline, with a thread of its own unless it steps."""
     return LocalRunner(store, progress=False, upkeep=None).start(made, stepping=stepping)
 
 
 @pytest.mark.parametrize("productions", ["strong", "weak"])
-def test_nothing_is_lost_or_counted_twice_under_a_steady_inject(
-    store: Store, productions: ProductionMode
-) -> None:
-    """Each record that another thread injects during many updates is in the sum once, and its receipt is durable."""
+def test_records_injected_during_updates_count_once(store: Store, productions: ProductionMode) -> None:
     receipts: list[Receipt] = []
     with started(store, pipeline(productions=productions)) as run:
 
@@ -113,8 +99,8 @@ def test_nothing_is_lost_or_counted_twice_under_a_steady_inject(
     assert sorted({update.version for update in updates}) == [update.version for update in updates]
 
 
-def test_records_that_wait_for_a_stream_that_goes_are_refused_and_others_are_not(store: Store) -> None:
-    """The receipt of such records says why, the run goes on, and what waits for other streams is processed."""
+def test_waiting_records_of_a_removed_stream_are_refused(store: Store) -> None:
+    """The run continues with the records of other streams."""
     run = started(store, pipeline(streams=("s", "more")), stepping=True)
     gone = run.inject("more", {"k": "k", "n": 1})
     promised = run.advance_watermark("more", 5)
@@ -133,8 +119,8 @@ def test_records_that_wait_for_a_stream_that_goes_are_refused_and_others_are_not
     assert states(store, "sum") == {"k": "7"}
 
 
-def test_rows_that_wait_and_lack_what_a_new_key_needs_are_refused(store: Store) -> None:
-    """A consumer that is added with a key of another field refuses rows without it; the run does not end."""
+def test_waiting_rows_without_a_new_key_field_are_refused(store: Store) -> None:
+    """The run must not end."""
     run = started(store, pipeline(), stepping=True)
     waiting = run.inject("s", {"k": "k", "n": 1})
     changed = pipeline()
@@ -150,8 +136,7 @@ def test_rows_that_wait_and_lack_what_a_new_key_needs_are_refused(store: Store) 
     assert states(store, "by_city") == {"Oslo": "1"}
 
 
-def test_an_update_that_is_refused_ends_nothing(store: Store) -> None:
-    """The thread runs the old pipeline as before, and the caller gets the error."""
+def test_refused_update_leaves_the_run_unchanged(store: Store) -> None:
     with started(store, pipeline()) as run:
         run.inject("s", {"k": "k", "n": 1}).wait()
         with pytest.raises(InvalidError, match="no injector"):
@@ -165,7 +150,7 @@ def test_an_update_that_is_refused_ends_nothing(store: Store) -> None:
     assert states(store, "sum") == {"k": "3"}
 
 
-def test_a_sink_that_cannot_be_opened_leaves_the_run_as_it_was(store: Store) -> None:
+def test_update_with_an_unavailable_sink_leaves_the_run_unchanged(store: Store) -> None:
     """Sinks are opened before anything changes."""
 
     class Broken:
@@ -183,8 +168,8 @@ def test_a_sink_that_cannot_be_opened_leaves_the_run_as_it_was(store: Store) -> 
         assert not run.topology.sinks
 
 
-def test_code_of_the_pipeline_cannot_update_it(store: Store) -> None:
-    """It is told so, instead of waiting for itself for ever."""
+def test_update_from_the_pipelines_own_code_is_refused(store: Store) -> None:
+    """The update would wait for itself indefinitely."""
     runs: list[LocalRun] = []
     answers: list[str] = []
 
@@ -206,8 +191,7 @@ def test_code_of_the_pipeline_cannot_update_it(store: Store) -> None:
     assert answers == ["a pipeline's own code cannot update it: the update would wait for itself"]
 
 
-def test_an_update_of_a_run_that_has_ended_is_refused(store: Store) -> None:
-    """After a stop no update can come."""
+def test_update_of_a_stopped_run_is_refused(store: Store) -> None:
     run = started(store, pipeline())
     run.stop()
     with pytest.raises(InvalidError, match="stopped"):
@@ -233,18 +217,16 @@ _UPDATE_POINTS = [
 
 @pytest.mark.parametrize("point", _UPDATE_POINTS)
 @pytest.mark.parametrize("goes_on", ["old", "new"])
-def test_a_process_that_dies_within_an_update_leaves_a_store_for_either_pipeline(
-    point: str, goes_on: str
-) -> None:
-    """Wherever it dies, a restart with the old or the new pipeline goes on from the last superstep: each record
-    counts once, and what was retired is not lost.
+def test_death_during_an_update_leaves_a_store_for_either_pipeline(point: str, goes_on: str) -> None:
+    """A restart with the old or the new pipeline continues from the last superstep and counts each record
+    once.
     """
     disk, registry = MemoryObjects(), MemoryRegistry()
 
     def opened(number: int) -> Store:
         return Store.in_memory(objects=disk, registry=registry, clock=ManualClock(), rng=SeededRng(number))
 
-    # The new pipeline retires one computation and brings another one back, which takes leases.
+    # The new pipeline restores a retired computation, which takes leases.
     before, after = pipeline(with_last=False), pipeline(1)
     first = opened(1)
     run = started(first, pipeline(), stepping=True)
@@ -273,13 +255,13 @@ def test_a_process_that_dies_within_an_update_leaves_a_store_for_either_pipeline
     again.run_until_quiet()
     again.stop()
     assert states(second, "sum") == {"k": "15"}
-    # The number that came while it was retired waits for it as long as no superstep follows.
+    # A number that arrived while the computation was retired waits until the next superstep.
     assert states(second, "last") == {"k": "4" if goes_on == "new" else "3"}
 
 
 @pytest.mark.parametrize("point", [None, "update.checked", "update.leases_released"])
-def test_an_owner_that_was_fenced_updates_nothing(point: str | None) -> None:
-    """Another process that has taken the pipeline, or takes it within the update, goes on alone."""
+def test_update_by_a_fenced_owner_is_refused(point: str | None) -> None:
+    """The other process takes over before the update or during it."""
     disk, registry = MemoryObjects(), MemoryRegistry()
     first, second = (
         Store.in_memory(objects=disk, registry=registry, clock=ManualClock(), rng=SeededRng(number))
@@ -308,14 +290,14 @@ def test_an_owner_that_was_fenced_updates_nothing(point: str | None) -> None:
     assert (states(second, "sum"), states(second, "last")) == ({"k": "3"}, {"k": "2"})
 
 
-def test_an_update_does_not_wait_for_code_that_hangs(store: Store) -> None:
-    """When code that cannot be interrupted has ended the run, the update says so."""
+def test_update_of_a_run_with_hanging_code_raises_its_error(store: Store) -> None:
+    """The time limit has ended the run, but cannot interrupt the code."""
     release, began = threading.Event(), threading.Event()
 
     class Hangs(Computation):
         def process_record(self, context: Any, record: Any) -> None:
             began.set()
-            # In one call of C, which no exception from outside can interrupt.
+            # One call into C, which no exception from outside can interrupt.
             release.wait()
 
         def __reduce__(self) -> tuple[Any, ...]:
@@ -334,8 +316,8 @@ def test_an_update_does_not_wait_for_code_that_hangs(store: Store) -> None:
         run.abandon()
 
 
-def test_a_service_that_goes_away_midway_ends_the_run_with_its_error(store: Store) -> None:
-    """Once something has changed there is no way back: the run ends, and says why to everyone."""
+def test_unavailable_store_midway_in_an_update_ends_the_run(store: Store) -> None:
+    """The update has changed something and cannot be reverted, so every caller gets the error."""
 
     def away(name: str) -> None:
         if name == "update.leases_released":
@@ -350,8 +332,7 @@ def test_a_service_that_goes_away_midway_ends_the_run_with_its_error(store: Stor
             run.inject("s", {"k": "k", "n": 3})
 
 
-def test_what_an_update_says_it_changed(store: Store) -> None:
-    """Names of what is new, gone and different, the version of the commit, and how long supersteps paused."""
+def test_update_reports_changes_version_and_pause(store: Store) -> None:
     run = started(store, pipeline(streams=("s", "more")), stepping=True)
     done = run.update(pipeline(1, streams=("s", "other")))
     run.stop()

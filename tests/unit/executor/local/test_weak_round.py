@@ -1,4 +1,4 @@
-"""Weak productions in the local runner: taken within the superstep, checkpointed when a consumer is slow."""
+"""Weak productions in the local runner."""
 
 from __future__ import annotations
 
@@ -29,12 +29,8 @@ GATE = threading.Event()
 
 
 class Pass(Computation):
-    """Passes its records on, and takes its time by the clock of the test.
-
-    Args:
-        output: the stream; ``None``: counts instead.
-        takes_ms: so long for each record.
-        waits: whether it waits for the gate to open.
+    """Forward records, or count them without an ``output``; take time on the test's clock, or wait for the
+    gate.
     """
 
     def __init__(self, output: str | None = None, takes_ms: float = 0, *, waits: bool = False) -> None:
@@ -55,7 +51,7 @@ class Pass(Computation):
 
 
 class Pond:
-    """A store in memory, and one run after the other on it."""
+    """A store in memory that outlives its runs."""
 
     def __init__(self, pipeline: Callable[[], EnginePipeline], **options: Any) -> None:
         self.pipeline = pipeline
@@ -94,7 +90,7 @@ def chain(
     sink: str | None = None,
     modes: tuple[str, str] = ("weak", "weak"),
 ) -> Callable[[], EnginePipeline]:
-    """``in`` → ``a`` → ``b`` → ``c``; ``c`` counts."""
+    """Chain ``in`` → ``a`` → ``b`` → ``c``; ``c`` counts."""
 
     def make() -> EnginePipeline:
         pipeline = EnginePipeline("p")
@@ -111,12 +107,11 @@ def chain(
 
 
 def rows(*numbers: int) -> list[dict[str, object]]:
-    """A row for each number, under the key ``k``."""
     return [{"k": f"k{n}", "t": n, "n": n} for n in numbers]
 
 
 def test_weak_productions_reach_their_consumers_in_one_superstep():
-    """Three computations run in one superstep, and the stateless ones leave no file at all."""
+    """The stateless computations write no files."""
     pond = Pond(chain(), intervals=2)
     with pond.start() as run:
         run.inject("in", rows(1, 2, 3))
@@ -129,8 +124,8 @@ def test_weak_productions_reach_their_consumers_in_one_superstep():
     assert pond.files("a") == pond.files("b") == 0
 
 
-def test_any_mix_of_weak_and_strong():
-    """A strong stream takes a superstep more; what comes out is the same."""
+def test_weak_and_strong_streams_can_be_mixed():
+    """Each strong stream takes one more superstep."""
     steps = {}
     for modes in (("strong", "strong"), ("weak", "strong"), ("strong", "weak"), ("weak", "weak")):
         pond = Pond(chain(modes=modes), intervals=3)
@@ -144,8 +139,8 @@ def test_any_mix_of_weak_and_strong():
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_production_that_waits_too_long_is_checkpointed(restarts):
-    """When b takes more than a second, c gets its production from the checkpoint, and once (figure 11)."""
+def test_production_that_waits_too_long_is_checkpointed(restarts):
+    """Figure 11 of the MillWheel paper: ``b`` takes over a second, so ``c`` reads the checkpoint."""
     pond = Pond(chain(b_takes_ms=1_500), intervals=2)
     run = pond.start()
     receipt = run.inject("in", rows(7))
@@ -162,8 +157,7 @@ def test_a_production_that_waits_too_long_is_checkpointed(restarts):
     assert RAN == {"s": 1, "m": 1, "Pass": 1}
 
 
-def test_a_checkpointed_production_holds_the_watermark():
-    """Until c has the production that was checkpointed for it, its input watermark waits."""
+def test_checkpointed_production_holds_its_consumers_watermark():
     pond = Pond(chain(b_takes_ms=1_500))
     with pond.start() as run:
         run.inject("in", rows(7))
@@ -174,9 +168,7 @@ def test_a_checkpointed_production_holds_the_watermark():
         assert run.watermark("c") > 7
 
 
-def test_who_is_fast_is_not_asked_again():
-    """Of two consumers only the one that was too slow gets the checkpointed production."""
-
+def test_checkpointed_production_goes_to_slow_consumers_only():
     def make() -> EnginePipeline:
         pipeline = EnginePipeline("p")
         stream = pipeline.inject("in", key="k", at="t").apply(
@@ -195,8 +187,8 @@ def test_who_is_fast_is_not_asked_again():
     assert pond.counts("c") == {"k1": 1, "k2": 2}
 
 
-def test_a_slow_consumer_does_not_keep_the_sender_waiting():
-    """While c hangs in its code, what b produced is checkpointed and the injected record is acknowledged."""
+def test_hanging_consumer_does_not_delay_the_receipt():
+    """The production is checkpointed while ``c`` hangs."""
     pond = Pond(chain(c_waits=True))
     clock = SystemClock()
     with Store.in_memory(objects=pond.disk, registry=pond.registry, clock=clock, rng=pond.rng) as store:
@@ -210,12 +202,12 @@ def test_a_slow_consumer_does_not_keep_the_sender_waiting():
             assert run.summary().superstep == 2
 
     assert pond.counts("c") == {"k5": 5}
-    # What it was busy with became part of the next superstep: its code did not run again.
+    # The finished work became part of the next superstep, so the code did not run again.
     assert RAN["Pass"] == 1
 
 
-def test_a_consumer_that_blocks_for_ever_ends_the_run():
-    """It was left behind in a thread that nothing can interrupt: the run's error names it, and no process waits for it."""
+def test_consumer_that_blocks_indefinitely_ends_the_run():
+    """The abandoned thread cannot be interrupted, but it is a daemon, so the process can exit."""
     pond = Pond(chain(c_waits=True, c_timeout="100ms"))
     with Store.in_memory(
         objects=pond.disk, registry=pond.registry, clock=SystemClock(), rng=pond.rng
@@ -231,8 +223,8 @@ def test_a_consumer_that_blocks_for_ever_ends_the_run():
     assert pond.counts("c") == {}
 
 
-def test_sinks_get_weak_productions_once(tmp_path):
-    """A sink takes them from the rows after the commit; after a crash in between, from there as well."""
+def test_sink_gets_weak_productions_once(tmp_path):
+    """The sink reads them from the committed rows, also after a crash."""
     pond = Pond(chain(sink=str(tmp_path / "out")))
     run = pond.start()
     run.inject("in", rows(1, 2))
@@ -244,8 +236,8 @@ def test_sinks_get_weak_productions_once(tmp_path):
     assert pond.counts("c") == {"k1": 1, "k2": 2}
 
 
-def test_what_is_not_committed_has_not_happened():
-    """A commit that fails takes back what consumers made of weak productions, though their code has run."""
+def test_failed_commit_reverts_consumers_of_weak_productions():
+    """Their code has already run."""
     pond = Pond(chain(), pause_timeout="0s")
     run = pond.start()
     run.inject("in", rows(9))
@@ -267,8 +259,7 @@ def test_what_is_not_committed_has_not_happened():
     assert pond.counts("c") == {"k1": 1, "k9": 9}
 
 
-def test_a_pipeline_that_becomes_strong_delivers_nothing_again(tmp_path):
-    """What was delivered as weak stays delivered when the code says strong at the next start."""
+def test_productions_delivered_as_weak_are_not_delivered_again_as_strong(tmp_path):
     sink = str(tmp_path / "out")
     pond = Pond(chain(sink=sink))
     run = pond.start()

@@ -1,4 +1,4 @@
-"""Which intervals are compacted next."""
+"""The order in which intervals are compacted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INTERVALS = intervals_from_boundaries("c", [f"{number:03d}" for number in range(
 
 
 def schedule(fan_in: int) -> CompactionSchedule:
-    """A schedule that is only asked what is due."""
+    """Make a schedule that is only asked for due intervals."""
     policy = UpkeepPolicy(compaction=CompactionPolicy(fan_in=fan_in))
     return CompactionSchedule(
         UNUSED, UNUSED, UNUSED, clock=ManualClock(), rng=SeededRng(1), policy=policy, workers=UNUSED
@@ -23,13 +23,13 @@ def schedule(fan_in: int) -> CompactionSchedule:
 
 
 def record(compactions: CompactionSchedule, *intervals: Interval) -> None:
-    """A superstep in which the intervals get a file each."""
+    """Record a superstep that writes a file for each interval."""
     for interval in intervals:
         compactions.files[interval] += 1
 
 
-def test_those_with_most_files_come_first() -> None:
-    """Where more intervals are due than may be prepared, none waits for ever behind others with fewer files."""
+def test_intervals_with_most_files_are_due_first() -> None:
+    """No interval may wait indefinitely behind others with fewer files."""
     compactions = schedule(fan_in=2)
     for _ in range(2):
         record(compactions, *INTERVALS)
@@ -41,8 +41,7 @@ def test_those_with_most_files_come_first() -> None:
     assert len(due) < len(INTERVALS)
 
 
-def test_those_with_few_files_are_not_due() -> None:
-    """An interval is due from `fan_in` files on."""
+def test_interval_is_due_from_fan_in_files_on() -> None:
     compactions = schedule(fan_in=2)
     record(compactions, *INTERVALS)
     record(compactions, INTERVALS[7])

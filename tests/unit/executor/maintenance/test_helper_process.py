@@ -1,4 +1,4 @@
-"""The helper process: work elsewhere, and nothing left of it when its parent is gone."""
+"""The helper process, which must end with its parent."""
 
 from __future__ import annotations
 
@@ -60,8 +60,7 @@ def is_alive(process_id: int) -> bool:
     return "\nState:\tZ" not in status
 
 
-def test_work_is_done_in_another_process(helper):
-    """It is started at the first piece of work, used again, and gone after the end."""
+def test_work_runs_in_one_other_process_started_on_demand(helper):
     assert helper.process_id is None
     first = helper.submit(os.getpid).result()
     assert helper.submit(os.getpid).result() == first == helper.process_id != os.getpid()
@@ -69,8 +68,8 @@ def test_work_is_done_in_another_process(helper):
     assert not is_alive(first)
 
 
-def test_errors_come_back_as_they_are(helper, tmp_path):
-    """An error of the tree keeps class, message and details; any other one is no reason to stop."""
+def test_errors_keep_class_message_and_details(helper, tmp_path):
+    """An error of any other class becomes UnavailableError, and the helper continues."""
     with pytest.raises(DataError, match="missing") as caught:
         helper.submit(open_objects(str(tmp_path)).get, "nothing").result()
     assert caught.value.details["path"] == "nothing"
@@ -79,22 +78,21 @@ def test_errors_come_back_as_they_are(helper, tmp_path):
     assert helper.submit(divmod, 7, 2).result() == (3, 1)
 
 
-def test_what_it_prints_does_not_get_between(helper):
-    """Standard output of the other process is not the channel of its answers."""
+def test_printing_does_not_disturb_the_answers(helper):
+    """The answers do not use standard output."""
     assert helper.submit(print, "to whom it may concern").result() is None
     assert helper.submit(len, b"x" * (1 << 22)).result() == 1 << 22
 
 
-def test_a_killed_process_is_replaced(helper):
-    """The work it did is reported as not done, and the next piece gets a fresh process."""
+def test_killed_process_is_replaced_by_the_next_task(helper):
     killed = helper.submit(os.getpid).result()
     with pytest.raises(UnavailableError, match="helper process has ended"):
         helper.submit(os.kill, killed, signal.SIGKILL).result()
     assert helper.submit(os.getpid).result() != killed
 
 
-def test_an_interrupt_is_not_for_it(helper):
-    """A signal that a terminal sends to the whole group does not end it, not even while it starts."""
+def test_interrupts_do_not_end_the_process(helper):
+    """A terminal sends the signal to the whole group, perhaps while the process starts."""
     first = helper.submit(os.getpid)
     assert wait_until(lambda: helper.process_id is not None, SystemClock())
     os.kill(helper.process_id, signal.SIGINT)
@@ -103,8 +101,8 @@ def test_an_interrupt_is_not_for_it(helper):
     assert helper.submit(os.getpid).result() == first.result()
 
 
-def test_a_stopped_process_is_replaced(helper, monkeypatch):
-    """One that takes no question, and one that gives no answer, are given up after a bounded time."""
+def test_unresponsive_process_is_replaced(helper, monkeypatch):
+    """A stopped process reads no question and sends no answer."""
     stopped = helper.submit(os.getpid).result()
     os.kill(stopped, signal.SIGSTOP)
     monkeypatch.setattr("millpond.executor.maintenance.helpers._ANSWER_S_MAX", 0.2)
@@ -116,8 +114,8 @@ def test_a_stopped_process_is_replaced(helper, monkeypatch):
     assert helper.submit(len, b"x" * (1 << 22)).result() == 1 << 22
 
 
-def test_it_works_for_a_program_with_many_files(helper):
-    """The numbers of its pipes may be above a thousand."""
+def test_helper_works_with_file_descriptors_above_1024(helper):
+    """`select` cannot wait for such descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4_096, hard), hard))
     with contextlib.ExitStack() as held:
@@ -127,15 +125,15 @@ def test_it_works_for_a_program_with_many_files(helper):
         assert helper.submit(divmod, 7, 2).result() == (3, 1)
 
 
-def test_it_ends_if_its_parent_is_gone_before_it_looks(helper, monkeypatch):
-    """It is told whose it is, so that a fork that keeps its pipes open does not keep it."""
+def test_helper_ends_if_its_parent_died_before_its_first_look(helper, monkeypatch):
+    """It gets its parent's id, because a fork may keep the pipes open."""
     monkeypatch.setattr("millpond.executor.maintenance.helpers.os.getpid", lambda: 1)
     with pytest.raises(UnavailableError, match="helper process has ended"):
         helper.submit(divmod, 7, 2).result()
 
 
-def test_it_ends_with_its_parent():
-    """A parent that is killed with SIGKILL leaves no helper behind, not even a busy one."""
+def test_helper_ends_with_a_killed_parent():
+    """Even a busy helper must end."""
     command = [sys.executable, "-c", ORPHAN]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -146,7 +144,7 @@ def test_it_ends_with_its_parent():
 
 
 def test_nothing_is_imported_from_the_current_folder(tmp_path):
-    """A program that lies elsewhere, and does not import from the current folder, has no helper that does."""
+    """The program lies elsewhere and does not import from the current folder, so its helper must not either."""
     here, program = tmp_path / "here", tmp_path / "there" / "program.py"
     for folder in (here, program.parent):
         folder.mkdir()
@@ -162,8 +160,8 @@ class Count(Computation):
         context.state.set((context.state.get() or 0) + 1)
 
 
-def test_a_pipeline_on_disk_compacts_and_collects_in_it(tmp_path):
-    """The files of a running pipeline stay few, its log is checkpointed, and killing the process changes nothing."""
+def test_pipeline_compacts_and_collects_in_the_helper(tmp_path):
+    """Killing the helper process changes no result."""
     registry, clock = MemoryRegistry(), SystemClock()
     policy = UpkeepPolicy(compaction=CompactionPolicy(fan_in=4, files_max=8), collect_every=30)
     pipeline = EnginePipeline("p")
@@ -184,8 +182,7 @@ def test_a_pipeline_on_disk_compacts_and_collects_in_it(tmp_path):
         assert store.log.inventory().checkpoints
 
 
-def test_what_is_under_way_can_be_cut_short(helper):
-    """Closing does not wait for endless work; the process is gone, with its scratch files."""
+def test_abort_ends_running_work_and_removes_scratch_files(helper):
     process_id, scratch = helper.submit(os.getpid).result(), helper.submit(tempfile.gettempdir).result()
     assert Path(scratch).is_dir()
     endless, waiting = helper.submit(signal.pause), helper.submit(os.getpid)

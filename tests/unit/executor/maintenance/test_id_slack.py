@@ -1,4 +1,4 @@
-"""How long a repeated record is recognised, while compactions forget what no sender may repeat any more."""
+"""The time for which compactions keep record ids."""
 
 from __future__ import annotations
 
@@ -35,15 +35,12 @@ EAGER: Final = UpkeepPolicy(
 
 
 class Total(Computation):
-    """Counts a key's records."""
-
     def process_record(self, context: Context, record: Record) -> None:
-        """One more."""
         context.state.set(context.state.get(0) + 1)
 
 
 class Pond:
-    """A store in memory that is compacted at every chance, and a count of one key's records."""
+    """A store in memory that is compacted as often as possible, and a count of one key's records."""
 
     def __init__(
         self, id_slack: Duration = "3h", *, on_late: OnLate = "process", upkeep: UpkeepPolicy | None = EAGER
@@ -55,7 +52,6 @@ class Pond:
         self.start(id_slack)
 
     def start(self, id_slack: Duration) -> None:
-        """Run the pipeline, with another slack perhaps."""
         made = EnginePipeline("p")
         made.inject("in", key="k", at="at", id="id", watermark=ManualWatermark(), id_slack=id_slack).apply(
             Total(), name="total", on_late=self._on_late
@@ -67,24 +63,20 @@ class Pond:
         self.run = runner.start(made, stepping=True)
 
     def open(self) -> Store:
-        """The store."""
         return Store.in_memory(
             objects=self._objects, registry=self._registry, clock=self.clock, rng=SeededRng("store")
         )
 
     def stop(self) -> None:
-        """End the run."""
         self.run.stop()
         self.store.close()
 
     def send(self, id_: str, at: int = NOW_US, *, times: int = 1) -> None:
-        """A record, once in each of so many supersteps."""
         for _ in range(times):
             self.run.inject("in", [{"k": "key", "id": id_, "at": at}])
             self.run.step()
 
     def pass_minutes(self, minutes: int) -> None:
-        """Time passes, and records of other keys' keep the compactions going."""
         self.clock.advance_ms(minutes * MINUTE_MS)
         for number in range(4):
             self.run.inject(
@@ -94,18 +86,16 @@ class Pond:
 
     @property
     def count(self) -> int:
-        """How many records of the key have counted."""
         rows = self.store.rows_view("total").to_arrow().to_pylist()
         return sum(int(row["state"]) for row in rows if row["key"] == "key")
 
     @property
     def totals(self) -> Any:
-        """The run's totals."""
         return self.run.summary().totals
 
 
-def test_a_fast_clock_makes_no_honest_record_count_twice() -> None:
-    """After one record that is nine hours fast, 120 honest ones that come twice each count 120, with 120 duplicates."""
+def test_record_from_a_fast_clock_does_not_expire_ids_of_others() -> None:
+    """One record is nine hours ahead; 120 others are sent twice."""
     pond = Pond()
     pond.send("fast", NOW_US + 9 * HOUR_US)
     pond.run.advance_watermark("in", NOW_US + 9 * HOUR_US)
@@ -118,8 +108,8 @@ def test_a_fast_clock_makes_no_honest_record_count_twice() -> None:
     assert pond.totals.duplicates == 120
 
 
-def test_a_late_record_that_comes_again_counts_once() -> None:
-    """A record nine hours behind the watermark, repeated every ten commits, counts once."""
+def test_repeated_late_record_counts_once() -> None:
+    """The record is nine hours behind the watermark and repeated every ten commits."""
     pond = Pond()
     pond.run.advance_watermark("in", NOW_US)
     for number in range(40):
@@ -131,8 +121,8 @@ def test_a_late_record_that_comes_again_counts_once() -> None:
     assert pond.totals.duplicates == 3
 
 
-def test_a_late_record_that_is_dropped_and_comes_again_is_one_drop() -> None:
-    """With ``on_late="drop"`` a late record sent five times, with compactions in between, is one drop and four duplicates."""
+def test_repeated_late_record_is_dropped_once() -> None:
+    """Compactions run between the repetitions."""
     pond = Pond(on_late="drop")
     pond.run.advance_watermark("in", NOW_US)
     for number in range(5):
@@ -153,12 +143,10 @@ def test_a_late_record_that_is_dropped_and_comes_again_is_one_drop() -> None:
         ("1d", 23 * 60, 100, 1),
     ],
 )
-def test_an_id_goes_when_its_slack_has_passed_on_both_clocks(
+def test_id_expires_when_its_slack_has_passed_on_both_clocks(
     id_slack: str, wall_minutes: int, event_hours: int, counts: int
 ) -> None:
-    """A record that comes again within the injector's slack, on the wall clock or in event time, counts once; after both,
-    and a minute that arrivals are rounded up by, it counts again, as its id is gone.
-    """
+    """Arrivals are rounded up by a minute."""
     pond = Pond(id_slack)
     pond.send("again")
     pond.run.advance_watermark("in", NOW_US + event_hours * HOUR_US)
@@ -169,8 +157,8 @@ def test_an_id_goes_when_its_slack_has_passed_on_both_clocks(
 
 
 @pytest.mark.parametrize("first", ["1d", "1h"])
-def test_offline_maintenance_knows_the_slack_of_the_last_run(first: str) -> None:
-    """``millpond gc`` keeps ids for as long as the pipeline said when it ran last, also when it has said less before."""
+def test_offline_gc_keeps_ids_for_the_slack_of_the_last_run(first: str) -> None:
+    """The store keeps the slack, also if an earlier run had a shorter one."""
     pond = Pond(first, upkeep=None)
     pond.stop()
     for id_slack, minutes, expected in (("5h", 4 * 60, 1), ("2h", 2 * 60 + 2, 2)):
@@ -189,8 +177,7 @@ def test_offline_maintenance_knows_the_slack_of_the_last_run(first: str) -> None
         pond.stop()
 
 
-def test_the_slack_is_a_positive_duration() -> None:
-    """Three hours unless said otherwise; a slack of nothing is refused."""
+def test_id_slack_must_be_positive_and_defaults_to_3_hours() -> None:
     made = EnginePipeline("p")
     made.inject("default", key="k", at="at", id="id")
     with pytest.raises(InvalidError, match="id_slack must be positive"):
@@ -199,8 +186,8 @@ def test_the_slack_is_a_positive_duration() -> None:
     assert made._injectors["default"].id_slack_us == ID_SLACK_US == duration_us("3h")
 
 
-def test_a_computation_keeps_ids_for_its_slowest_sender() -> None:
-    """The longest slack of several streams with ids counts, and a stream without ids does not."""
+def test_computation_uses_the_longest_slack_of_its_streams() -> None:
+    """A stream without ids does not count."""
     made = EnginePipeline("p")
     made.inject("short", key="k", at="at", id="id", id_slack="1h")
     made.inject("long", key="k", at="at", id="id", id_slack="2h")
@@ -210,8 +197,7 @@ def test_a_computation_keeps_ids_for_its_slowest_sender() -> None:
     assert made.check().id_slack_us("total") == 2 * HOUR_US
 
 
-def test_an_embedded_computation_has_a_slack_too(tmp_path: Path) -> None:
-    """``foreach_batch`` takes the slack of its input."""
+def test_foreach_batch_takes_id_slack(tmp_path: Path) -> None:
     embedded = foreach_batch(tmp_path, Total(), key="k", at="at", id="id", id_slack="10m", name="total")
 
     assert embedded._embedded.pipeline.check().id_slack_us("total") == HOUR_US // 6

@@ -41,7 +41,7 @@ def pipeline() -> EnginePipeline:
 
 
 class Pond:
-    """A store in memory on which a pipeline has left forty files."""
+    """A store in memory with forty files of a pipeline."""
 
     def __init__(self) -> None:
         self.disk, self.registry, self.clock = MemoryObjects(), MemoryRegistry(), ManualClock()
@@ -71,8 +71,8 @@ class Pond:
         return list(self.open().rows_view("count").to_arrow().column("state").to_pylist())
 
 
-def test_a_store_at_rest_is_compacted_and_cleaned():
-    """Each interval is left with its last superstep's file and one other; the rest is off the disk."""
+def test_stopped_store_is_compacted_and_cleaned():
+    """Each interval keeps the file of its last superstep and one other."""
     pond = Pond()
     pond.run.stop()
     before = pond.counts()
@@ -92,8 +92,8 @@ def test_a_store_at_rest_is_compacted_and_cleaned():
     assert len(collected.collections[0].paths) == 38
 
 
-def test_the_pipeline_goes_on_afterwards():
-    """After the next start it counts on, and knows what it has consumed."""
+def test_pipeline_continues_after_an_offline_collection():
+    """It must still know the consumed ids."""
     pond = Pond()
     pond.run.stop()
     pond.collect()
@@ -104,8 +104,7 @@ def test_the_pipeline_goes_on_afterwards():
     assert pond.counts() == ["21", "20", "20", "20"]
 
 
-def test_a_running_pipeline_keeps_its_leases():
-    """What another process holds is not compacted, and not disturbed."""
+def test_intervals_of_a_running_pipeline_are_skipped():
     pond = Pond()
     collected = pond.collect()
     pond.run.inject("in", [{"k": "a", "at": 1, "id": "more"}])
@@ -116,8 +115,8 @@ def test_a_running_pipeline_keeps_its_leases():
     assert pond.counts() == ["21", "20", "20", "20"]
 
 
-def test_a_repair_and_an_offline_collection_exclude_each_other():
-    """Either is refused with the reason while the other is at work, a dry run is not, and a dead one blocks no other."""
+def test_repair_and_offline_collection_exclude_each_other():
+    """A dry run is allowed, and a dead process blocks nobody."""
     pond = Pond()
     pond.run.stop()
     working = MemoryLeases(pond.registry, pond.clock, writer_id="worker")
@@ -134,8 +133,8 @@ def test_a_repair_and_an_offline_collection_exclude_each_other():
         assert pond.collect().collections[0].paths
 
 
-def test_a_collection_that_lost_its_hold_deletes_nothing(monkeypatch: pytest.MonkeyPatch):
-    """It slept past its session after the survey, and a repair may have brought back what it found."""
+def test_collection_that_lost_its_lease_deletes_nothing(monkeypatch: pytest.MonkeyPatch):
+    """While it slept past its session, a repair may have restored files that it found to be garbage."""
     pond = Pond()
     pond.run.stop()
     before = {path for path in pond.disk.list("") if path.startswith("computation=")}
@@ -153,8 +152,8 @@ def test_a_collection_that_lost_its_hold_deletes_nothing(monkeypatch: pytest.Mon
     assert before <= set(pond.disk.list(""))
 
 
-def test_a_dry_run_takes_no_lease_and_writes_nothing():
-    """It tells what would be compacted, even while a pipeline runs."""
+def test_dry_run_takes_no_lease_and_writes_nothing():
+    """It also works while a pipeline runs."""
     pond = Pond()
     before = {path: pond.disk.get(path) for path in pond.disk.list("")}
     collected = pond.collect(dry_run=True)
@@ -165,8 +164,7 @@ def test_a_dry_run_takes_no_lease_and_writes_nothing():
     pond.run.step()
 
 
-def test_commands_collect_and_verify(tmp_path: Path, zookeeper_hosts: str):
-    """`millpond gc` compactions a store on disk, `millpond verify` finds it sound, and then finds the damage."""
+def test_gc_command_compacts_and_verify_finds_damage(tmp_path: Path, zookeeper_hosts: str):
     path = tmp_path / "pond"
     rows = [{"k": "a", "at": number, "id": str(number)} for number in range(5)]
     for number in range(1, 5):
@@ -194,8 +192,8 @@ def test_commands_collect_and_verify(tmp_path: Path, zookeeper_hosts: str):
     assert "row updates of count" in damaged.stdout
 
 
-def test_the_command_repairs(tmp_path: Path, zookeeper_hosts: str):
-    """`millpond repair` asks first, turns a bit back, takes the store back from a cut file, and the run goes on."""
+def test_repair_command_repairs_and_the_pipeline_continues(tmp_path: Path, zookeeper_hosts: str):
+    """One bit can be flipped back; a truncated file needs a rewind."""
     path = tmp_path / "pond"
     rows = [{"k": "a", "at": number, "id": str(number)} for number in range(5)]
     command, given = CliRunner(), [str(path), "--zookeeper", zookeeper_hosts]

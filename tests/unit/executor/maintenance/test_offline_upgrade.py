@@ -1,4 +1,4 @@
-"""Upgrading by hand: all rows get today's form, nothing else of them changes, and a killed upgrade is finished later."""
+"""Offline upgrades of stored states."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECOND_US = 1_000_000
 
 
 class Count(Computation):
-    """Counts, with a timer and a hold."""
+    """Count, with a timer and a hold."""
 
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
@@ -38,11 +38,11 @@ class Count(Computation):
 
 
 class Packed(Count):
-    """The same as a dict in another codec; thirteen is refused."""
+    """Count in a dict with another codec; fail for the state 13."""
 
     state_version = 1
     codec: Codec = MsgpackCodec()
-    codecs = {0: JsonCodec()}  # noqa: RUF012 - as users write it
+    codecs = {0: JsonCodec()}  # noqa: RUF012 - as in user code
 
     def upgrade_state(self, state: Any, version: int) -> Any:
         if state == 13:
@@ -59,7 +59,7 @@ class Packed(Count):
 
 
 class Pond:
-    """A store in memory whose files are as on disk, and pipelines on it one after the other."""
+    """A store in memory with Parquet files, and pipelines that run on it in turn."""
 
     def __init__(self) -> None:
         self.objects, self.registry = MemoryObjects(), MemoryRegistry()
@@ -112,12 +112,11 @@ class Pond:
 
 
 def unchanged(row: dict[str, Any]) -> dict[str, Any]:
-    """What an upgrade leaves as it is."""
+    """Return the columns that an upgrade must not change."""
     return {name: row[name] for name in ("key", "timers", "hold", "superstep", "record_ids", "productions")}
 
 
-def test_rows_change_their_state_and_nothing_else():
-    """State and version are today's; timers, holds, ids and productions stay, and the pipeline goes on."""
+def test_upgrade_changes_state_and_version_only():
     pond = Pond()
     pond.run(Count(), "a", "b", "b", "c")
     before = pond.rows()
@@ -135,8 +134,7 @@ def test_rows_change_their_state_and_nothing_else():
     assert pond.upgrade() == [Upgraded(computation="c", state_version=1, current=3)]
 
 
-def test_timers_fire_after_it():
-    """What was due later finds the upgraded state."""
+def test_timers_fire_with_the_upgraded_state():
     pond = Pond()
     pond.run(Count(), "a")
     pond.upgrade()
@@ -147,8 +145,8 @@ def test_timers_fire_after_it():
     assert pond.counts() == {"a": ({"count": 1_001}, 1)}
 
 
-def test_a_dry_run_changes_nothing():
-    """The code is called for each row, and the log has no further version; the pipeline may run meanwhile."""
+def test_dry_run_calls_the_code_but_commits_nothing():
+    """The pipeline may run meanwhile."""
     pond = Pond()
     pond.run(Count(), *["bad"] * 13, "a")
     with pond.start(Packed()):
@@ -159,8 +157,8 @@ def test_a_dry_run_changes_nothing():
         assert pond.store().snapshot().version == version
 
 
-def test_a_row_that_fails_stays_and_is_named():
-    """The others are upgraded, and the next call tries it again."""
+def test_failing_row_is_kept_and_reported():
+    """The next upgrade tries it again."""
     pond = Pond()
     pond.run(Count(), *["bad"] * 13, "a")
     (done,) = pond.upgrade()
@@ -170,8 +168,7 @@ def test_a_row_that_fails_stays_and_is_named():
     assert pond.upgrade()[0].failed == 1
 
 
-def test_a_running_pipeline_is_left_alone():
-    """Its leases are held, so nothing is upgraded."""
+def test_upgrade_of_a_running_pipeline_is_refused():
     pond = Pond()
     pond.run(Count(), "a")
     with pond.start(Packed()), pytest.raises(ConflictError):
@@ -180,8 +177,10 @@ def test_a_running_pipeline_is_left_alone():
 
 
 @pytest.mark.parametrize("bytes_at_once", [1 << 26, 0])
-def test_killed_anywhere_it_is_finished_later(monkeypatch: pytest.MonkeyPatch, bytes_at_once: int):
-    """Each kill leaves a sound store; the calls together upgrade each row once, and one more finds nothing to do."""
+def test_upgrade_killed_anywhere_is_finished_by_the_next_ones(
+    monkeypatch: pytest.MonkeyPatch, bytes_at_once: int
+):
+    """Each kill leaves a sound store, and each row is upgraded once."""
 
     class Killed(BaseException):
         pass
@@ -216,8 +215,8 @@ def test_killed_anywhere_it_is_finished_later(monkeypatch: pytest.MonkeyPatch, b
     assert pond.counts() == {key: ({"count": 2 if index < 6 else 1}, 1) for index, key in enumerate(keys)}
 
 
-def test_what_cannot_be_upgraded_is_refused():
-    """An unknown computation, one without a version, and a rename that the pipeline has yet to make."""
+def test_invalid_computations_are_refused():
+    """A declared rename must first happen in a run."""
     pond = Pond()
     pond.run(Count(), "a")
     with pytest.raises(InvalidError, match="no such computation"):

@@ -1,4 +1,4 @@
-"""Parting while a pipeline runs: after a split each interval gets files of its own, and no answer changes."""
+"""Parting of shared files while a pipeline runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEYS = "abcxyz"
 
 
 class Pond:
-    """A store in memory, and a run over it that is stepped."""
+    """A store in memory, and a stepped run on it."""
 
     def __init__(self, memory_bytes_max: int = 1 << 26) -> None:
         self.clock, self.rng = ManualClock(), SeededRng(1)
@@ -58,7 +58,7 @@ class Pond:
             self.run.run_until_quiet()
 
     def shared(self) -> list[str]:
-        """The files that more than one live interval reads."""
+        """Return the files that more than one live interval reads."""
         snapshot = self.store.committer.snapshot
         live = snapshot.live_intervals("count")
         return [
@@ -73,8 +73,8 @@ class Pond:
 
 
 @pytest.mark.parametrize("memory_bytes_max", [1 << 26, 1])
-def test_shared_files_are_parted_once_the_parts_have_files_of_their_own(memory_bytes_max: int) -> None:
-    """In memory and through the disk; the rows are those of before, and the store is sound."""
+def test_files_shared_after_a_split_are_parted(memory_bytes_max: int) -> None:
+    """With a memory limit of one byte the parting goes through the disk."""
     pond = Pond(memory_bytes_max)
     pond.feed(3)
     pond.coordinator.recut(Cut.split(WHOLE, ["m"]))
@@ -88,8 +88,7 @@ def test_shared_files_are_parted_once_the_parts_have_files_of_their_own(memory_b
     assert not verify_store(pond.disk).findings
 
 
-def test_a_split_that_an_earlier_run_left_is_parted() -> None:
-    """A new owner finds the files of intervals that are no more."""
+def test_split_of_an_earlier_run_is_parted() -> None:
     pond = Pond()
     pond.feed(3)
     pond.coordinator.recut(Cut.split(WHOLE, ["m"]))
@@ -102,8 +101,8 @@ def test_a_split_that_an_earlier_run_left_is_parted() -> None:
     assert not pond.shared()
 
 
-def test_split_again_before_it_is_parted() -> None:
-    """The files of the first interval are parted among all three, then those of the second."""
+def test_files_of_two_splits_are_parted_in_turn() -> None:
+    """The first interval's files are parted among all three."""
     pond = Pond()
     pond.feed(3)
     pond.coordinator.recut(Cut.split(WHOLE, ["m"]))
@@ -117,8 +116,8 @@ def test_split_again_before_it_is_parted() -> None:
     assert not verify_store(pond.disk).findings
 
 
-def test_a_merge_undoes_it() -> None:
-    """What was shared belongs to the one interval again, and its own compactions take it."""
+def test_merge_after_a_split_makes_parting_unnecessary() -> None:
+    """The merged interval owns the shared files and compacts them."""
     pond = Pond()
     pond.feed(3)
     cut = Cut.split(WHOLE, ["m"])
@@ -133,8 +132,7 @@ def test_a_merge_undoes_it() -> None:
     assert not verify_store(pond.disk).findings
 
 
-def test_a_store_that_is_away_puts_it_off() -> None:
-    """A parting that could not be prepared is tried again later, and leaves nothing behind."""
+def test_parting_that_cannot_be_prepared_is_tried_again() -> None:
     pond = Pond()
     pond.feed(3)
     pond.coordinator.recut(Cut.split(WHOLE, ["m"]))

@@ -1,4 +1,4 @@
-"""Upkeep of a running pipeline: few files, no garbage, the same answers."""
+"""Upkeep of a running pipeline."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMPACTIONS = CompactionPolicy(fan_in=4, files_max=8)
 
 
 class Window(Computation):
-    """Counts a key's records, and forgets it ten seconds after the first."""
+    """Count a key's records, and delete the state ten seconds after the first."""
 
     def process_record(self, context, record):
         count = context.state.get()
@@ -46,8 +46,6 @@ class Window(Computation):
 
 
 class Total(Computation):
-    """Counts for ever."""
-
     def process_record(self, context, record):
         context.state.set((context.state.get() or 0) + 1)
 
@@ -61,7 +59,7 @@ def pipeline() -> EnginePipeline:
 
 
 class Pond:
-    """A store in memory, and a pipeline that is stepped over it."""
+    """A store in memory, and a stepped pipeline on it."""
 
     def __init__(self, upkeep: UpkeepPolicy | None = None, objects: Any = None) -> None:
         self.disk = MemoryObjects() if objects is None else objects
@@ -96,7 +94,7 @@ class Pond:
         self.run.step()
 
     def live_bytes(self) -> int:
-        """The size of the files after all that can be compacted was."""
+        """Compact everything, and return the size of the files."""
         self.run.stop()
         self.store.close()
         self.upkeep = UpkeepPolicy(compaction=CompactionPolicy(fan_in=2, files_max=2, garbage_ratio=1e-9))
@@ -123,8 +121,8 @@ class Pond:
         return kinds
 
 
-def test_files_and_bytes_stay_bounded():
-    """After 300 supersteps each interval has few files, and they hold at most three times what is live."""
+def test_number_and_size_of_files_stay_bounded():
+    """After 300 supersteps the files are at most three times the size of the live rows."""
     pond, most = Pond(), 0
     for second in range(300):
         pond.step(second)
@@ -140,13 +138,12 @@ def test_files_and_bytes_stay_bounded():
     assert compactions > 10
 
 
-def test_a_compacted_store_answers_like_one_that_is_not():
-    """Rows, counts and duplicates are the same with compactions and without, across restarts."""
+def test_compactions_change_no_rows_counts_or_duplicates():
     compacted, plain = Pond(), Pond(UpkeepPolicy(compaction=CompactionPolicy(fan_in=10**6)))
     for second in range(40):
         for pond in (compacted, plain):
             pond.step(second)
-            pond.step(second)  # everything again: the same ids
+            pond.step(second)  # send everything again, with the same ids
             if second % 20 == 19:
                 pond.run.stop()
                 pond.store.close()
@@ -159,8 +156,7 @@ def test_a_compacted_store_answers_like_one_that_is_not():
         assert compacted.rows(computation) == plain.rows(computation)
 
 
-def test_undelivered_productions_survive_a_compaction_and_a_restart():
-    """What the last superstep produced is delivered after a restart although older files were compacted."""
+def test_undelivered_productions_survive_compaction_and_restart():
     pond = Pond()
     for second in range(9):
         pond.step(second)
@@ -173,15 +169,14 @@ def test_undelivered_productions_survive_a_compaction_and_a_restart():
     assert sum(int(count) for count in pond.rows("total").values()) == 9 * 8
 
 
-def test_a_former_owners_compaction_is_fenced():
-    """A process that has lost its intervals commits no compaction either."""
+def test_compaction_of_a_former_owner_is_fenced():
     pond = Pond()
     for second in range(3):
         pond.step(second)
     coordinator = pond.run._worker.coordinator
     pond.start()
     before = pond.store.committer.snapshot.version
-    # Due at once, without a superstep of its own that would be fenced first.
+    # Make the compaction due at once: a superstep would be fenced first.
     schedule, coordinator.upkeep.due_version = coordinator.upkeep._compactions, 0
     schedule.files.update(dict.fromkeys(schedule.files, COMPACTIONS.fan_in))
     schedule.policy = UpkeepPolicy(compaction=CompactionPolicy(fan_in=2), background=False)
@@ -191,8 +186,7 @@ def test_a_former_owners_compaction_is_fenced():
     assert pond.store.committer.refresh().version == before
 
 
-def test_without_upkeep_nothing_is_compacted():
-    """It can be switched off."""
+def test_upkeep_none_disables_compactions():
     disk = MemoryObjects()
     store = Store.in_memory(objects=disk, clock=ManualClock(), rng=SeededRng(1))
     run = LocalRunner(store, clock=ManualClock(), rng=SeededRng(2), progress=False, upkeep=None).start(
@@ -205,8 +199,7 @@ def test_without_upkeep_nothing_is_compacted():
     assert len(store.committer.snapshot.files) >= 20
 
 
-def test_a_compaction_that_cannot_be_prepared_is_tried_again():
-    """A store that is away for a moment costs a compaction its turn and nothing else."""
+def test_compaction_that_cannot_be_prepared_is_tried_again():
     faulty = FaultyObjects(MemoryObjects())
     pond = Pond(objects=faulty)
     for second in range(3):
@@ -219,8 +212,8 @@ def test_a_compaction_that_cannot_be_prepared_is_tried_again():
     assert max(pond.files_per_interval().values()) <= COMPACTIONS.files_max + COMPACTIONS.fan_in
 
 
-def test_a_damaged_file_is_left_for_its_reader():
-    """Compacting stops for the interval and the file stays: its damage is neither hidden nor spread."""
+def test_damaged_file_is_not_compacted():
+    """A compaction would hide the damage or spread it."""
     pond = Pond()
     for second in range(2):
         pond.step(second)
@@ -234,8 +227,7 @@ def test_a_damaged_file_is_left_for_its_reader():
     assert pond.store.committer.snapshot.file(damaged) is not None
 
 
-def test_compactions_in_the_background_are_the_same():
-    """A run with a thread of its own compacts too, and stops without leaving anything behind."""
+def test_threaded_run_compacts_in_the_background():
     store = Store.in_memory(rng=SeededRng(1))
     runner = LocalRunner(store, progress=False, upkeep=UpkeepPolicy(compaction=COMPACTIONS))
     with runner.start(pipeline()) as run:
@@ -250,12 +242,12 @@ def test_compactions_in_the_background_are_the_same():
     assert store.snapshot(TableVersion(1)) is not None
 
 
-def test_a_restart_from_the_same_seed_meets_no_file_of_its_own():
-    """What a killed process left uncommitted has other names than what the next one writes, seed or no seed."""
+def test_restart_with_the_same_seed_chooses_new_file_names():
+    """Otherwise it would meet the uncommitted files of the killed process."""
     pond = Pond()
     pond.seed = "one and the same"
     for second in range(40):
-        # Abandoned without a stop, so that files it prepared stay behind, and begun again.
+        # Abandon the run without a stop, so that its prepared files remain, and start again.
         pond.start()
         pond.step(second)
         pond.run._worker.superstep.prepare(LocalBatch())
@@ -266,7 +258,7 @@ def test_a_restart_from_the_same_seed_meets_no_file_of_its_own():
 
 
 class Held(Executor):
-    """Keeps the work that it is given until it is told to do it."""
+    """Keep the work until released."""
 
     def __init__(self) -> None:
         self.work: list[tuple[Future[Compacted], partial[Compacted]]] = []
@@ -282,8 +274,8 @@ class Held(Executor):
         self.work.clear()
 
 
-def test_a_large_compaction_holds_nothing_up():
-    """While a large compaction takes its time, younger files are compacted and garbage goes; then it lands unharmed."""
+def test_large_compaction_blocks_no_small_ones():
+    """Younger files are compacted and garbage is collected until it commits."""
     policy = UpkeepPolicy(compaction=COMPACTIONS, collect_every=8, retention="0s")
     pond, plain = (
         Pond(policy),
@@ -293,7 +285,7 @@ def test_a_large_compaction_holds_nothing_up():
     schedule = pond.run._worker.coordinator.upkeep._compactions
     schedule.workers = replace(schedule.workers, large=held)
     for second in range(40):
-        # The first compactions are large ones.
+        # The first compactions are large.
         is_large = not schedule._large
         schedule.policy = replace(
             policy, compaction=replace(COMPACTIONS, memory_bytes_max=0 if is_large else 1 << 20)

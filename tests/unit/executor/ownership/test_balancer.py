@@ -1,4 +1,4 @@
-"""The balancer in a pipeline that runs: it cuts what is hot, after some supersteps, and what a tool asks for."""
+"""The balancer in a running pipeline."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLOCK = ManualClock()
 
 
 class Costly(Computation):
-    """Counts a key's records, each of which takes a millisecond of the test's clock."""
+    """Count a key's records; each takes a millisecond on the test's clock."""
 
     def process_record(self, context, record):
         CLOCK.advance_ms(1)
@@ -35,7 +35,7 @@ class Costly(Computation):
 
 
 class Pond:
-    """A store in memory, and a run over it that is stepped."""
+    """A store in memory, and a stepped run on it."""
 
     def __init__(self, policy: BalancePolicy | None) -> None:
         self.rng = SeededRng(1)
@@ -88,8 +88,7 @@ def pond() -> Iterator[Pond]:
 HOT = [f"b{number}" for number in range(4)] * 4
 
 
-def test_a_range_that_gets_hot_is_split(pond: Pond) -> None:
-    """Once that has been so for some supersteps; what it counts is right before and after."""
+def test_hot_range_is_split_after_some_supersteps(pond: Pond) -> None:
     before = pond.intervals
 
     for _ in range(8):
@@ -101,8 +100,7 @@ def test_a_range_that_gets_hot_is_split(pond: Pond) -> None:
     assert pond.states()["b0"] == 1 + 8 * 4
 
 
-def test_an_even_load_stays_as_it_is(pond: Pond) -> None:
-    """Nothing is cut."""
+def test_even_load_is_not_cut(pond: Pond) -> None:
     before = pond.intervals
 
     for _ in range(8):
@@ -111,8 +109,8 @@ def test_an_even_load_stays_as_it_is(pond: Pond) -> None:
     assert pond.intervals == before
 
 
-def test_loads_are_told_with_the_commits(pond: Pond) -> None:
-    """Every few supersteps, for tools that read the log."""
+def test_loads_are_written_to_commits(pond: Pond) -> None:
+    """Tools read the loads from the log."""
     for _ in range(4):
         pond.feed(HOT)
 
@@ -123,12 +121,12 @@ def test_loads_are_told_with_the_commits(pond: Pond) -> None:
         if "loads" in facts.metadata
     ]
     assert told
-    # An even load would have been four milliseconds for each.
+    # An even load would take four milliseconds for each interval.
     assert any(load["work_ms"] > 4 for loads in told for load in loads.values())
 
 
-def test_a_key_that_is_hot_alone_is_named_once(pond: Pond, caplog: pytest.LogCaptureFixture) -> None:
-    """No cut helps there."""
+def test_single_hot_key_is_warned_of_once(pond: Pond, caplog: pytest.LogCaptureFixture) -> None:
+    """No cut helps against one hot key."""
     with caplog.at_level(logging.WARNING, "millpond"):
         for _ in range(30):
             pond.feed(["b1"] * 16)
@@ -143,14 +141,14 @@ def test_a_key_that_is_hot_alone_is_named_once(pond: Pond, caplog: pytest.LogCap
 class TestByHand:
     @pytest.fixture
     def pond(self) -> Iterator[Pond]:
-        """A pipeline that does not balance its load."""
+        """Run a pipeline without balancing."""
         made = Pond(None)
         made.feed([f"{letter}{number}" for letter in "abcd" for number in range(4)])
         yield made
         made.run.stop()
 
-    def test_a_request_is_honoured_after_a_superstep(self, pond: Pond) -> None:
-        """And answered in the same commit, so that it is not made again after a merge."""
+    def test_requested_cut_is_made_after_a_superstep(self, pond: Pond) -> None:
+        """The same commit answers the request, so a later merge does not revive it."""
         request = pond.ask("split", "b2")
         CLOCK.advance_ms(2_000)
         pond.feed(["a0"])
@@ -163,8 +161,7 @@ class TestByHand:
             pond.feed(["a0"])
         assert "b2" not in [interval.low for interval in pond.intervals]
 
-    def test_it_outlives_the_run(self, pond: Pond) -> None:
-        """A pipeline that is stopped honours it when it runs again."""
+    def test_request_to_a_stopped_pipeline_is_honoured_by_the_next_run(self, pond: Pond) -> None:
         pond.run.stop()
         pond.ask("split", "b2")
         pond.run = pond.start()
@@ -172,8 +169,8 @@ class TestByHand:
 
         assert "b2" in [interval.low for interval in pond.intervals]
 
-    def test_what_is_done_already_is_answered_without_a_cut(self, pond: Pond) -> None:
-        """The load may have called for it between the request and the superstep."""
+    def test_request_that_is_already_fulfilled_is_answered_without_a_cut(self, pond: Pond) -> None:
+        """The balancer may have made the same cut in the meantime."""
         low = pond.intervals[1].low
         request = pond.ask("split", low)
         before = pond.intervals

@@ -1,4 +1,4 @@
-"""Where an interval is split: as near to the middle of its work as its keys allow."""
+"""The choice of a key at which to split an interval."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ SAMPLES = st.lists(st.text(alphabet="abcdefgh", min_size=1, max_size=2), max_siz
 
 
 @given(sample=SAMPLES)
-def test_no_other_key_divides_the_work_more_evenly(sample: list[str]) -> None:
-    """Of all keys of the sample the chosen one leaves the smaller difference between both sides; one key has no middle."""
+def test_middle_divides_the_work_most_evenly(sample: list[str]) -> None:
+    """Samples with a single key have no middle."""
     interval = Interval("c", "b", "g")
     inside = [key for key in sample if interval.contains(key)]
 
@@ -30,8 +30,7 @@ def test_no_other_key_divides_the_work_more_evenly(sample: list[str]) -> None:
         assert all(difference(middle) <= difference(key) for key in set(inside) - {min(inside)})
 
 
-def test_a_long_key_is_cut_at_its_prefix() -> None:
-    """A cut is short, unless its prefix parts nothing."""
+def test_long_key_is_truncated_to_a_prefix_that_still_divides() -> None:
     low, high = "a" * 300, "b" * 300
 
     assert middle_of(Interval("c"), [low, high]) == "b" * 256

@@ -1,4 +1,4 @@
-"""The recorder of a pipeline: nothing waits for the catalog, and still its topology reaches it."""
+"""The recorder of a pipeline in the catalog."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLOCK = SystemClock()
 
 
 def test_a_locked_catalog_delays_no_pipeline(tmp_path: Path) -> None:
-    """A pipeline starts and commits while another process locks the catalog; its topology reaches the catalog later."""
+    """The topology reaches the catalog once the lock is released."""
     registry = MemoryRegistry()
 
     def opened() -> Store:

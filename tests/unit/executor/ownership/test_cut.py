@@ -1,4 +1,4 @@
-"""Cuts: what replaces intervals has their keys, no more and no fewer."""
+"""Cuts of intervals."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ KEYS = st.lists(st.text(min_size=1, max_size=2), min_size=1, max_size=6, unique=
 
 
 @given(keys=KEYS)
-def test_a_split_and_its_merge_are_each_others_inverse(keys: list[str]) -> None:
-    """Merging what a split made gives the interval that was split."""
+def test_merge_of_a_split_restores_the_interval(keys: list[str]) -> None:
     split = Cut.split(Interval("c"), keys)
 
     assert split.by == intervals_from_boundaries("c", keys)
@@ -26,13 +25,12 @@ def test_a_split_and_its_merge_are_each_others_inverse(keys: list[str]) -> None:
 
 @pytest.mark.parametrize("keys", [[], ["a"], ["g", "e"], ["e", "e"], ["z"]])
 def test_a_split_needs_rising_keys_inside(keys: list[str]) -> None:
-    """The first key of an interval divides nothing, and neither does one outside it."""
+    """The first key of an interval divides nothing."""
     with pytest.raises(InvalidError, match="rising keys inside"):
         Cut.split(Interval("c", "a", "m"), keys)
 
 
-def test_only_neighbours_are_merged() -> None:
-    """Intervals with keys between them, or a single one, are not merged."""
+def test_merge_needs_two_or_more_neighbours() -> None:
     first, second, third = intervals_from_boundaries("c", ["g", "m"])
 
     for chosen in ([first, third], [second], []):
@@ -40,8 +38,8 @@ def test_only_neighbours_are_merged() -> None:
             Cut.merge(chosen)
 
 
-def test_a_cut_leaves_no_key_out() -> None:
-    """Successors with other bounds, a gap, another computation or one of the replaced intervals are a bug."""
+def test_cut_with_other_keys_is_an_internal_error() -> None:
+    """The successors have other bounds, a gap, another computation, or include a replaced interval."""
     whole, low, high = Interval("c"), Interval("c", "", "m"), Interval("c", "m")
     for replaced, by in (
         ((whole,), (low,)),

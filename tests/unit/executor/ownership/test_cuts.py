@@ -1,4 +1,4 @@
-"""Which cuts a load calls for: what is hot is split, what is cold is merged, and that is all."""
+"""The cuts that a load calls for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CUTS = ["b", "c", "d", "e", "f", "g", "h"]
 
 
 def loads(*work_ms: float, per_key: int = 8) -> dict[Interval, IntervalLoad]:
-    """As many intervals as numbers, each of its own letter, with ``per_key`` keys that take the same."""
+    """Make intervals of one letter each, with ``per_key`` equally costly keys."""
     intervals = intervals_from_boundaries("c", CUTS[: len(work_ms) - 1])
     letters = ["a", *CUTS]
     return {
@@ -35,14 +35,13 @@ def cuts(
     return list(cuts_for(given, policy, parallelism=parallelism))
 
 
-def test_an_even_load_is_left_alone() -> None:
-    """Also one that is uneven, but neither hot nor cold."""
+def test_load_without_hot_or_cold_intervals_is_not_cut() -> None:
     assert not cuts(loads(100, 100, 100, 100))
     assert not cuts(loads(150, 90, 70, 90))
 
 
-def test_a_hot_interval_is_split_into_fair_shares() -> None:
-    """With three quarters of four intervals' work it becomes three."""
+def test_hot_interval_is_split_into_fair_shares() -> None:
+    """An interval with three quarters of the work of four becomes three."""
     (cut,) = cuts(loads(900, 100, 100, 100))
 
     assert cut.replaced == (Interval("c", "", "b"),)
@@ -50,19 +49,19 @@ def test_a_hot_interval_is_split_into_fair_shares() -> None:
 
 
 def test_a_single_interval_is_split_for_all_tasks() -> None:
-    """A computation whose first input had one key begins with one interval, and does not stay with it."""
+    """A computation whose first input had one key starts with one interval."""
     (cut,) = cuts(loads(1_000), parallelism=4)
 
     assert len(cut.by) == 4
 
 
 def test_little_work_is_not_cut() -> None:
-    """What takes a few milliseconds a superstep gains nothing."""
+    """A few milliseconds a superstep are not worth a cut."""
     assert not cuts(loads(40, 1, 1, 1))
 
 
-def test_cold_neighbours_become_one() -> None:
-    """But never so many that a task is left without an interval."""
+def test_cold_neighbours_are_merged() -> None:
+    """Each task must keep an interval."""
     given = loads(1, 1, 100, 100, 100, 100, 2, 2)
 
     merged = cuts(given, parallelism=4)
@@ -72,8 +71,7 @@ def test_cold_neighbours_become_one() -> None:
     assert [len(cut.replaced) for cut in cuts(given, parallelism=7)] == [2]
 
 
-def test_a_key_that_is_hot_alone_is_named() -> None:
-    """No cut parts it, so there is none."""
+def test_single_hot_key_is_named_and_not_cut() -> None:
     given = loads(900, 100, 100, 100, per_key=1)
 
     assert not cuts(given)
@@ -81,8 +79,7 @@ def test_a_key_that_is_hot_alone_is_named() -> None:
     assert not hot_keys(loads(900, 100, 100, 100), POLICY, parallelism=4)
 
 
-def test_there_are_at_most_as_many_intervals_as_allowed() -> None:
-    """A split stops there."""
+def test_split_stops_at_intervals_max() -> None:
     (cut,) = cuts(loads(9_000, 100, 100, 100), policy=BalancePolicy(intervals_max=5))
 
     assert len(cut.by) == 2
@@ -90,8 +87,8 @@ def test_there_are_at_most_as_many_intervals_as_allowed() -> None:
 
 
 @given(work=st.lists(st.integers(0, 2_000), min_size=1, max_size=8), parallelism=st.integers(1, 8))
-def test_a_split_calls_for_no_merge(work: list[int], parallelism: int) -> None:
-    """After a cut whose parts have equal shares of the work nothing that was split is merged, and the other way round."""
+def test_cut_does_not_call_for_its_opposite(work: list[int], parallelism: int) -> None:
+    """Assume that the parts get equal shares of the work."""
     before = loads(*map(float, work))
     for cut in cuts(before, parallelism):
         total = sum(before[interval].work_ms for interval in cut.replaced)

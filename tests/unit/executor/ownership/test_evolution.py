@@ -1,4 +1,4 @@
-"""What a rename and a drop leave in the table: readers, verification and the way back find everything in its place."""
+"""Renamed and dropped computations in the table."""
 
 from __future__ import annotations
 
@@ -25,20 +25,18 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Last(Computation):
-    """Keeps the time of its last record."""
+    """Keep the time of the last record."""
 
     def process_record(self, context, record):
         context.state.set(record.at)
 
 
 class Packed(Last):
-    """The same in another codec."""
-
     codec = MsgpackCodec()
 
 
 class Pond:
-    """A store in memory, and pipelines on it one after the other."""
+    """A store in memory, and pipelines that run on it in turn."""
 
     def __init__(self) -> None:
         self.objects, self.registry = MemoryObjects(), MemoryRegistry()
@@ -48,7 +46,6 @@ class Pond:
         return Store.in_memory(objects=self.objects, registry=self.registry, clock=self.clock, rng=self.rng)
 
     def run(self, pipeline: EnginePipeline, *keys: str) -> Snapshot:
-        """Run the pipeline with a record of each key."""
         runner = LocalRunner(self.store(), clock=self.clock, rng=self.rng, progress=False, intervals=2)
         with runner.start(pipeline, stepping=True) as run:
             if keys:
@@ -60,23 +57,20 @@ class Pond:
 def one(
     name: str, computation: Computation | None = None, drop: tuple[str, ...] = (), **options: str | int
 ) -> EnginePipeline:
-    """A pipeline of one computation."""
     pipeline = EnginePipeline("p", drop=drop)
     pipeline.inject("in", key="k", at="t").apply(computation or Last(), name=name, **options)
     return pipeline
 
 
 def without_records(snapshot: Snapshot) -> Snapshot:
-    """The table as a version left it that recorded neither codecs nor declared numbers of intervals."""
+    """Remove the records of codecs and of declared intervals, which older versions did not write."""
     prefixes = (AppId.CODEC, AppId.DECLARED_INTERVALS)
     snapshot.txns = {name: at for name, at in snapshot.txns.items() if not name.startswith(prefixes)}
     return snapshot
 
 
-def test_a_rename_copies_no_file_and_can_be_walked_back():
-    """The files keep their paths and statistics and change their partition; the version before has them under the former
-    name, both for a reader of that version and for a repair, which walks back from the newest one. The store is sound.
-    """
+def test_rename_keeps_paths_and_earlier_versions_keep_the_former_name():
+    """A repair walks back from the newest version and must find the former partitions."""
     pond = Pond()
     before = pond.run(one("old"), "a", "b", "c")
     paths = {file.path for file in before.files_in("old")}
@@ -99,8 +93,8 @@ def test_a_rename_copies_no_file_and_can_be_walked_back():
     assert verify_store(pond.objects).findings == ()
 
 
-def test_a_dropped_computations_files_are_removed():
-    """They leave the table as data, so that readers of changes see it, and the store is sound."""
+def test_files_of_a_dropped_computation_leave_the_table():
+    """They are removed as data, so that readers of changes see it."""
     pond = Pond()
     before = pond.run(one("old"), "a", "b")
 
@@ -119,14 +113,12 @@ def test_a_dropped_computations_files_are_removed():
         (one("a", renamed_from="b", drop=("b",)), "can only go to one other, or be dropped"),
     ],
 )
-def test_contradictions_are_refused_without_a_store(pipeline: EnginePipeline, message: str):
-    """What names a computation both as gone and as there, or gives its rows twice, is refused by the check."""
+def test_contradictory_renames_and_drops_fail_the_check(pipeline: EnginePipeline, message: str):
     with pytest.raises(InvalidError, match=message):
         pipeline.check()
 
 
-def test_rows_under_both_names_are_not_merged():
-    """A rename whose new name has rows of its own already is refused."""
+def test_rename_to_a_name_with_rows_is_refused():
     pond = Pond()
     both = one("old")
     both.stream("in").apply(Last(), name="new")
@@ -136,8 +128,8 @@ def test_rows_under_both_names_are_not_merged():
         pond.run(one("new", renamed_from="old"))
 
 
-def test_a_name_that_had_other_intervals_is_not_taken():
-    """Rows do not move to a name whose keys were cut elsewhere: two sets of intervals would fire timers twice."""
+def test_rename_to_a_name_with_former_intervals_is_refused():
+    """Two sets of intervals would fire timers twice."""
     pond = Pond()
     pond.run(one("used"), "x", "y")
     pond.run(one("old", drop=("used",)), "a", "b")
@@ -146,8 +138,7 @@ def test_a_name_that_had_other_intervals_is_not_taken():
         pond.run(one("used", renamed_from="old"))
 
 
-def test_rows_of_another_pipeline_are_not_taken():
-    """Only the pipeline that wrote them gives rows another name."""
+def test_rename_of_another_pipelines_computation_is_refused():
     pond = Pond()
     pond.run(one("old"), "a")
     other = EnginePipeline("q")
@@ -157,10 +148,8 @@ def test_rows_of_another_pipeline_are_not_taken():
         pond.run(other)
 
 
-def test_a_store_that_recorded_nothing_still_tells(caplog):
-    """In a store of an older version text and bytes are told by the rows, and more intervals by the table; fewer, which
-    may come of few keys, are accepted with a warning.
-    """
+def test_store_of_an_older_version_is_checked_by_its_rows_and_intervals(caplog):
+    """Fewer intervals than declared may result from few keys, so they cause only a warning."""
     pond = Pond()
     stored = without_records(pond.run(one("c"), "a", "b", "c"))
 

@@ -1,4 +1,4 @@
-"""File names that an owner draws."""
+"""Names of an owner's files."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ def names(seed: int = 1, pipeline: str = "p", sequencer: int = 1) -> list[str]:
     return [drawn.token() for _ in range(5)]
 
 
-def test_two_owners_never_draw_the_same_name():
-    """The same seed gives other names under another lease, and to another pipeline."""
+def test_owners_with_equal_seeds_choose_different_names():
+    """The lease and the pipeline are part of the name."""
     drawn = [*names(), *names(sequencer=2), *names(pipeline="q"), *names(pipeline="p\n1", sequencer=1)]
     assert len(set(drawn)) == len(drawn)
     assert all(len(name) == 32 and int(name, 16) >= 0 for name in drawn)
 
 
-def test_the_same_run_draws_the_same_names():
-    """Replay of a seed: names are a function of randomness, pipeline and lease."""
+def test_equal_seed_pipeline_and_lease_give_equal_names():
+    """The simulator replays a run from its seed."""
     assert names() == names()
     assert OwnedNames(SeededRng(3), "p", lambda: Sequencer(1)).random() == SeededRng(3).random()

@@ -1,4 +1,4 @@
-"""The load of an interval: a median over supersteps, and only once there are enough of them."""
+"""Loads of intervals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOW, HIGH = intervals_from_boundaries("c", ["m"])
 
 
 def manifest(interval: Interval, work_ms: int, *keys: str) -> Manifest:
-    """What a task reports of an interval with one record a key."""
+    """Make a task's report of an interval with one record for each key."""
     return Manifest(
         interval=interval,
         fence=Fence(Sequencer(1), CommitNumber(1)),
@@ -26,8 +26,8 @@ def manifest(interval: Interval, work_ms: int, *keys: str) -> Manifest:
     )
 
 
-def test_a_single_superstep_does_not_count_for_all() -> None:
-    """One that read much, as the first after a start does, changes the median little."""
+def test_load_is_the_median_over_supersteps() -> None:
+    """The first superstep after a start reads more than others."""
     loads = Loads(3)
     for work_ms in (900, 20, 10):
         loads.record([manifest(LOW, work_ms, "a", "b")], [LOW])
@@ -39,8 +39,8 @@ def test_a_single_superstep_does_not_count_for_all() -> None:
     assert seen[LOW].keys == ("a", "b") * 3
 
 
-def test_an_interval_without_a_bundle_had_nothing_to_do() -> None:
-    """It counts with no work, so that it can be seen to be cold."""
+def test_interval_without_a_bundle_has_no_work() -> None:
+    """It must count, or it could never be found cold."""
     loads = Loads(2)
     for _ in range(2):
         loads.record([manifest(LOW, 10, "a")], [LOW, HIGH])
@@ -51,8 +51,8 @@ def test_an_interval_without_a_bundle_had_nothing_to_do() -> None:
     assert (seen[HIGH].work_ms, seen[HIGH].keys) == (0, ())
 
 
-def test_nothing_is_said_until_all_have_been_seen_for_long_enough() -> None:
-    """After a cut the new intervals begin from nothing."""
+def test_loads_are_unknown_until_all_intervals_have_enough_supersteps() -> None:
+    """New intervals of a cut start without history."""
     loads = Loads(2)
     loads.record([manifest(LOW, 10, "a")], [LOW, HIGH])
     assert loads.of([LOW, HIGH]) is None

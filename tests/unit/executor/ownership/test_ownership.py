@@ -1,4 +1,4 @@
-"""Ownership: how keys are cut, how long an owner waits, and that only the newest owner's commits land."""
+"""Ownership of a pipeline's keys."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEYS = st.lists(st.text(max_size=3), min_size=1, max_size=40)
 
 
 class EventfulClock(ManualClock):
-    """A clock at whose next sleep something happens."""
+    """A clock that calls an action at its next sleep."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def next_request(owner: Ownership) -> CommitRequest:
 
 
 def opened(pond: Pond) -> tuple[Store, Ownership, MemoryLeases]:
-    """An owner that has opened, and the leases that it holds by."""
+    """Open an owner, and return its store and leases too."""
     store = pond.store()
     owner = pond.owner(store)
     owner.open()
@@ -86,7 +86,7 @@ def opened(pond: Pond) -> tuple[Store, Ownership, MemoryLeases]:
 
 
 def suspended(pond: Pond) -> tuple[Store, Ownership, MemoryLeases]:
-    """An owner whose lease service is away."""
+    """Open an owner, and suspend its lease service."""
     store, owner, leases = opened(pond)
     leases.suspend()
     return store, owner, leases
@@ -94,8 +94,7 @@ def suspended(pond: Pond) -> tuple[Store, Ownership, MemoryLeases]:
 
 class TestCuts:
     @given(keys=KEYS, count=st.integers(1, 8))
-    def test_no_interval_is_cut_without_keys(self, keys: list[str], count: int) -> None:
-        """Cuts rise, there are never too many, and each interval holds a key of the sample."""
+    def test_each_interval_contains_a_key_of_the_sample(self, keys: list[str], count: int) -> None:
         cuts = boundaries_of(pa.array(keys, pa.string()), count)
 
         assert len(cuts) < count or not cuts
@@ -103,8 +102,8 @@ class TestCuts:
             assert any(interval.contains(key) for key in keys)
 
     @given(keys=st.lists(st.text(max_size=3), min_size=8, max_size=40, unique=True), count=st.integers(1, 8))
-    def test_distinct_keys_are_shared_out_evenly(self, keys: list[str], count: int) -> None:
-        """Where every key occurs once, no interval has more than one key more than another."""
+    def test_distinct_keys_are_distributed_evenly(self, keys: list[str], count: int) -> None:
+        """Sizes differ by at most one key."""
         cuts = boundaries_of(pa.array(keys, pa.string()), count)
         intervals = intervals_from_boundaries("c", cuts)
         sizes = [sum(interval.contains(key) for key in keys) for interval in intervals]
@@ -112,19 +111,17 @@ class TestCuts:
         assert len(intervals) == count
         assert max(sizes) - min(sizes) <= 1
 
-    def test_a_key_that_is_most_of_the_input_has_its_own_interval(self) -> None:
-        """The sample counts keys as often as they occur, so a hot key is cut out."""
+    def test_dominant_key_gets_its_own_interval(self) -> None:
+        """The sample contains a key as often as it occurs."""
         assert boundaries_of(pa.array(["a"] + ["hot"] * 50 + ["z"]), 4) == ("hot",)
 
     @pytest.mark.parametrize("keys", [[], ["a"], ["a", "a", "a"]])
-    def test_one_key_is_not_cut(self, keys: list[str]) -> None:
-        """Without two distinct keys there is one interval for all."""
+    def test_fewer_than_two_distinct_keys_are_not_cut(self, keys: list[str]) -> None:
         assert boundaries_of(pa.array(keys, pa.string()), 4) == ()
 
 
 class TestPatience:
-    def test_a_commit_waits_while_the_lease_service_is_away(self, pond: Pond) -> None:
-        """Suspended, an owner commits nothing; reconnected, it goes on by itself."""
+    def test_commit_waits_while_leases_are_suspended(self, pond: Pond) -> None:
         store, owner, leases = suspended(pond)
         version = store.snapshot().version
         seen: list[int] = []
@@ -134,8 +131,8 @@ class TestPatience:
         assert seen == [version]
 
     @pytest.mark.parametrize("jump_ms", [-3_600_000, 3_600_000])
-    def test_a_wall_clock_that_jumps_neither_prolongs_nor_shortens_it(self, pond: Pond, jump_ms: int) -> None:
-        """A suspended lease is given up after the pause timeout as time passes, not as the wall clock is set."""
+    def test_pause_timeout_ignores_jumps_of_the_wall_clock(self, pond: Pond, jump_ms: int) -> None:
+        """The timeout is measured on the monotonic clock."""
         _, owner, _ = suspended(pond)
         began_us = pond.clock.monotonic_us()
         pond.clock.at_next_sleep = lambda: pond.clock.jump_ms(jump_ms)
@@ -144,8 +141,7 @@ class TestPatience:
             owner.commit(next_request(owner))
         assert PAUSE_MS <= (pond.clock.monotonic_us() - began_us) / 1_000 <= PAUSE_MS + 100
 
-    def test_patience_ends(self, pond: Pond) -> None:
-        """After the pause timeout the error is raised, and nothing was written."""
+    def test_commit_fails_after_the_pause_timeout_without_writing(self, pond: Pond) -> None:
         store, owner, _ = suspended(pond)
         version, began_us = store.snapshot().version, pond.clock.monotonic_us()
 
@@ -154,8 +150,8 @@ class TestPatience:
         assert pond.clock.monotonic_us() - began_us >= PAUSE_MS * 1_000
         assert store.snapshot().version == version
 
-    def test_a_lost_session_is_the_end(self, pond: Pond) -> None:
-        """Without a lease there is no wait: the owner is told to stop."""
+    def test_commit_after_a_lost_session_fails_at_once(self, pond: Pond) -> None:
+        """Waiting cannot bring a lost lease back."""
         _, owner, leases = opened(pond)
         leases.expire_session()
 
@@ -164,8 +160,8 @@ class TestPatience:
         assert pond.clock.slept_ms == []
 
     @pytest.mark.parametrize("fault", Fault)
-    def test_a_commit_of_unknown_outcome_lands_once(self, pond: Pond, fault: Fault) -> None:
-        """However often the store fails, with or without effect or too late, the commit is one version."""
+    def test_commit_of_unknown_outcome_lands_once(self, pond: Pond, fault: Fault) -> None:
+        """Each fault strikes twelve times, with effect, without, or late."""
         store = pond.store()
         owner = pond.owner(store)
         owner.open()
@@ -179,8 +175,8 @@ class TestPatience:
         owner.commit(next_request(owner))
         assert store.snapshot().version == version + 2
 
-    def test_a_store_that_never_answers_is_said(self, pond: Pond) -> None:
-        """An outcome that stays unknown is raised as such, and the same request still lands once later."""
+    def test_commit_to_an_unresponsive_store_raises_and_can_be_repeated(self, pond: Pond) -> None:
+        """The repeated request must still land only once."""
         store = pond.store()
         owner = pond.owner(store)
         owner.open()
@@ -196,8 +192,8 @@ class TestPatience:
 
 
 class TestTakingOver:
-    def test_an_owner_takes_what_the_table_knows(self, pond: Pond) -> None:
-        """A restart finds the same intervals, each under a higher sequencer and a fence of its own."""
+    def test_restarted_owner_finds_the_same_intervals(self, pond: Pond) -> None:
+        """Each gets a higher sequencer and a new fence."""
         first = pond.owner()
         first.open()
         first.create(ledger_pipeline().check().computations[LEDGER], pa.array(["a", "b", "c", "d"]))
@@ -213,8 +209,7 @@ class TestTakingOver:
             assert pond.store().snapshot().fence_of(owned.interval) == owned.fence
             assert first.owned[owned.interval].lease.state is LeaseState.LOST
 
-    def test_a_held_pipeline_may_be_refused(self, pond: Pond) -> None:
-        """With ``refuse`` a second process leaves leases and table alone."""
+    def test_on_held_refuse_leaves_leases_and_table_unchanged(self, pond: Pond) -> None:
         first = pond.owner()
         first.open()
         version = pond.store().snapshot().version
@@ -226,8 +221,8 @@ class TestTakingOver:
         first.close()
         pond.owner(on_held="refuse").open()
 
-    def test_leases_that_are_given_back_are_free(self, pond: Pond) -> None:
-        """After close nothing is held, and a standby need not wait."""
+    def test_close_releases_all_leases(self, pond: Pond) -> None:
+        """A standby need not wait."""
         owner = pond.owner()
         owner.open()
         owner.close()
@@ -236,8 +231,8 @@ class TestTakingOver:
         assert pond.registry.owners == {}
 
     @pytest.mark.timeout(30)
-    def test_only_a_standby_waits_for_years(self, pond: Pond) -> None:
-        """Who owns the pipeline and finds keys held that only an owner may cut was overtaken: it ends soon."""
+    def test_owner_that_finds_new_keys_held_fails_at_once(self, pond: Pond) -> None:
+        """Only an owner may create intervals, so whoever holds them has overtaken this one."""
         owner = pond.owner(on_held="wait")
         owner.open()
         other = pond.store()
@@ -251,10 +246,10 @@ ACTIONS = st.lists(st.tuples(st.sampled_from(["open", "write", "write"]), st.boo
 
 
 @given(actions=ACTIONS)
-def test_of_two_owners_by_force_only_the_newest_writes(actions: list[tuple[str, bool]]) -> None:
-    """Even if both believe for ever that they hold all leases, only who opened last has an effect."""
+def test_only_the_newest_of_two_owners_writes(actions: list[tuple[str, bool]]) -> None:
+    """Both owners believe indefinitely that they hold all leases."""
     pond = Pond()
-    # Two services that know nothing of each other: no lease is ever lost, so only the table decides.
+    # Each owner has its own lease service, so no lease is ever lost and only the table decides.
     services = {False: MemoryRegistry(), True: MemoryRegistry()}
     runs: dict[bool, LocalRun] = {}
     newest: bool | None = None

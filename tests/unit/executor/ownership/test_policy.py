@@ -1,4 +1,4 @@
-"""Bounds under which a cut does not call for the opposite one."""
+"""Bounds of the balance policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millpond.statestore.errors import InvalidError
     "bounds",
     [{"every": 0}, {"hot": 1.0}, {"cold": 0.6}, {"cold": -1}, {"least_work": "-1ms"}, {"intervals_max": 0}],
 )
-def test_bounds_without_a_gap_are_refused(bounds: dict[str, Any]) -> None:
-    """Parts of a split have about one fair share each: neither hot nor, two together, cold."""
+def test_bounds_that_let_cuts_undo_each_other_are_refused(bounds: dict[str, Any]) -> None:
+    """A part of a split must not be hot, and two parts together not cold."""
     with pytest.raises(InvalidError):
         BalancePolicy(**bounds)

@@ -1,4 +1,4 @@
-"""Splits and merges: one commit, after which only the new intervals can be written."""
+"""Splits and merges while a pipeline runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOW, HIGH = Cut.split(WHOLE, ["m"]).by
 
 
 class Alarm(Computation):
-    """Counts a key's records, and sets a timer for each."""
+    """Count a key's records, and set a timer for each."""
 
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
@@ -40,7 +40,7 @@ class Alarm(Computation):
 
 
 class Rung(Computation):
-    """Counts the timers that fired."""
+    """Count the timers that fired."""
 
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
@@ -104,8 +104,8 @@ def pond() -> Pond:
     return Pond()
 
 
-def test_what_was_replaced_cannot_be_written_any_more(pond: Pond) -> None:
-    """The next commit number of the interval that was split is refused, and so is a lease on it with a new sequencer."""
+def test_replaced_interval_cannot_be_written_or_taken(pond: Pond) -> None:
+    """Neither the next commit number nor a new sequencer is accepted."""
     run = feed(pond.start(), "axz")
     held = coordinator_of(run).ownership.owned[WHOLE].fence
 
@@ -121,7 +121,7 @@ def test_what_was_replaced_cannot_be_written_any_more(pond: Pond) -> None:
 
 
 def test_successors_have_higher_sequencers(pond: Pond) -> None:
-    """Also where an interval comes back that was there before: a merge undoes a split, and the next split the merge."""
+    """An interval that returns after a split and a merge must not reuse its sequencer."""
     run = feed(pond.start(), "axz")
     seen = [max(fence.sequencer for fence in pond.live().values())]
 
@@ -135,8 +135,7 @@ def test_successors_have_higher_sequencers(pond: Pond) -> None:
     assert pond.states("alarm") == dict.fromkeys("axz", 4)
 
 
-def test_timers_and_ids_are_those_of_before(pond: Pond) -> None:
-    """Each timer fires once, in whichever interval its key is by then, and a repeated record is a duplicate there."""
+def test_timers_fire_once_and_ids_stay_known_across_cuts(pond: Pond) -> None:
     run = feed(pond.start(), "abxyz")
 
     coordinator_of(run).recut(Cut.split(WHOLE, ["b", "y"]))
@@ -150,8 +149,8 @@ def test_timers_and_ids_are_those_of_before(pond: Pond) -> None:
     assert pond.states("rings") == dict.fromkeys("abxyz", 1)
 
 
-def test_a_former_owner_cuts_nothing(pond: Pond) -> None:
-    """It is told before it takes a lease, and the intervals stay what they were."""
+def test_cut_by_a_former_owner_is_fenced(pond: Pond) -> None:
+    """It is refused before it takes a lease."""
     former = feed(pond.start(deaf=True), "axz")
     owner = pond.start()
 
@@ -162,8 +161,7 @@ def test_a_former_owner_cuts_nothing(pond: Pond) -> None:
     assert feed(owner, "axz", 1).summary().totals.records == 6
 
 
-def test_a_former_owner_writes_nothing_after_the_cut_of_the_new_one(pond: Pond) -> None:
-    """A process that still believes in the interval that was split is fenced."""
+def test_commit_by_a_former_owner_after_a_cut_is_fenced(pond: Pond) -> None:
     former = feed(pond.start(deaf=True), "axz")
     owner = pond.start()
     coordinator_of(owner).recut(Cut.split(WHOLE, ["m"]))
@@ -175,8 +173,8 @@ def test_a_former_owner_writes_nothing_after_the_cut_of_the_new_one(pond: Pond) 
     assert pond.states("alarm") == dict.fromkeys("axz", 2)
 
 
-def test_a_new_owner_takes_what_is_live(pond: Pond) -> None:
-    """It takes neither the interval that was split nor its timers a second time."""
+def test_new_owner_takes_live_intervals_only(pond: Pond) -> None:
+    """Otherwise timers of the split interval would fire twice."""
     run = feed(pond.start(), "axz")
     coordinator_of(run).recut(Cut.split(WHOLE, ["m"]))
     run.stop()
@@ -189,8 +187,8 @@ def test_a_new_owner_takes_what_is_live(pond: Pond) -> None:
 
 
 @pytest.mark.parametrize("cuts", [1, 3])
-def test_keys_may_be_cut_while_a_new_owner_takes_them(pond: Pond, cuts: int) -> None:
-    """Between its leases and its fence the former owner may still cut: it then takes what came of that."""
+def test_cuts_during_a_takeover_are_followed(pond: Pond, cuts: int) -> None:
+    """The former owner may cut until the new one has fenced it."""
     former = feed(pond.start(deaf=True), "axz")
     undo = [Cut.split(WHOLE, ["m"]), Cut.merge((LOW, HIGH)), Cut.split(WHOLE, ["m"])][:cuts]
 
@@ -209,8 +207,8 @@ def test_keys_may_be_cut_while_a_new_owner_takes_them(pond: Pond, cuts: int) -> 
     assert pond.states("alarm") == dict.fromkeys("axz", 2)
 
 
-def test_an_owner_that_keeps_cutting_is_not_waited_for_in_vain(pond: Pond) -> None:
-    """After some rounds the new owner gives up with an error that says why, and leaves no lease behind."""
+def test_takeover_gives_up_when_the_former_owner_keeps_cutting(pond: Pond) -> None:
+    """The refused owner must release its leases."""
     former = feed(pond.start(deaf=True), "axz")
     turns = [Cut.split(WHOLE, ["m"]), Cut.merge((LOW, HIGH))]
 

@@ -1,4 +1,4 @@
-"""Cuts by hand: a request waits until a commit answers it, and means the keys as they are by then."""
+"""Requests for cuts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from millpond.statestore.interval import Interval, intervals_from_boundaries
 INTERVALS = intervals_from_boundaries("c d", ["g", "p"])
 
 
-def test_a_request_waits_until_it_is_answered() -> None:
-    """Asking again while it waits is the same request; after the answer it is a new one."""
+def test_request_waits_until_answered() -> None:
+    """A repeated request is the same until answered."""
     first = CutRequest.next({}, "c d", "split", "a/b")
     txns = {first.app_id: first.number}
 
@@ -23,13 +23,12 @@ def test_a_request_waits_until_it_is_answered() -> None:
     assert waiting_requests({second.app_id: second.number}) == (second,)
 
 
-def test_other_positions_are_no_requests() -> None:
-    """Whatever their numbers are."""
+def test_other_positions_are_not_requests() -> None:
     assert waiting_requests({"millpond/superstep/p": 4, Interval("c").app_id: 2}) == ()
 
 
-def test_it_is_a_cut_of_the_intervals_of_then() -> None:
-    """A split parts the interval that has the key; a merge joins those that meet there."""
+def test_request_cuts_the_current_intervals() -> None:
+    """A split divides the interval with the key; a merge joins the intervals that meet there."""
     split = CutRequest(computation="c d", kind="split", key="h", number=2)
     merge = CutRequest(computation="c d", kind="merge", key="g", number=2)
 
@@ -37,13 +36,13 @@ def test_it_is_a_cut_of_the_intervals_of_then() -> None:
     assert merge.cut(INTERVALS) == Cut.merge(INTERVALS[:2])
 
 
-def test_what_is_cut_like_that_already_is_no_cut() -> None:
-    """The load may have called for the same meanwhile."""
+def test_fulfilled_request_makes_no_cut() -> None:
+    """The balancer may have made the same cut."""
     for kind, key in (("split", "g"), ("split", ""), ("merge", "h"), ("merge", "")):
         request = CutRequest(computation="c d", kind=kind, key=key, number=2)  # type: ignore[arg-type]
         assert request.cut(INTERVALS) is None
 
 
-def test_names_are_quoted() -> None:
-    """A key may hold any character."""
+def test_app_id_quotes_names_and_keys() -> None:
+    """A key may contain any character."""
     assert AppId.CUT.of("c d", "split", "a/b") == "millpond/cut/c%20d/split/a%2Fb"

@@ -1,4 +1,4 @@
-"""Recovery: what a new owner finds in committed files is what the former one knew."""
+"""Recovery of pending work from committed files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CONTROL = control_interval("p")
 
 
 class Table:
-    """A store's table to which row updates are committed, one file a commit."""
+    """A table to which row updates are committed, one file a commit."""
 
     def __init__(self, *intervals: Interval) -> None:
         self.objects = MemoryObjects()
@@ -71,12 +71,10 @@ def made(stream: str = "s") -> list[dict[str, Any]]:
 
 
 class TestScan:
-    def test_an_interval_without_files_owes_nothing(self) -> None:
-        """Nothing is read where nothing was written."""
+    def test_interval_without_files_has_no_pending_work(self) -> None:
         assert Table(ALL).scan(ALL) == PendingWork()
 
-    def test_the_earliest_of_each_kind_counts(self) -> None:
-        """Over all keys: the next timer of either domain, and the oldest time that is still owed."""
+    def test_earliest_timers_and_hold_over_all_keys_count(self) -> None:
         table = Table(ALL)
         table.commit(
             ALL,
@@ -88,8 +86,8 @@ class TestScan:
 
         assert table.scan(ALL) == PendingWork(next_event_timer=20, next_wall_timer=800, hold=20)
 
-    def test_newer_updates_replace_timers(self) -> None:
-        """A timer that was fired, reset or deleted since is not found again; one that is unchanged stays."""
+    def test_newer_update_replaces_timers_unless_null(self) -> None:
+        """A null column of timers means unchanged."""
         table = Table(ALL)
         table.commit(
             ALL,
@@ -108,8 +106,8 @@ class TestScan:
 
         assert table.scan(ALL) == PendingWork(next_event_timer=20, hold=20)
 
-    def test_only_the_intervals_own_keys_count(self) -> None:
-        """A file may hold keys of a neighbour, whose timers are the neighbour's."""
+    def test_scan_ignores_keys_of_other_intervals(self) -> None:
+        """A file may contain keys of a neighbour."""
         left, right = Interval("c", "", "m"), Interval("c", "m")
         table = Table(ALL, left, right)
         table.commit(ALL, 1, {"key": "a", "timers": [timer(10)]}, {"key": "x", "timers": [timer(5)]})
@@ -117,8 +115,8 @@ class TestScan:
         assert table.scan(left).next_event_timer == 10
         assert table.scan(right).next_event_timer == 5
 
-    def test_states_of_a_large_file_are_not_read(self) -> None:
-        """Of 5 MB of states and timers it reads a small part."""
+    def test_scan_of_a_large_file_skips_states(self) -> None:
+        """The file has 5 MB of states and timers."""
         table = Table(ALL)
         states = (hashlib.shake_128(f"{number}".encode()).hexdigest(1_000) for number in range(2_500))
         path = table.commit(
@@ -135,8 +133,8 @@ class TestScan:
         assert summary.next_event_timer == 2_501
         assert objects.read_bytes < len(table.objects.get(path)) / 10
 
-    def test_a_missing_file_is_named(self) -> None:
-        """An owner that cannot know what is pending does not begin."""
+    def test_scan_of_a_missing_file_names_it(self) -> None:
+        """An owner that cannot know the pending work must not start."""
         table = Table(ALL)
         path = table.commit(ALL, 1, {"key": "a", "timers": [timer(10)]})
         table.objects.delete([path])
@@ -146,8 +144,8 @@ class TestScan:
 
 
 class TestUndelivered:
-    def test_only_the_last_supersteps_files_with_productions_count(self) -> None:
-        """Earlier productions were delivered by the last superstep; files without any are not opened."""
+    def test_undelivered_productions_are_in_files_of_the_last_superstep(self) -> None:
+        """That superstep delivered all earlier productions."""
         table = Table(ALL)
         table.commit(ALL, 1, {"key": "a", "productions": made()})
         last = table.commit(ALL, 2, {"key": "a", "productions": made()})
@@ -156,8 +154,8 @@ class TestUndelivered:
         assert table.sources(2, "c") == [last]
         assert table.sources(3, "c") == []
 
-    def test_files_come_in_the_order_of_the_run(self) -> None:
-        """By computation and then by key, so that a restart changes no order of arrival."""
+    def test_undelivered_files_are_ordered_by_computation_and_key(self) -> None:
+        """A restart must not change the order of arrival."""
         left, right, other = Interval("c", "", "m"), Interval("c", "m"), Interval("b")
         table = Table(left, right, other)
         written = [
@@ -167,8 +165,7 @@ class TestUndelivered:
 
         assert table.sources(2, "c", "b") == [written[1], written[2], written[0]]
 
-    def test_a_pipelines_dead_letters_are_its_own(self) -> None:
-        """Of the dead letters of all pipelines only those of the control interval are found, and cut to it."""
+    def test_undelivered_dead_letters_are_limited_to_the_pipeline(self) -> None:
         theirs = control_interval("q")
         table = Table(CONTROL, theirs)
         mine = table.commit(CONTROL, 2, {"key": "p/1", "productions": made(DEAD_LETTERS)})

@@ -1,4 +1,4 @@
-"""Waiting for services that are away: until they are back, until the time is over, or until it is ended."""
+"""Retries while a service is unavailable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Service:
-    """A service that is away for so many calls."""
+    """A service that is unavailable for a number of calls."""
 
     def __init__(self, away: int, error: type[Exception] = UnavailableError) -> None:
         self.away = away
@@ -37,16 +37,15 @@ class Service:
 
 
 @pytest.mark.parametrize("error", [UnavailableError, OutcomeUnknownError])
-def test_it_asks_again_until_the_service_is_back(error):
-    """Between two tries it sleeps, and does what was asked for meanwhile."""
+def test_retry_calls_until_the_service_is_back(error):
+    """It sleeps between calls and runs the given action."""
     clock, service = ManualClock(), Service(3, error)
 
     assert ServiceRetry(clock, 1_000).run(service.call, service.revive) == "here"
     assert service.revivals == len(clock.slept_ms) == 3
 
 
-def test_its_time_is_bounded():
-    """A service that stays away fails after the time."""
+def test_retry_fails_after_its_timeout():
     clock = ManualClock()
     with pytest.raises(UnavailableError):
         ServiceRetry(clock, 1_000).run(Service(10_000).call)
@@ -54,8 +53,7 @@ def test_its_time_is_bounded():
     assert 1_000 <= sum(clock.slept_ms) <= 1_100
 
 
-def test_it_can_be_ended():
-    """Once it is ended the next failure is the last, and what works still works."""
+def test_ended_retry_fails_at_the_next_failure():
     clock = ManualClock()
     patience = ServiceRetry(clock, 1_000_000)
     patience.end()
@@ -67,7 +65,7 @@ def test_it_can_be_ended():
 
 
 class TellingClock(SystemClock):
-    """Tells when a thread sleeps."""
+    """A clock that signals when a thread sleeps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,8 +76,8 @@ class TellingClock(SystemClock):
         super().sleep_ms(duration_ms)
 
 
-def test_a_run_that_waits_can_be_stopped():
-    """Stopping ends a pause of an hour; what was injected in it is not acknowledged."""
+def test_paused_run_can_be_stopped():
+    """Rows injected during the pause are not acknowledged."""
     clock = TellingClock()
     store = Store.in_memory(objects=MemoryObjects(), registry=MemoryRegistry(), clock=clock, rng=SeededRng(1))
     pipeline = EnginePipeline("p")

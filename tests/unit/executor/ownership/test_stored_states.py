@@ -1,4 +1,4 @@
-"""Versions of states in the table: recorded when a pipeline opens, refused when they go back, undone by a rewind."""
+"""Versions of states in the table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Last(Computation):
-    """Keeps the time of its last record."""
+    """Keep the time of the last record."""
 
     def process_record(self, context, record):
         context.state.get()
@@ -35,24 +35,24 @@ class Last(Computation):
 
 
 class LastIn(Last):
-    """The same in MessagePack, with a version."""
+    """Keep it in MessagePack, with a version."""
 
     state_version = 1
     codec = MsgpackCodec()
-    codecs = {0: JsonCodec()}  # noqa: RUF012 - as users write it
+    codecs = {0: JsonCodec()}  # noqa: RUF012 - as in user code
 
     def upgrade_state(self, state: Any, version: int) -> Any:
         return state
 
 
 class Without(Last):
-    """A version, and nothing that upgrades."""
+    """Declare a version but no upgrade."""
 
     state_version = 1
 
 
 class Forgetful(LastIn):
-    """Changes the state in place, and returns nothing."""
+    """Change the state in place and forget to return it."""
 
     codec = JsonCodec()
     codecs = {}  # noqa: RUF012
@@ -62,7 +62,7 @@ class Forgetful(LastIn):
 
 
 class Pond:
-    """A store in memory, and pipelines on it one after the other."""
+    """A store in memory, and pipelines that run on it in turn."""
 
     def __init__(self) -> None:
         self.objects, self.registry = MemoryObjects(), MemoryRegistry()
@@ -92,7 +92,7 @@ class Pond:
 
 @pytest.fixture
 def old_pond(monkeypatch: pytest.MonkeyPatch) -> Pond:
-    """A store whose table was made before there were versions."""
+    """Make a store whose table lacks the column of versions."""
     pond = Pond()
     with monkeypatch.context() as patch:
         schema = table.ROW_SCHEMA
@@ -102,8 +102,8 @@ def old_pond(monkeypatch: pytest.MonkeyPatch) -> Pond:
     return pond
 
 
-def test_a_rewind_undoes_version_and_codec():
-    """Of a version before the change, the former code goes on, and the newer code upgrades once more."""
+def test_rewind_reverts_version_and_codec():
+    """Afterwards the former code runs again, and the newer code upgrades once more."""
     pond = Pond()
     before = pond.run(Last(), "a", "b")
     pond.run(LastIn(), "a")
@@ -120,8 +120,7 @@ def test_a_rewind_undoes_version_and_codec():
     assert stored_state_version(after.txns, "c") == 1
 
 
-def test_an_old_table_gets_the_column_when_it_is_first_used(old_pond: Pond):
-    """Code without versions leaves the table as it is; the commit that takes the rows for the first that has one adds it."""
+def test_old_table_gets_the_version_column_with_the_first_version(old_pond: Pond):
     old_pond.run(Last(), "a")
     assert STATE_VERSION not in old_pond.columns()
 
@@ -130,8 +129,8 @@ def test_an_old_table_gets_the_column_when_it_is_first_used(old_pond: Pond):
     assert old_pond.store().rows_view("c").to_arrow().column(STATE_VERSION).to_pylist() == [1]
 
 
-def test_another_pipeline_goes_on_while_the_column_comes(old_pond: Pond):
-    """The commit of another pipeline that loses the race against the new column is made."""
+def test_other_pipeline_commits_after_the_version_column_is_added(old_pond: Pond):
+    """Its commit loses the race against the new column and must be repeated."""
     with old_pond.start(Last(), pipeline="q", name="other") as other:
         other.inject("in", [{"k": "x", "t": 1}])
         other.run_until_quiet()
@@ -143,8 +142,7 @@ def test_another_pipeline_goes_on_while_the_column_comes(old_pond: Pond):
     assert old_pond.store().rows_view("other").to_arrow().column("state").to_pylist() == ["2"]
 
 
-def test_a_version_without_an_upgrade_is_refused_where_there_are_rows():
-    """A computation that has always had a version needs no upgrade; one whose rows are older does."""
+def test_version_without_an_upgrade_is_refused_for_older_rows():
     Pond().run(Without(), "a")
     pond = Pond()
     pond.run(Last(), "a")
@@ -153,8 +151,7 @@ def test_a_version_without_an_upgrade_is_refused_where_there_are_rows():
         pond.run(Without())
 
 
-def test_another_codec_needs_a_version():
-    """A codec that neither the version nor ``codecs`` explains is refused, and the error says how it may change."""
+def test_changed_codec_without_a_version_is_refused():
     pond = Pond()
     pond.run(Last(), "a")
     packed = Last()
@@ -168,8 +165,8 @@ def test_another_codec_needs_a_version():
         pond.run(unexplained)
 
 
-def test_a_name_that_is_used_again_starts_at_its_own_version():
-    """A dropped computation's version does not bind a later one of the same name."""
+def test_reused_name_starts_at_its_own_version():
+    """The former computation of the name was dropped."""
     pond = Pond()
     pond.run(LastIn(), "a")
     pond.run(Last(), "a", name="d", drop=("c",))
@@ -178,15 +175,14 @@ def test_a_name_that_is_used_again_starts_at_its_own_version():
     assert stored_state_version(pond.run(Last(), "a").txns, "c") == 0
 
 
-def test_without_versions_nothing_is_recorded():
-    """A pipeline that uses no versions leaves no trace of them in the table."""
+def test_pipeline_without_versions_records_none():
     txns = Pond().run(Last(), "a").txns
 
     assert not any(app_id.startswith(AppId.STATE_VERSION) for app_id in txns)
 
 
-def test_an_upgrade_that_returns_nothing_is_refused():
-    """A hook that forgets to return the state would erase it in silence."""
+def test_upgrade_that_returns_none_is_refused():
+    """A forgotten return would silently erase the state."""
     pond = Pond()
     pond.run(Last(), "a")
 
@@ -205,8 +201,7 @@ def test_an_upgrade_that_returns_nothing_is_refused():
         ({"state_version": 1, "codecs": {0: "json"}}, "each codec must be a Codec instance"),
     ],
 )
-def test_wrong_declarations_are_refused(attributes: dict[str, Any], message: str):
-    """What is no version or no codec is refused in the call that declares it."""
+def test_invalid_versions_and_codecs_are_refused(attributes: dict[str, Any], message: str):
     computation = Last()
     for name, value in attributes.items():
         setattr(computation, name, value)

@@ -1,4 +1,4 @@
-"""Takeovers: no former owner and no other pipeline ever leaves a second set of intervals."""
+"""Takeovers of pipelines and their intervals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Alarm(Computation):
-    """Sets a timer for each record."""
+    """Set a timer for each record."""
 
     def process_record(self, context, record):
         context.set_timer(record.at + 10)
@@ -31,7 +31,7 @@ class Alarm(Computation):
 
 
 class Collect(Computation):
-    """Appends each record's number to the state, and forwards the record."""
+    """Append each record's number to the state, and forward the record."""
 
     def __init__(self, *outputs: str) -> None:
         self.outputs = outputs
@@ -101,8 +101,8 @@ def finished(run: LocalRun) -> LocalRun:
 
 
 class TestIntervals:
-    def test_a_former_owner_creates_no_intervals(self):
-        """A former owner creates no intervals; two overlapping sets would fire each timer twice."""
+    def test_former_owner_creates_no_intervals(self):
+        """Two overlapping sets of intervals would fire each timer twice."""
         pond = Pond()
         former, owner = pond.start_deaf(alarms()), pond.start(alarms())
         former.inject("in", rows("abcd"))
@@ -116,8 +116,8 @@ class TestIntervals:
         assert len(pond.intervals("alarm")) == 2
         assert finished(pond.start(alarms())).summary().totals.timers == 4
 
-    def test_a_former_owner_takes_no_lease_of_its_successor(self):
-        """Intervals of the new owner stay its own, even if the former owner was never notified."""
+    def test_former_owner_takes_no_lease_of_its_successor(self):
+        """The former owner was never notified of its loss."""
         pond = Pond()
         former, owner = pond.start_deaf(alarms()), pond.start(alarms())
         owner.inject("in", rows("a"))
@@ -130,7 +130,7 @@ class TestIntervals:
         assert finished(owner).summary().totals.timers == 1
 
     def test_intervals_created_during_a_takeover_are_taken_over(self):
-        """Intervals that a former owner commits up to the fence belong to the new owner too."""
+        """A former owner can commit until it is fenced."""
         pond = Pond()
         former = pond.start_deaf(alarms())
         former.inject("in", rows("abcd"))
@@ -145,7 +145,7 @@ class TestIntervals:
         assert finished(pond.start(alarms())).summary().totals.timers == 8
 
     def test_boundaries_of_long_keys_are_truncated(self):
-        """A boundary is part of names in ZooKeeper and in the log, so a key of a megabyte is truncated."""
+        """A boundary is part of names in ZooKeeper and in the log."""
         sample = pa.array([letter * 1_000_000 for letter in "abcd"])
 
         cuts = boundaries_of(sample, 4)
@@ -154,8 +154,8 @@ class TestIntervals:
 
 
 class TestPipelines:
-    def test_a_computation_belongs_to_one_pipeline(self):
-        """A computation of another pipeline is refused: supersteps of the two are numbered differently."""
+    def test_computation_of_another_pipeline_is_refused(self):
+        """The two pipelines number their supersteps differently."""
         pond = Pond()
         run = pond.start(a_chain("x"))
         run.inject("in", rows("a"))
@@ -169,8 +169,8 @@ class TestPipelines:
         run.run_until_quiet()
         assert pond.states("second") == {"a": [0], "b": [0]}
 
-    def test_a_computation_is_claimed_by_its_first_input(self):
-        """Of two pipelines started before any input, the second to process a record is refused."""
+    def test_computation_belongs_to_the_first_pipeline_with_input(self):
+        """Both pipelines start before there is any input."""
         pond = Pond()
         run, other = pond.start(a_chain("x")), pond.start(a_chain("y"))
         run.inject("in", rows("a"))
@@ -185,7 +185,6 @@ class TestPipelines:
 
 class TestChangedPipelines:
     def test_productions_of_a_removed_computation_are_delivered(self):
-        """A remaining consumer gets every production of a computation that a restart removed."""
         pond = Pond()
         run = pond.start(a_chain("p", first="old"))
         run.inject("in", rows("a"))
@@ -197,8 +196,8 @@ class TestChangedPipelines:
         assert pond.states("second") == {"a": [0]}
 
     @pytest.mark.parametrize("seed", range(4))
-    def test_a_restart_keeps_the_order_of_arrival(self, seed):
-        """Records of equal time arrive in the order of their producers' keys, also when read from files."""
+    def test_restart_keeps_the_order_of_arrival(self, seed):
+        """Records of equal time arrive in the order of their producers' keys."""
         pond = Pond()
         pond.rng = SeededRng(seed)
         pipeline = EnginePipeline("p")

@@ -1,4 +1,4 @@
-"""A computation's fingerprint is that of its code: the same in every process, and another once the code changes."""
+"""Fingerprints of computations' code."""
 
 from __future__ import annotations
 
@@ -62,7 +62,6 @@ made = Alert()
 
 
 def fingerprint(code: str, made: str = "made") -> str:
-    """The fingerprint of what a module makes."""
     module = ModuleType("written")
     sys.modules["written"] = module
     try:
@@ -89,8 +88,8 @@ def fingerprint(code: str, made: str = "made") -> str:
         ("class Alert(Base)", "class Other(Base):\n    more = 1\n\nclass Alert(Other)"),
     ],
 )
-def test_a_change_of_the_code_changes_it(old: str, new: str) -> None:
-    """Of the class, its bases, what it names in its module, and the values of the instance."""
+def test_changed_code_changes_the_fingerprint(old: str, new: str) -> None:
+    """The class, its bases, the names that it uses in its module, and the instance's values all count."""
     assert CODE.count(old) == 1
     assert fingerprint(CODE.replace(old, new)) != fingerprint(CODE)
 
@@ -99,14 +98,14 @@ def test_a_change_of_the_code_changes_it(old: str, new: str) -> None:
     ("old", "new"),
     [("# a remark", "# another"), ("\n\ndef helper", "\n\n\n\n\ndef helper"), ('"c", "d"', '"d", "c"')],
 )
-def test_what_runs_as_before_keeps_it(old: str, new: str) -> None:
-    """Comments, line numbers, and the order in which a set is written."""
+def test_change_without_effect_keeps_the_fingerprint(old: str, new: str) -> None:
+    """Comments, line numbers and the written order of a set do not count."""
     assert CODE.count(old) == 1
     assert fingerprint(CODE.replace(old, new)) == fingerprint(CODE)
 
 
-def test_two_processes_agree(tmp_path: Path) -> None:
-    """Whatever hashes they give to text, whether they compile a module or load it, and where it lies."""
+def test_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
+    """Hash seeds, cached bytecode and the module's place do not count."""
     (tmp_path / "written.py").write_text(CODE)
     program = (
         "from millpond.executor.pipeline.code_fingerprint import code_fingerprint;"
@@ -127,8 +126,8 @@ def test_two_processes_agree(tmp_path: Path) -> None:
     assert answers == {fingerprint(CODE)}
 
 
-def test_a_windowed_step_has_that_of_its_options() -> None:
-    """Its class is Millpond's own: windows and combiners tell two of them apart."""
+def test_fingerprint_of_a_windowed_step_includes_its_options() -> None:
+    """All windowed steps share a class of the engine."""
 
     def step(size: str, combiner: CombineFn[Any, Any, Any]) -> str:
         pipeline = Pipeline("p")
@@ -139,7 +138,7 @@ def test_a_windowed_step_has_that_of_its_options() -> None:
     assert len({step("1m", Count()), step("2m", Count()), step("1m", Sum())}) == 3
 
 
-def test_a_key_extractor_is_part_of_it() -> None:
-    """It decides what a computation gets, and for which key."""
+def test_fingerprint_includes_key_extractors() -> None:
+    """An extractor decides which records a key gets."""
     assert code_fingerprint(1, [lambda value: value["a"]]) != code_fingerprint(1, [lambda value: value["b"]])
     assert code_fingerprint(1, ["a"]) != code_fingerprint(1, ["b"])

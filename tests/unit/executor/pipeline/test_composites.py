@@ -1,4 +1,4 @@
-"""Composites: functions from streams to streams, whose steps have one name in the graph."""
+"""Composites: functions from streams to streams."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Split(mp.Computation):
-    """Produces numbers by whether they are even, to streams that it calls by the composite's names."""
+    """Split numbers into even and odd, to streams named as in the composite."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.produce("odd" if record.value["number"] % 2 else "even", record.value)
 
 
 class Tally(mp.Computation):
-    """Counts records."""
-
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.state.set(context.state.get(0) + 1)
 
 
 class Halve(mp.Computation):
-    """Halves a number until it is odd, by a stream that it consumes itself."""
+    """Halve a number until it is odd, in a cycle."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         number = record.value["number"]
@@ -34,7 +32,7 @@ class Halve(mp.Computation):
 
 
 def parted(numbers: mp.DataflowStream) -> tuple[mp.DataflowStream, mp.DataflowStream]:
-    """Even and odd numbers, each counted."""
+    """Count even and odd numbers."""
     streams = numbers.pipeline.add(
         Split(), name="split", subscribes={numbers.name: None}, produces=["even", "odd"]
     )
@@ -45,7 +43,7 @@ def parted(numbers: mp.DataflowStream) -> tuple[mp.DataflowStream, mp.DataflowSt
 
 
 def halved(numbers: mp.DataflowStream) -> mp.DataflowStream:
-    """The odd part of each number, in a cycle."""
+    """Emit the odd part of each number, in a cycle."""
     again = numbers.pipeline.stream("again")
     produced = numbers.pipeline.add(
         Halve(),
@@ -64,7 +62,7 @@ _ROWS = [{"key": "k", "at": number, "number": number} for number in range(1, 8)]
 
 
 def _run(*pipelines: mp.Pipeline) -> mp.Store:
-    """Run pipelines one after the other on one store, the last one over all rows."""
+    """Run pipelines in turn on one store, the last one with all rows."""
     clock = ManualClock()
     store = mp.Store.in_memory(clock=clock, rng=SeededRng(1))
     for number, pipeline in enumerate(pipelines):
@@ -78,8 +76,7 @@ def _states(store: mp.Store, *names: str) -> list[Any]:
     return [store.rows_view(name).to_arrow().to_pylist()[0]["state"] for name in names]
 
 
-def test_steps_are_named_after_their_composite() -> None:
-    """What a composite declares begins with its name, nested ones with both, and the topology knows its steps."""
+def test_names_of_steps_begin_with_their_composites() -> None:
     pipeline = mp.Pipeline("p")
 
     def both(numbers: mp.DataflowStream) -> mp.DataflowStream:
@@ -96,8 +93,8 @@ def test_steps_are_named_after_their_composite() -> None:
     assert topology.composites == {"outer": (*parts, "outer.same"), "outer.parts": tuple(parts)}
 
 
-def test_a_composite_may_be_applied_twice() -> None:
-    """Two applications are two sets of steps with rows of their own, and SQL and totals know them by their names."""
+def test_composite_applied_twice_has_separate_steps() -> None:
+    """SQL and totals show both sets of steps."""
     pipeline = mp.Pipeline("p")
     numbers = _numbers(pipeline)
     _, odd = numbers.transform("first", parted)
@@ -109,8 +106,8 @@ def test_a_composite_may_be_applied_twice() -> None:
     assert store.rows_view("second.evens").to_arrow().num_rows == 0
 
 
-def test_a_composite_may_have_a_cycle_and_arguments() -> None:
-    """``pipeline.stream`` within a composite is its own stream, and arguments are handed on."""
+def test_composite_may_have_a_cycle_and_arguments() -> None:
+    """Within a composite ``pipeline.stream`` names its own stream."""
     pipeline, shown = mp.Pipeline("p"), []
 
     def with_factor(numbers: mp.DataflowStream, factor: int, *, name: str) -> mp.DataflowStream:
@@ -127,14 +124,11 @@ def test_a_composite_may_have_a_cycle_and_arguments() -> None:
 
 
 class Sum(mp.Computation):
-    """Adds numbers up."""
-
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.state.set(context.state.get(0) + record.value)
 
 
 def test_windows_and_joins_work_within_a_composite() -> None:
-    """Windowed steps, joins and sinks within a composite are connected by its own streams."""
     pipeline = mp.Pipeline("p")
 
     def joined(numbers: mp.DataflowStream) -> mp.DataflowStream:
@@ -155,14 +149,12 @@ def test_windows_and_joins_work_within_a_composite() -> None:
 
 
 class Last(mp.Computation):
-    """Keeps the last value."""
-
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.state.set(record.value["value"])
 
 
-def test_a_step_moves_into_a_composite_with_its_rows() -> None:
-    """``renamed_from`` takes the whole former name: a step that moves into a composite keeps its rows."""
+def test_step_moves_into_a_composite_with_its_rows() -> None:
+    """``renamed_from`` takes the full former name."""
     before, after = mp.Pipeline("p"), mp.Pipeline("p")
     _numbers(before).apply(Tally(), name="tally")
     _numbers(after).transform(
@@ -173,8 +165,8 @@ def test_a_step_moves_into_a_composite_with_its_rows() -> None:
     assert _states(store, "inner.tally") == ["7"]
 
 
-def test_dead_letters_are_those_of_the_whole_pipeline() -> None:
-    """The stream of dead letters has its own name within a composite, too."""
+def test_dead_letters_within_a_composite_come_from_the_whole_pipeline() -> None:
+    """The name of the dead letters' stream gets no prefix."""
     pipeline = mp.Pipeline("p")
     _numbers(pipeline).apply(Tally(), name="tally")
     pipeline.transform(
@@ -185,8 +177,8 @@ def test_dead_letters_are_those_of_the_whole_pipeline() -> None:
     assert subscription.stream == mp.DEAD_LETTERS
 
 
-def test_a_mistake_within_a_composite_names_the_step() -> None:
-    """An error within names the step in full, and what is declared after it is outside of the composite again."""
+def test_error_within_a_composite_names_the_full_step() -> None:
+    """A declaration after the error is outside of the composite again."""
     pipeline = mp.Pipeline("p")
     numbers = _numbers(pipeline)
     with pytest.raises(mp.InvalidError, match=r"outer\.tally"):
@@ -222,14 +214,12 @@ def _before_a_step(pipeline: mp.Pipeline) -> None:
         lambda pipeline: pipeline.transform("x" * 60, lambda: pipeline.transform("y" * 60, lambda: None)),
     ],
 )
-def test_a_malformed_composite_is_refused(declare: Any) -> None:
-    """A name that is taken, is none or is too long together with those around it, and what is no function are refused."""
+def test_malformed_composite_is_refused(declare: Any) -> None:
     with pytest.raises(mp.InvalidError):
         declare(mp.Pipeline("p"))
 
 
-def test_a_feedback_and_a_union_within_a_composite_have_its_names() -> None:
-    """A composite names its own stream as a feedback by the stream's own name, and a union in it goes on under the whole one."""
+def test_feedback_and_union_within_a_composite_get_its_prefix() -> None:
     pipeline = mp.Pipeline("p")
 
     def around(numbers: mp.DataflowStream) -> mp.DataflowStream:

@@ -1,4 +1,4 @@
-"""Pipelines: what they freeze into, and every mistake refused with the name of what is wrong."""
+"""Declaration and checks of pipelines."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ def refused(pipeline: EnginePipeline, *texts: str, inputs=None) -> None:
 
 
 class TestTopology:
-    def test_a_chain_is_frozen_with_all_its_parts(self):
-        """Injector, computations with their extractors, and sinks are found by name."""
+    def test_topology_finds_all_parts_of_a_chain_by_name(self):
         pipeline = EnginePipeline("zeitgeist")
         queries = pipeline.inject(
             "queries", key="query", at="time", id="id", watermark=BoundedDisorder("30s")
@@ -66,8 +65,7 @@ class TestTopology:
         plain = {stream for stream in topology.wanted_streams if not is_addressed(stream)}
         assert plain == {"queries", "counter", "detector"}
 
-    def test_one_stream_may_have_several_consumers_with_their_own_extractors(self):
-        """Each consumer says for itself how it gets its key."""
+    def test_consumers_of_one_stream_have_their_own_extractors(self):
         pipeline = a_pipeline()
         queries = pipeline.stream("queries")
         queries.apply(Pass(), name="by_city", key="city")
@@ -81,7 +79,6 @@ class TestTopology:
         assert consumers[2].subscription.key is None
 
     def test_several_computations_may_produce_to_one_stream(self):
-        """A stream is an edge that any computation may produce to."""
         pipeline = a_pipeline()
         for name in ("a", "b"):
             pipeline.stream("queries").apply(Pass(), name=name, produces="merged")
@@ -89,7 +86,7 @@ class TestTopology:
         assert [node.name for node in pipeline.check().producers_of("merged")] == ["a", "b"]
 
     def test_cycles_are_allowed(self):
-        """A computation may consume what it produces, and a stream may be named before it exists."""
+        """A stream may be named before it exists."""
         pipeline = a_pipeline()
         made = pipeline.add(
             Pass(), name="loop", subscribes={"queries": None, "again": None}, produces=["again", "out"]
@@ -99,7 +96,7 @@ class TestTopology:
         assert set(pipeline.check().computations) == {"loop", "after"}
 
     def test_dead_letters_may_be_consumed_and_kept(self):
-        """The reserved stream is produced by every computation and open to subscriptions and sinks."""
+        """Every computation produces to the reserved stream."""
         pipeline = a_pipeline()
         pipeline.stream("queries").apply(Pass(), name="counter")
         dead = pipeline.stream(DEAD_LETTERS)
@@ -110,8 +107,8 @@ class TestTopology:
 
         assert [node.name for node in topology.producers_of(DEAD_LETTERS)] == ["counter", "mourner"]
 
-    def test_apply_names_its_output_after_the_computation_unless_told(self):
-        """One name, several names, or none: the first is returned."""
+    def test_apply_names_its_output_after_the_computation_by_default(self):
+        """Of several outputs the first is returned."""
         queries = a_pipeline().stream("queries")
 
         assert queries.apply(Pass(), name="a").name == "a"
@@ -120,8 +117,8 @@ class TestTopology:
         with pytest.raises(InvalidError, match="computation=`d`"):
             queries.apply(Pass(), name="d", produces=[])
 
-    def test_a_topology_travels(self):
-        """A topology can be pickled, since tasks on other machines need its nodes."""
+    def test_topology_survives_pickling(self):
+        """Tasks on other machines need its nodes."""
         pipeline = a_pipeline()
         pipeline.stream("queries").apply(Pass(), name="counter")
 
@@ -130,8 +127,7 @@ class TestTopology:
         assert list(copy.computations) == ["counter"]
         assert len(copy.consumers_of("queries")) == 1
 
-    def test_asking_for_what_is_not_there_names_it(self):
-        """Unknown computations and injectors are refused by name."""
+    def test_unknown_computation_or_injector_is_named(self):
         topology = a_pipeline().check()
 
         with pytest.raises(InvalidError, match="computation=`missing`"):
@@ -142,8 +138,8 @@ class TestTopology:
 
 class TestDeclarations:
     @pytest.mark.parametrize("name", ["", "a b", "a/b", "1st", "ø", "x" * 101, "-a", None, 5, DEAD_LETTERS])
-    def test_bad_names_are_refused_everywhere(self, name):
-        """A name that could not be a table, a folder and a node at once is refused where it is written."""
+    def test_invalid_names_are_refused_everywhere(self, name):
+        """A name must be valid as a table, a folder and a ZooKeeper node."""
         pipeline = a_pipeline()
         with pytest.raises(InvalidError, match="name"):
             EnginePipeline(name)
@@ -155,8 +151,7 @@ class TestDeclarations:
             pipeline.add(Pass(), name="fine", subscribes={"queries": None}, produces=[name])
 
     @pytest.mark.parametrize("name", ["", "a b", None])
-    def test_bad_names_of_sinks_and_references_are_refused(self, name):
-        """Sinks and references to streams obey the same rule."""
+    def test_invalid_names_of_sinks_and_references_are_refused(self, name):
         pipeline = a_pipeline()
         with pytest.raises(InvalidError, match="sink's name"):
             pipeline.stream("queries").sink(name, Place("x"))
@@ -165,8 +160,7 @@ class TestDeclarations:
         with pytest.raises(InvalidError, match="stream's name"):
             pipeline.add(Pass(), name="a", subscribes={name: None})
 
-    def test_duplicates_are_refused_by_name(self):
-        """Two computations, two injectors of a stream, two sinks: each needs a name of its own."""
+    def test_duplicate_names_are_refused(self):
         pipeline = a_pipeline()
         queries = pipeline.stream("queries")
         queries.apply(Pass(), name="a")
@@ -182,14 +176,12 @@ class TestDeclarations:
             pipeline.add(Pass(), name="b", subscribes={"queries": None}, produces=["x", "x"])
 
     @pytest.mark.parametrize("computation", [Pass, object(), None, lambda context, record: None])
-    def test_what_is_no_computation_is_refused(self, computation):
-        """A class, a function or anything else is not an instance of Computation."""
+    def test_value_that_is_not_a_computation_is_refused(self, computation):
         with pytest.raises(InvalidError, match="computation=`counter`"):
             a_pipeline().stream("queries").apply(computation, name="counter")
 
     @pytest.mark.parametrize("key", [5, "", [], ["city", None]])
-    def test_a_key_extractor_of_the_wrong_type_is_refused(self, key):
-        """The error names computation and stream."""
+    def test_key_extractor_of_the_wrong_type_is_refused(self, key):
         with pytest.raises(InvalidError, match="computation=`counter` stream=`queries`"):
             a_pipeline().stream("queries").apply(Pass(), name="counter", key=key)
 
@@ -204,8 +196,7 @@ class TestDeclarations:
             {"key": "k", "at": "t", "watermark": BoundedDisorder},
         ],
     )
-    def test_an_injector_with_wrong_arguments_is_refused(self, arguments):
-        """Key, time, id and watermark are checked where they are written."""
+    def test_injector_with_invalid_arguments_is_refused(self, arguments):
         with pytest.raises(InvalidError, match="stream=`s`"):
             EnginePipeline("p").inject("s", **arguments)
 
@@ -214,8 +205,7 @@ class TestDeclarations:
         [{"watermark": BoundedDisorder("1s")}, {"idle_after": "1s"}, {"skew_limit": "1s"}],
         ids=lambda arguments: next(iter(arguments)),
     )
-    def test_a_stream_by_time_of_arrival_has_its_own_watermark(self, arguments):
-        """Whatever would hold it or move it otherwise is refused."""
+    def test_ingress_time_excludes_other_watermark_options(self, arguments):
         with pytest.raises(InvalidError, match="has its own watermark"):
             EnginePipeline("p").inject("s", key="k", at=IngressTime(), **arguments)
 
@@ -231,25 +221,22 @@ class TestDeclarations:
             {"colour": "red"},
         ],
     )
-    def test_options_that_mean_nothing_are_refused(self, options):
-        """Negative bounds, wrong types and unknown options name the computation."""
+    def test_invalid_and_unknown_options_are_refused(self, options):
         with pytest.raises(InvalidError, match="computation=`counter`"):
             a_pipeline().stream("queries").apply(Pass(), name="counter", **options)
 
     @pytest.mark.parametrize("subscribes", [{}, ["queries"], "queries"])
-    def test_a_computation_must_subscribe_to_something(self, subscribes):
-        """Subscriptions are a mapping, and not an empty one."""
+    def test_subscribes_must_be_a_non_empty_mapping(self, subscribes):
         with pytest.raises(InvalidError, match="computation=`counter`"):
             a_pipeline().add(Pass(), name="counter", subscribes=subscribes)
 
-    def test_produces_is_a_list(self):
-        """One name in place of a list would be read as letters."""
+    def test_produces_must_be_a_list(self):
+        """Text would be read as a list of letters."""
         with pytest.raises(InvalidError, match="produces=`out`"):
             a_pipeline().add(Pass(), name="counter", subscribes={"queries": None}, produces="out")
 
     @pytest.mark.parametrize("sink", [None, "out/spikes", Place])
-    def test_what_is_no_sink_is_refused(self, sink):
-        """A path is not a sink yet."""
+    def test_value_that_is_not_a_sink_is_refused(self, sink):
         with pytest.raises(InvalidError, match="sink=`s`"):
             a_pipeline().stream("queries").sink("s", sink)
 
@@ -258,7 +245,7 @@ class TestHooks:
     @pytest.mark.parametrize("hook", ["process_record", "process_records", "process_timer"])
     @pytest.mark.parametrize("kind", ["generator", "async", "async generator"])
     def test_hooks_whose_body_would_never_run_are_refused(self, hook, kind):
-        """A hook that yields or is async would do nothing in silence; the error names it when the pipeline is built."""
+        """A generator or a coroutine would silently do nothing."""
 
         def generator(self, context, record):
             yield record
@@ -277,40 +264,39 @@ class TestHooks:
 
 
 class TestCheck:
-    def test_an_unknown_stream_names_who_wants_it_and_what_may_be_meant(self):
-        """A misspelt stream is named together with its consumer and the nearest name."""
+    def test_unknown_stream_is_named_with_its_consumer_and_a_suggestion(self):
         pipeline = a_pipeline()
         pipeline.stream("querys").apply(Pass(), name="counter")
 
         refused(pipeline, "stream=`querys`", "computation=`counter`", "'queries'")
 
-    def test_a_sink_of_an_unknown_stream_is_named(self):
-        """A sink on a stream without a producer would stay empty."""
+    def test_sink_of_an_unknown_stream_is_refused(self):
+        """The sink would stay empty."""
         pipeline = a_pipeline()
         pipeline.stream("nothing").sink("s", Place("x"))
 
         refused(pipeline, "stream=`nothing`", "sink=`s`")
 
-    def test_an_injected_stream_cannot_be_produced(self):
-        """The low watermark of such a stream would be undefined."""
+    def test_injected_stream_cannot_be_produced_to(self):
+        """Its low watermark would be undefined."""
         pipeline = a_pipeline()
         pipeline.stream("queries").apply(Pass(), name="counter", produces="queries")
 
         refused(pipeline, "injected", "stream=`queries`", "computation=`counter`")
 
-    def test_a_pipeline_without_injectors_is_refused(self):
-        """Nothing could ever happen in it."""
+    def test_pipeline_without_injectors_is_refused(self):
+        """Such a pipeline could never do anything."""
         refused(EnginePipeline("empty"), "no injector", "pipeline=`empty`")
 
-    def test_a_cycle_that_nothing_feeds_is_refused(self):
-        """A computation that no outside record can reach is a mistake."""
+    def test_cycle_without_input_is_refused(self):
+        """No outside record could reach it."""
         pipeline = a_pipeline()
         pipeline.add(Pass(), name="island", subscribes={"loop": None}, produces=["loop"])
 
         refused(pipeline, "computation=`island`")
 
-    def test_a_horizon_in_a_cycle_is_refused(self):
-        """With every round the watermark would lie further back."""
+    def test_late_data_horizon_in_a_cycle_is_refused(self):
+        """Each round would move the watermark further back."""
 
         class Back(Pass):
             late_data_horizon = "1s"
@@ -321,8 +307,7 @@ class TestCheck:
 
         refused(pipeline, "late_data_horizon", "computation=`back`")
 
-    def test_a_horizon_that_is_none_is_refused_at_its_line(self):
-        """It is a duration that is not negative, or unbounded."""
+    def test_invalid_late_data_horizon_is_refused_when_declared(self):
         for horizon in (-1, "soon"):
             back = Pass()
             back.late_data_horizon = horizon
@@ -330,7 +315,7 @@ class TestCheck:
                 a_pipeline().stream("queries").apply(back, name="back")
 
     def test_names_that_differ_by_case_only_are_refused(self):
-        """SQL engines do not tell them apart."""
+        """SQL engines ignore case."""
         pipeline = a_pipeline()
         pipeline.stream("queries").apply(Pass(), name="counter")
         pipeline.stream("queries").apply(Pass(), name="Counter")
@@ -338,22 +323,20 @@ class TestCheck:
         refused(pipeline, "`counter`", "`Counter`")
 
     def test_two_sinks_cannot_share_a_place(self):
-        """Both sinks and the place are named."""
         pipeline = a_pipeline()
         counts = pipeline.stream("queries").apply(Pass(), name="counter")
         counts.sink("s1", Place("out")).sink("s2", Place("out"))
 
         refused(pipeline, "first=`s1`", "second=`s2`", "`out`")
 
-    def test_an_injected_stream_has_no_sink(self):
-        """Nothing durable holds outside records until a computation has made something of them."""
+    def test_sink_of_an_injected_stream_is_refused(self):
+        """Outside records are durable only as effects of a computation."""
         pipeline = a_pipeline()
         pipeline.stream("queries").sink("s", Place("out"))
 
         refused(pipeline, "sink=`s`", "stream=`queries`")
 
     def test_inputs_and_injectors_must_agree(self):
-        """An input that no injector names, and an injector without input, are refused by name."""
         pipeline = a_pipeline()
 
         refused(pipeline, "no injector", "input=`clicks`", inputs=["queries", "clicks"])
@@ -361,8 +344,7 @@ class TestCheck:
 
 
 class TestPickling:
-    def test_an_attribute_that_cannot_travel_is_named(self):
-        """The error says which attribute of which computation."""
+    def test_unpicklable_attribute_is_named(self):
         holder = Pass()
         holder.fine = 1
         holder.lock = threading.Lock()
@@ -371,8 +353,8 @@ class TestPickling:
 
         refused(pipeline, "computation=`counter`", "attribute=`lock`", "type=`Pass`")
 
-    def test_a_method_that_holds_on_to_something_is_named(self):
-        """A class made in a function drags what its methods refer to along with it."""
+    def test_method_with_an_unpicklable_closure_is_named(self):
+        """A class made in a function is pickled with the variables that its methods use."""
         lock = threading.Lock()
 
         class Holding(Computation):
@@ -384,8 +366,8 @@ class TestPickling:
 
         refused(pipeline, "computation=`counter`", "attribute=`process_record`")
 
-    def test_an_object_that_refuses_as_a_whole_is_named(self):
-        """Where no attribute is to blame, the computation alone is named."""
+    def test_unpicklable_computation_is_named(self):
+        """No single attribute is to blame."""
 
         class Stubborn(Computation):
             def __reduce__(self) -> str:
@@ -396,8 +378,7 @@ class TestPickling:
 
         refused(pipeline, "computation=`counter`", "not me")
 
-    def test_extractors_that_cannot_travel_are_named(self):
-        """Key extractors and the functions of injectors are checked too."""
+    def test_unpicklable_extractors_are_named(self):
         lock = threading.Lock()
         pipeline = a_pipeline()
         pipeline.stream("queries").apply(Pass(), name="counter", key=lambda value: str(lock))

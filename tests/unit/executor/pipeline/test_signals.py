@@ -1,4 +1,4 @@
-"""The stream of signals: who consumes it, and what may be said on it."""
+"""The stream of signals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.fixtures.panes import SeenPanes
 
 
 def waiting(**options: Any) -> mp.Pipeline:
-    """A step that waits for a signal, and one that does not."""
+    """Declare a step that waits for a signal, and another that does not."""
     pipeline = mp.Pipeline("p")
     rows = pipeline.inject("in", key="k", at="at", at_unit="us", watermark=mp.ManualWatermark())
     windows = rows.window(mp.FixedWindows(10), trigger=mp.Repeatedly(mp.AfterSignal("show")))
@@ -22,7 +22,7 @@ def waiting(**options: Any) -> mp.Pipeline:
 
 
 def test_only_steps_that_wait_for_a_signal_consume_the_stream() -> None:
-    """The stream is there where a trigger waits, and is no input that a runner must be given."""
+    """The stream is not an input that a runner must be given."""
     topology = waiting().check(inputs=["in"])
 
     assert [consumer.computation.name for consumer in topology.consumers_of(SIGNALS)] == ["counts"]
@@ -31,14 +31,12 @@ def test_only_steps_that_wait_for_a_signal_consume_the_stream() -> None:
         waiting().check(inputs=["in", SIGNALS])
 
 
-def test_the_name_is_reserved() -> None:
-    """A user's stream cannot have the name of the stream of signals."""
+def test_name_of_the_signals_stream_is_reserved() -> None:
     with pytest.raises(mp.InvalidError, match="reserved"):
         mp.Pipeline("p").inject(SIGNALS, key="k", at="at")
 
 
-def test_signals_are_not_dropped_as_late_records() -> None:
-    """A step that drops late records drops no signal."""
+def test_on_late_drop_does_not_drop_signals() -> None:
     node = waiting(on_late="drop").check().computations["counts"]
 
     assert node.drops_late("in")
@@ -55,7 +53,6 @@ def test_signals_are_not_dropped_as_late_records() -> None:
     ],
 )
 def test_malformed_signals_are_refused(arguments: tuple[Any, ...], message: str) -> None:
-    """An unknown name, a key that is no text and a window that is none are refused at the call."""
     with mp.LocalRunner(mp.Store.in_memory(), progress=False).start(waiting(), stepping=True) as run:
         with pytest.raises(mp.InvalidError, match=message):
             run.signal(*arguments)
@@ -65,8 +62,7 @@ def test_malformed_signals_are_refused(arguments: tuple[Any, ...], message: str)
             run.signal("show", "a", id=7)  # type: ignore[arg-type]
 
 
-def test_a_co_grouping_can_wait_for_a_signal() -> None:
-    """A step over several streams is signalled as any other."""
+def test_co_group_can_wait_for_a_signal() -> None:
     pipeline, seen = mp.Pipeline("p"), SeenPanes()
     streams = {
         name: pipeline.inject(name, key="k", at="at", at_unit="us", watermark=mp.ManualWatermark())
@@ -83,8 +79,7 @@ def test_a_co_grouping_can_wait_for_a_signal() -> None:
     assert seen.values == [{"left": [0], "right": [1]}]
 
 
-def test_a_threaded_run_gives_a_receipt() -> None:
-    """The receipt of a signal tells when it is durable."""
+def test_receipt_of_a_signal_becomes_durable() -> None:
     with mp.LocalRunner(mp.Store.in_memory(), progress=False).start(waiting()) as run:
         run.inject("in", [{"k": "a", "at": 1}]).wait()
         receipt = run.signal("show", "a")

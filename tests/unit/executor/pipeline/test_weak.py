@@ -1,4 +1,4 @@
-"""Which productions are delivered within their superstep, and in which order computations run then."""
+"""Weak productions and the order of computations in a superstep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fixtures.pipelines import Case, cases
 
 
 def chain(*modes: str) -> EnginePipeline:
-    """``in`` → ``c0`` → ``c1`` → …, each with its mode; ``c0`` produces ``s0``, and so on."""
+    """Chain ``in`` → ``c0`` → ``c1`` → …, each with its mode; ``c0`` produces ``s0``, and so on."""
     pipeline = EnginePipeline("p")
     stream = pipeline.inject("in", key="k", at="t")
     for number, mode in enumerate(modes):
@@ -23,14 +23,13 @@ def chain(*modes: str) -> EnginePipeline:
 
 
 def test_only_weak_productions_with_a_consumer_are_fused():
-    """Strong streams and streams without consumers wait for their checkpoint."""
     topology = chain("weak", "strong", "weak", "weak").check()
 
     assert topology.fused == {"c0": {"s0"}, "c2": {"s2"}}
 
 
-def test_a_cycle_of_weak_productions_is_not_fused():
-    """A stream by which records could come back to their producer in one superstep waits; others do not."""
+def test_weak_productions_in_a_cycle_are_not_fused():
+    """A record could otherwise return to its producer within the superstep."""
     pipeline = chain("weak", "weak", "weak")
     pipeline.add(Computation(), name="back", subscribes={"s2": None}, produces=("again",), productions="weak")
     pipeline.add(Computation(), name="c9", subscribes={"again": None, "s0": None}, produces=("s1b",))
@@ -49,16 +48,15 @@ def test_a_cycle_of_weak_productions_is_not_fused():
     assert looped.check().fused == {"c0": {"s0"}, "c1": {"s1"}}
 
 
-def test_a_consumer_of_outside_records_is_not_fused():
-    """A stream waits if one of its consumers takes outside records as well."""
+def test_stream_to_a_consumer_of_outside_records_is_not_fused():
     pipeline = chain("weak")
     pipeline.add(Computation(), name="join", subscribes={"s0": None, "in": None})
 
     assert pipeline.check().fused == {}
 
 
-def test_consumers_come_after_those_whose_weak_productions_they_take():
-    """The order and the waves follow the fused streams; who has nothing to do is in no wave."""
+def test_consumers_run_after_their_weak_producers():
+    """A computation without work is in no wave."""
     pipeline = chain("weak", "weak", "strong")
     pipeline.add(Computation(), name="a", subscribes={"s1": None, "s2": None})
     topology = pipeline.check()
@@ -71,7 +69,7 @@ def test_consumers_come_after_those_whose_weak_productions_they_take():
 
 
 def test_rows_keep_weak_productions_for_sinks_only(tmp_path):
-    """Of fused streams those are kept that flow into a sink, or all where tasks hand them on."""
+    """On Spark, where tasks hand them on, rows keep all."""
     pipeline = chain("weak", "weak", "strong")
     pipeline.stream("s1").sink("out", DeltaSink(str(tmp_path)))
     topology = pipeline.check()
@@ -82,8 +80,8 @@ def test_rows_keep_weak_productions_for_sinks_only(tmp_path):
     assert topology.weak_streams("c2").fused == frozenset()
 
 
-def test_an_address_names_who_waits():
-    """One consumer, or the sinks, read what is kept for them; no stream's own name is an address."""
+def test_addressed_stream_names_its_reader():
+    """The reader is one consumer or the sinks, and no stream's own name is an address."""
     pipeline = chain("weak", "strong", "strong")
     pipeline.add(Computation(), name="other", subscribes={"s0": None})
     topology = pipeline.check()
@@ -95,16 +93,15 @@ def test_an_address_names_who_waits():
     assert not is_addressed("s0")
 
 
-def test_another_mode_is_refused():
-    """Productions are strong or weak."""
+def test_unknown_mode_of_productions_is_refused():
     with pytest.raises(InvalidError, match="strong or weak"):
         chain("weakly")
 
 
 @given(case=cases(steps_max=1, rows_max=1))
 @settings(max_examples=200, deadline=None)
-def test_a_superstep_has_a_bounded_number_of_waves(case: Case) -> None:
-    """Each computation has one wave at most, after all that feed it weakly, so a superstep has no more waves than those."""
+def test_computation_is_in_one_wave_after_all_its_feeders(case: Case) -> None:
+    """This bounds the waves of a superstep by the number of computations."""
     topology = case.pipeline().check()
 
     for planned in (set(topology.computations), {"c0"}, set[str]()):
@@ -119,8 +116,8 @@ def test_a_superstep_has_a_bounded_number_of_waves(case: Case) -> None:
                 assert feeders <= before
 
 
-def test_a_renamed_computation_takes_its_streams_along():
-    """Its own stream and its place as a consumer have its new name; a stream that is there under its name stays."""
+def test_renamed_computation_keeps_its_streams():
+    """A stream that still exists under the former name is not renamed."""
     pipeline = EnginePipeline("p")
     first = pipeline.inject("in", key="k", at="t").apply(Computation(), name="new", renamed_from="old")
     first.apply(Computation(), name="total", renamed_from="sum", produces=("sum", "sums"))

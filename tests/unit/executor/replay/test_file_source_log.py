@@ -1,4 +1,4 @@
-"""The log of Spark's file source is taken back in a fork, so that the files which came later are read in batches again."""
+"""The log of Spark's file source in a fork."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millpond.executor.replay.spark_checkpoint import forget_later_files
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """After batches 0 to 5, each with one file, as Spark lays it out; 2 and 5 are compactions."""
+    """Lay out a checkpoint after batches 0 to 5 of one file each; 2 and 5 are compactions."""
     (tmp_path / "read me").mkdir()
     (tmp_path / "checkpoint" / "offsets").mkdir(parents=True)
     source = tmp_path / "checkpoint" / "sources" / "0"
@@ -31,7 +31,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def notes(checkpoint: Path) -> dict[str, list[int]]:
-    """The files of the log, with the batches that they tell of."""
+    """Map the files of the log to their batches."""
     return {
         path.name: [json.loads(line)["batchId"] for line in path.read_text().splitlines()[1:]]
         for path in (checkpoint / "sources" / "0").iterdir()
@@ -40,8 +40,8 @@ def notes(checkpoint: Path) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("batch", [0, 1, 2, 4])
-def test_only_later_files_are_forgotten(checkpoint: Path, batch: int) -> None:
-    """What stays is one file of the log, also where Spark has removed those that a compaction holds."""
+def test_later_files_are_removed_from_the_log(checkpoint: Path, batch: int) -> None:
+    """One file of the log remains, even where Spark has deleted files that a compaction contains."""
     for removed in ("0", "1"):
         (checkpoint / "sources" / "0" / removed).unlink()
     forget_later_files(checkpoint, batch)
@@ -50,14 +50,13 @@ def test_only_later_files_are_forgotten(checkpoint: Path, batch: int) -> None:
     assert not list((checkpoint / "sources" / "0").glob(".*"))
 
 
-def test_a_query_that_had_not_begun_forgets_all(checkpoint: Path) -> None:
-    """Nothing is left of its log."""
+def test_log_of_a_query_without_batches_is_emptied(checkpoint: Path) -> None:
     forget_later_files(checkpoint, -1)
     assert notes(checkpoint) == {}
 
 
-def test_files_that_are_gone_are_not_forgotten(checkpoint: Path) -> None:
-    """Spark is to fail over them, rather than go on without them."""
+def test_log_with_deleted_input_files_is_unchanged(checkpoint: Path) -> None:
+    """Spark must fail for these files rather than skip them."""
     before = notes(checkpoint)
     (checkpoint.parent / "read me" / "4.json").unlink()
     forget_later_files(checkpoint, 3)
@@ -74,8 +73,8 @@ def test_files_that_are_gone_are_not_forgotten(checkpoint: Path) -> None:
         ('{"logOffset":0}', 'v2\n{"path":"file:///1.json","timestamp":1,"batchId":1}'),
     ],
 )
-def test_other_sources_are_left_alone(tmp_path: Path, offset: str, text: str) -> None:
-    """Those of other kinds, folders elsewhere, and a log of another version of Spark."""
+def test_logs_of_other_sources_are_unchanged(tmp_path: Path, offset: str, text: str) -> None:
+    """The log is of another kind of source, of remote files, or of another version of Spark."""
     for name, content in (("offsets/0", f"v1\n{{}}\n{offset}"), ("sources/0/0", text)):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(content)

@@ -1,4 +1,4 @@
-"""Repair: every kind of damage, then a sound store, and a runner that goes on to the same answer."""
+"""Repair of damaged stores."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def rows(rounds: int) -> list[dict[str, object]]:
 
 
 class Pond:
-    """A store in memory whose pipeline consumes a growing input, a restart each time."""
+    """A store in memory whose pipeline consumes a growing input and restarts for each part."""
 
     def __init__(self) -> None:
         self.disk, self.registry, self.clock = MemoryObjects(), MemoryRegistry(), ManualClock()
         self.opened = 0
 
     def copy(self) -> Pond:
-        """The same store on another disk."""
+        """Copy the store to another disk."""
         made, mark = Pond(), self.leases().high_water.read()
         made.clock.advance_ms(3_600_000)
         made.opened = 1_000
@@ -102,7 +102,7 @@ class Pond:
                 upkeep=COMPACTIONS,
                 intervals=2,
             )
-            # As `LocalRunner.run` does, and step by step, so that each run compacts at the same places.
+            # Step like `LocalRunner.run`, so that each run compacts at the same places.
             run = runner.start(pipeline(sink), stepping=True)
             given = rows(rounds)
             rest = given[run.consumed("in").get(LOCAL_SOURCE, 0) :]
@@ -130,7 +130,7 @@ class Pond:
         return list(load(Log(self.disk)).files)
 
     def of_kind(self, *, is_compaction: bool) -> LiveFile:
-        """The newest live file that a compaction, or a superstep, has made."""
+        """Return the newest live file of a compaction or a superstep."""
         return [
             file
             for file in self.live()
@@ -153,12 +153,11 @@ def expected(rounds: int) -> Counter[str]:
 
 
 def totals(pond: Pond) -> dict[str, dict[str, int]]:
-    """The counters of user code."""
     return counts_by_computation(load(Log(pond.disk)).txns, "p")
 
 
 def check_sound(pond: Pond) -> None:
-    """Nothing is found any more, by any reader; and after going on every record has counted once."""
+    """Check that readers find no damage and that the next run counts every record once."""
     mark = pond.leases().high_water.read()
     assert mark is not None
     assert verify_store(pond.disk, mark).findings == ()
@@ -191,12 +190,11 @@ def original() -> Pond:
 
 @pytest.fixture
 def pond(original: Pond) -> Pond:
-    """A store with superstep files, compactions, and all of its log."""
+    """A store with files of supersteps and compactions, and a complete log."""
     return original.copy()
 
 
-def test_a_sound_store_needs_no_repair(pond):
-    """Nothing is planned, and a repair by force would lose nothing."""
+def test_sound_store_needs_no_repair(pond):
     plan = pond.plan()
     assert not plan.is_needed
     assert not plan.is_rollback
@@ -205,8 +203,7 @@ def test_a_sound_store_needs_no_repair(pond):
 
 @pytest.mark.parametrize("offset", [5, 400, -30])
 @pytest.mark.parametrize("kind", ["superstep", "compaction", "commit"])
-def test_a_flipped_bit_is_turned_back(pond, kind, offset):
-    """Row files and commits are what they were, to the byte, and no version is undone."""
+def test_flipped_bit_is_restored_without_a_rollback(pond, kind, offset):
     path = (
         commit_path(load(Log(pond.disk)).version - 9)
         if kind == "commit"
@@ -225,10 +222,8 @@ def test_a_flipped_bit_is_turned_back(pond, kind, offset):
 
 
 @pytest.mark.parametrize("damage", [cut, lambda disk, path: disk.delete([path])])
-def test_a_compaction_is_taken_again_from_what_it_was_compacted_from(
-    pond, damage: Callable[[MemoryObjects, str], None]
-):
-    """As long as those files are there nothing is lost."""
+def test_lost_compaction_is_restored_from_its_sources(pond, damage: Callable[[MemoryObjects, str], None]):
+    """Nothing is lost while the source files exist."""
     path = pond.of_kind(is_compaction=True).path
     damage(pond.disk, path)
     plan = pond.repair()
@@ -240,8 +235,7 @@ def test_a_compaction_is_taken_again_from_what_it_was_compacted_from(
     check_sound(pond)
 
 
-def test_a_compaction_of_compactions_is_taken_again_as_far_down_as_needed(pond):
-    """Where what it was compacted from is damaged too, that is looked for in the same way."""
+def test_lost_nested_compactions_are_restored_recursively(pond):
     for rounds in range(ROUNDS, 3 * ROUNDS):
         pond.consume(rounds)
     known = {path for path in pond.disk.list("") if path.endswith(".parquet")}
@@ -270,10 +264,8 @@ def test_a_compaction_of_compactions_is_taken_again_as_far_down_as_needed(pond):
 
 
 @pytest.mark.parametrize("damage", [cut, lambda disk, path: disk.delete([path])])
-def test_a_lost_file_takes_the_store_back_and_its_input_is_read_again(
-    pond, damage: Callable[[MemoryObjects, str], None]
-):
-    """State, productions and positions of all keys go back together; going on gives every record once."""
+def test_lost_file_rolls_the_store_back(pond, damage: Callable[[MemoryObjects, str], None]):
+    """State, productions and positions go back together, so the input is read again."""
     path = pond.of_kind(is_compaction=False).path
     damage(pond.disk, path)
     plan = pond.repair()
@@ -286,8 +278,8 @@ def test_a_lost_file_takes_the_store_back_and_its_input_is_read_again(
 
 @pytest.mark.parametrize("back", [0, 1, 7, 20])
 @pytest.mark.parametrize("damage", [cut, lambda disk, path: disk.delete([path])])
-def test_a_lost_commit_takes_the_store_back(pond, back, damage: Callable[[MemoryObjects, str], None]):
-    """The newest version before it is restored under a version above all that there were, the old log is kept aside."""
+def test_lost_commit_rolls_the_store_back(pond, back, damage: Callable[[MemoryObjects, str], None]):
+    """The restored version gets a number above all others, and the old log is set aside."""
     newest = load(Log(pond.disk)).version
     path = commit_path(newest - back)
     damage(pond.disk, path)
@@ -301,8 +293,8 @@ def test_a_lost_commit_takes_the_store_back(pond, back, damage: Callable[[Memory
     check_sound(pond)
 
 
-def test_a_log_that_was_rolled_back_goes_on_above_the_mark(pond):
-    """The newest ten commits are gone without a trace; the high-water mark knows that they were there."""
+def test_log_without_its_newest_commits_continues_above_the_high_water_mark(pond):
+    """Only the high-water mark still knows of the ten lost commits."""
     newest = load(Log(pond.disk)).version
     pond.disk.delete([commit_path(version) for version in range(newest - 9, newest + 1)])
     plan = pond.repair()
@@ -311,8 +303,8 @@ def test_a_log_that_was_rolled_back_goes_on_above_the_mark(pond):
     check_sound(pond)
 
 
-def test_a_damaged_checkpoint_is_set_aside(pond):
-    """The commits say the same; nothing is lost."""
+def test_damaged_checkpoint_is_set_aside(pond):
+    """The commits contain the same facts."""
     write_checkpoint(pond.disk, every=1)
     path = next(path for path in pond.disk.list("_delta_log") if path.endswith(".checkpoint.parquet"))
     flip(pond.disk, path, 100, 200)
@@ -324,8 +316,8 @@ def test_a_damaged_checkpoint_is_set_aside(pond):
 
 
 @pytest.mark.parametrize("back", [0, 5])
-def test_a_damaged_commit_behind_a_checkpoint_costs_history_only(pond, back):
-    """What the checkpoint stands for is not needed: older versions go, and no state."""
+def test_damaged_commit_before_a_checkpoint_loses_history_only(pond, back):
+    """The checkpoint has the state, so only older versions become unreadable."""
     write_checkpoint(pond.disk, every=1)
     made = load(Log(pond.disk)).version
     pond.consume(ROUNDS)
@@ -338,16 +330,15 @@ def test_a_damaged_commit_behind_a_checkpoint_costs_history_only(pond, back):
     check_sound(pond)
 
 
-def test_nothing_that_is_whole_is_refused(pond):
-    """Without any whole version only a copy helps, and nothing is changed."""
+def test_store_without_a_sound_version_is_refused(pond):
+    """Only a copy can help, and nothing is changed."""
     for path in pond.disk.list("_delta_log"):
         cut(pond.disk, path)
     with pytest.raises(DataError, match="restore it from a copy"):
         pond.plan()
 
 
-def test_a_running_pipeline_is_not_repaired_under_its_feet(pond):
-    """Another process holds the leases: nothing is changed."""
+def test_repair_of_a_running_pipeline_is_refused(pond):
     pond.disk.delete([pond.of_kind(is_compaction=False).path])
     holder = MemoryLeases(pond.registry, pond.clock, writer_id="runner")
     snapshot = load(Log(pond.disk))
@@ -361,8 +352,8 @@ def test_a_running_pipeline_is_not_repaired_under_its_feet(pond):
     assert set(pond.disk.list("")) == before
 
 
-def test_sinks_get_everything_again_and_miss_nothing(pond, tmp_path):
-    """A sink has outputs of supersteps that are undone; what takes their place is not mistaken for them."""
+def test_sinks_miss_nothing_after_a_rollback(pond, tmp_path):
+    """The sink has outputs of undone supersteps and must not mistake new ones for them."""
     sink = DeltaSink(str(tmp_path / "out"))
     pond.consume(ROUNDS + 2, sink)
     pond.disk.delete([pond.of_kind(is_compaction=False).path])
@@ -375,8 +366,8 @@ def test_sinks_get_everything_again_and_miss_nothing(pond, tmp_path):
         assert delivered[key] >= count
 
 
-def test_a_counter_that_is_younger_than_the_restored_version_restarts(pond):
-    """What is read again is counted again, so a counter that there was not at that version begins at nothing."""
+def test_counter_added_after_the_restored_version_restarts_at_zero(pond):
+    """Its records are read and counted again."""
     old = set(pond.disk.list(""))
     pond.consume(ROUNDS + 1)
     assert totals(pond) == {"first": {"young": ROWS}}
@@ -387,8 +378,8 @@ def test_a_counter_that_is_younger_than_the_restored_version_restarts(pond):
     assert totals(pond) == {"first": {"young": 2 * ROWS}}
 
 
-def test_a_commit_whose_reply_was_lost_is_the_repairs_own(pond):
-    """A put that is repeated below, and then finds itself, is no other writer: the repair goes on to its end."""
+def test_repair_recognises_its_own_commit_after_a_lost_reply(pond):
+    """The repeated put finds its first attempt, which is no other writer's."""
     newest = load(Log(pond.disk)).version
     cut(pond.disk, commit_path(newest - 3))
 
@@ -404,8 +395,8 @@ def test_a_commit_whose_reply_was_lost_is_the_repairs_own(pond):
     check_sound(pond)
 
 
-def test_a_plan_whose_files_were_collected_meanwhile_is_refused(pond):
-    """A collection between plan and repair changes no version; nothing is committed that lacks a file."""
+def test_plan_with_meanwhile_collected_files_is_refused(pond):
+    """A collection changes no version, so the files themselves must be checked."""
     cut(pond.disk, pond.of_kind(is_compaction=True).path)
     plan = pond.plan()
     pond.disk.delete(plan.restored[0].sources[:1])
@@ -418,8 +409,8 @@ def test_a_plan_whose_files_were_collected_meanwhile_is_refused(pond):
 
 
 @pytest.mark.parametrize("arguments", [["--dry-run"], ["--yes"]])
-def test_a_place_without_a_store_is_said_to_be_none(tmp_path, arguments):
-    """A mistyped path is not made, and no message suggests to restore a store that never existed."""
+def test_repair_of_a_path_without_a_store_is_refused(tmp_path, arguments):
+    """A mistyped path must not be created, nor suggest restoring a copy."""
     result = CliRunner().invoke(main, ["repair", str(tmp_path / "nowhere"), *arguments])
     assert result.exit_code != 0
     assert "no store at this path" in result.output
@@ -428,15 +419,14 @@ def test_a_place_without_a_store_is_said_to_be_none(tmp_path, arguments):
 
 @pytest.fixture(scope="module")
 def lacking(original: Pond) -> tuple[Pond, RepairPlan]:
-    """A store that lacks a part of a commit, and the plan of its repair, which takes most of the time."""
+    """A store with a truncated commit, and its plan, which is costly to make."""
     damaged = original.copy()
     cut(damaged.disk, commit_path(load(Log(damaged.disk)).version - 3))
     return damaged, damaged.plan()
 
 
 @pytest.mark.parametrize("stop_after", range(1, 12))
-def test_killed_midway_it_is_repaired_again(lacking, stop_after):
-    """Whatever it had done when it was killed, the next repair finds a state that can be restored."""
+def test_repair_killed_midway_can_be_repeated(lacking, stop_after):
     pond, plan = lacking[0].copy(), lacking[1]
     done = 0
 

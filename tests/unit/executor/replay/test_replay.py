@@ -1,4 +1,4 @@
-"""``mp.replay`` and ``mp.compare_stores``: what other code would have made of the same input."""
+"""``mp.replay`` and ``mp.compare_stores``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = [{"k": key, "at": at, "n": at % 7} for at in range(1, 13) for key in "ab"
 
 
 class Alarm(mp.Computation):
-    """Sums a key's numbers; an alarm where the sum reaches a limit, and once more a second of wall time later."""
+    """Sum a key's numbers; raise an alarm at a limit, and again a second of wall time later."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -50,7 +50,7 @@ def a_pipeline(limit: int, sink: Path | None = None, key: str = "k") -> mp.Pipel
 def inject(
     pond: Path, hosts: str, clock: ManualClock, rows: Sequence[Any], sink: Path | None = None, limit: int = 15
 ) -> None:
-    """Three rows a superstep, one a second."""
+    """Inject three rows a superstep, one a second."""
     runner = mp.LocalRunner(pond, zookeeper=hosts, progress=False, clock=clock)
     with runner.start(a_pipeline(limit, sink), stepping=True) as run:
         for first in range(0, len(rows), 3):
@@ -62,7 +62,7 @@ def inject(
 
 @pytest.fixture
 def pond(tmp_path: Path, zookeeper_hosts: str) -> Path:
-    """A store that was fed by calls, with alarms in a sink."""
+    """A store whose rows were injected, with alarms in a sink."""
     inject(tmp_path / "pond", zookeeper_hosts, ManualClock(), ROWS, tmp_path / "alarms")
     return tmp_path / "pond"
 
@@ -84,8 +84,8 @@ def compare(new: Path, pond: Path, **options: Any) -> mp.types.StoreDifference:
 
 
 @pytest.mark.parametrize("begins", [0, 9, 24])
-def test_the_same_code_differs_in_nothing(pond: Path, zookeeper_hosts: str, begins: int) -> None:
-    """Neither in states nor in timers of the wall clock, nor in what sinks got, from any version."""
+def test_replay_of_the_same_code_is_equal(pond: Path, zookeeper_hosts: str, begins: int) -> None:
+    """Holds for states, wall timers and sinks, from any version."""
     version = version_after(pond, begins) if begins else 0
     new = pond.with_name("new")
     done = replay(
@@ -99,8 +99,8 @@ def test_the_same_code_differs_in_nothing(pond: Path, zookeeper_hosts: str, begi
     assert (done.version, done.supersteps > 0) == (version, begins < 24 or done.supersteps > 0)
 
 
-def test_another_constant_differs_where_it_counts(pond: Path, zookeeper_hosts: str) -> None:
-    """Only in the key that it concerns, and in its alarms; the original's sink is left alone."""
+def test_replay_with_a_changed_constant_differs_in_affected_keys(pond: Path, zookeeper_hosts: str) -> None:
+    """The original's sink must stay unchanged."""
     new, sink = pond.with_name("new"), pond.with_name("alarms")
     before = DeltaTable(str(sink)).version()
     replay(pond, new, a_pipeline(30, sink), ROWS, version=version_after(pond, 9), zookeeper=zookeeper_hosts)
@@ -116,8 +116,7 @@ def test_another_constant_differs_where_it_counts(pond: Path, zookeeper_hosts: s
         assert database.sql("select count(*) from rows").fetchall() == [(1,)]
 
 
-def test_only_what_came_after_the_version(pond: Path, zookeeper_hosts: str) -> None:
-    """Rows from the version on are enough if that is said; without it they are too few."""
+def test_since_version_takes_only_the_later_rows(pond: Path, zookeeper_hosts: str) -> None:
     version = version_after(pond, 9)
     pipeline = a_pipeline(15, pond.with_name("alarms"))
     with pytest.raises(mp.InvalidError, match="fewer rows"):
@@ -128,8 +127,7 @@ def test_only_what_came_after_the_version(pond: Path, zookeeper_hosts: str) -> N
     assert compare(new, pond).is_empty
 
 
-def test_up_to_a_version(pond: Path, zookeeper_hosts: str) -> None:
-    """The rest of the input is left alone, and the original is compared as it was then."""
+def test_replay_until_a_version_is_compared_with_that_version(pond: Path, zookeeper_hosts: str) -> None:
     new, until = pond.with_name("new"), version_after(pond, 15)
     pipeline = a_pipeline(15, pond.with_name("alarms"))
     replay(pond, new, pipeline, ROWS, version=0, until=until, zookeeper=zookeeper_hosts)
@@ -142,8 +140,10 @@ def test_up_to_a_version(pond: Path, zookeeper_hosts: str) -> None:
 
 
 @pytest.mark.parametrize("fails_after", [1, 4])
-def test_a_replay_that_was_ended_goes_on(pond: Path, zookeeper_hosts: str, fails_after: int) -> None:
-    """With the same arguments, from the superstep that it came to; other arguments are refused."""
+def test_interrupted_replay_is_resumed_with_the_same_arguments(
+    pond: Path, zookeeper_hosts: str, fails_after: int
+) -> None:
+    """Other arguments are refused."""
     new, pipeline = pond.with_name("new"), a_pipeline(15, pond.with_name("alarms"))
 
     def fail(done: int, of: int) -> None:
@@ -162,10 +162,10 @@ def test_a_replay_that_was_ended_goes_on(pond: Path, zookeeper_hosts: str, fails
     assert compare(new, pond).is_empty
 
 
-def test_a_replay_that_was_killed_when_its_fork_was_there_goes_on(
+def test_replay_killed_after_its_fork_is_resumed(
     pond: Path, zookeeper_hosts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fork and the note of what it is are there at once, so the same call finds both."""
+    """Fork and description appear at once, so the same call finds both."""
     new, pipeline = pond.with_name("new"), a_pipeline(15, pond.with_name("alarms"))
 
     def killed(*arguments: Any, **options: Any) -> None:
@@ -181,8 +181,7 @@ def test_a_replay_that_was_killed_when_its_fork_was_there_goes_on(
     assert compare(new, pond).is_empty
 
 
-def test_the_original_runs_on(pond: Path, zookeeper_hosts: str) -> None:
-    """What it has done since does not count, and the replay is no part of it."""
+def test_replay_is_unaffected_by_later_supersteps_of_the_original(pond: Path, zookeeper_hosts: str) -> None:
     new, pipeline = pond.with_name("new"), a_pipeline(15, pond.with_name("alarms"))
     with mp.Store.open(pond, read_only=True) as store:
         newest = store.snapshot().version
@@ -194,8 +193,8 @@ def test_the_original_runs_on(pond: Path, zookeeper_hosts: str) -> None:
     assert compare(new, pond).other_version == newest
 
 
-def test_all_at_once(pond: Path, zookeeper_hosts: str) -> None:
-    """The rows can be given to the code in one run, as if they had come together."""
+def test_replay_without_recorded_supersteps_runs_once(pond: Path, zookeeper_hosts: str) -> None:
+    """The rows are processed as if they had arrived together."""
     new = pond.with_name("new")
     done = replay(
         pond,
@@ -214,8 +213,8 @@ def test_all_at_once(pond: Path, zookeeper_hosts: str) -> None:
 
 
 @pytest.mark.parametrize("finish", [True, False])
-def test_bounded_runs(tmp_path: Path, zookeeper_hosts: str, finish: bool) -> None:
-    """Windows and late data of bounded runs are what they were, whether the input had ended or goes on each day."""
+def test_replay_of_bounded_runs_is_equal(tmp_path: Path, zookeeper_hosts: str, finish: bool) -> None:
+    """Windows and late data must agree, whether the input has ended or continues each day."""
 
     def windows(minutes: int = 1) -> mp.Pipeline:
         pipeline = mp.Pipeline("p")
@@ -240,8 +239,7 @@ def test_bounded_runs(tmp_path: Path, zookeeper_hosts: str, finish: bool) -> Non
     assert not compare(other, pond).is_empty
 
 
-def test_a_pipeline_of_another_name(pond: Path, zookeeper_hosts: str) -> None:
-    """It is replayed under the name in its code, as it is run."""
+def test_renamed_pipeline_can_be_replayed(pond: Path, zookeeper_hosts: str) -> None:
     renamed = mp.Pipeline("q", renamed_from="p")
     alarms = renamed.inject("in", key="k", at="at").apply(Alarm(15), name="alarm", produces="alarms")
     alarms.sink("out", mp.DeltaSink(str(pond.with_name("alarms"))))
@@ -252,8 +250,7 @@ def test_a_pipeline_of_another_name(pond: Path, zookeeper_hosts: str) -> None:
     assert compare(pond.with_name("new"), pond).is_empty
 
 
-def test_what_a_replay_refuses(pond: Path, zookeeper_hosts: str) -> None:
-    """Another name, an input that is missing, versions in the wrong order, and a path that is taken."""
+def test_invalid_replays_are_refused(pond: Path, zookeeper_hosts: str) -> None:
     other = mp.Pipeline("q")
     other.inject("in", key="k", at="at").apply(Alarm(1), name="alarm", produces="alarms")
     with pytest.raises(mp.InvalidError, match="no pipeline of that name"):
@@ -266,8 +263,8 @@ def test_what_a_replay_refuses(pond: Path, zookeeper_hosts: str) -> None:
         mp.replay(store, pond.with_name("x"), a_pipeline(1), {}, version=0, zookeeper=zookeeper_hosts)
 
 
-def test_not_across_letters_that_were_dropped(pond: Path, zookeeper_hosts: str) -> None:
-    """Requests by tools are no part of the input."""
+def test_replay_across_dropped_letters_is_refused(pond: Path, zookeeper_hosts: str) -> None:
+    """Requests by tools are not part of the input."""
     inject(pond, zookeeper_hosts, ManualClock(1_800_000_000_000_000), [{"k": "a", "at": "no time", "n": 1}])
     with mp.Store.open(pond, zookeeper_hosts) as store:
         mp.drop_dead_letters(store, computation="alarm")
@@ -277,7 +274,7 @@ def test_not_across_letters_that_were_dropped(pond: Path, zookeeper_hosts: str) 
 
 @pytest.fixture
 def rewound(pond: Path, zookeeper_hosts: str) -> Path:
-    """A store that went back to an older version and on again."""
+    """A store that was rewound and ran again."""
     from click.testing import CliRunner
 
     from millpond.cli.main import main
@@ -297,8 +294,8 @@ def rewound(pond: Path, zookeeper_hosts: str) -> Path:
     return pond
 
 
-def test_not_across_a_rewind(rewound: Path, zookeeper_hosts: str) -> None:
-    """History is not one line there; from the rewind on it is again."""
+def test_replay_across_a_rewind_is_refused(rewound: Path, zookeeper_hosts: str) -> None:
+    """A replay from after the rewind works."""
     pipeline = a_pipeline(15, rewound.with_name("alarms"))
     with pytest.raises(mp.InvalidError, match="went back to an older version in between"):
         replay(rewound, rewound.with_name("x"), pipeline, ROWS, version=0, zookeeper=zookeeper_hosts)

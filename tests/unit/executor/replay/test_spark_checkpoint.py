@@ -1,4 +1,4 @@
-"""Spark's checkpoints are taken back with a repaired store."""
+"""Spark's checkpoints, rewound with a repaired store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from millpond.testing.fixtures.determinism import ManualClock
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two queries' checkpoints after batches 0 to 10, as Spark lays them out."""
+    """Lay out two queries' checkpoints after batches 0 to 10, as Spark does."""
     for query in ("a", "b"):
         for part in ("commits", "offsets"):
             (tmp_path / query / part).mkdir(parents=True)
@@ -32,8 +32,8 @@ def batches(folder: Path, query: str, part: str) -> list[int]:
     return sorted(int(path.name) for path in (folder / query / part).iterdir() if path.name.isdecimal())
 
 
-def test_only_later_batches_of_the_named_query_go(folder):
-    """The query will begin with the batch after the last that stays; others are left alone."""
+def test_rewind_removes_later_batches_of_the_named_query(folder):
+    """The query resumes after the last remaining batch."""
     assert rewind_checkpoints(folder, {"a": 8, "missing": 3}) == ("a",)
     assert batches(folder, "a", "commits") == batches(folder, "a", "offsets") == list(range(9))
     assert batches(folder, "b", "commits") == list(range(11))
@@ -41,22 +41,21 @@ def test_only_later_batches_of_the_named_query_go(folder):
     assert rewind_checkpoints(folder, {"a": 8}) == ()
 
 
-def test_a_query_may_start_over(folder):
-    """With nothing consumed, nothing is left; a dry run changes nothing."""
+def test_rewind_to_the_start_removes_all_batches(folder):
+    """A dry run changes nothing."""
     assert rewind_checkpoints(folder, {"b": -1}, dry_run=True) == ("b",)
     assert batches(folder, "b", "offsets") == list(range(11))
     rewind_checkpoints(folder, {"b": -1})
     assert batches(folder, "b", "offsets") == []
 
 
-def test_a_missing_or_unreadable_folder_has_no_checkpoints(tmp_path):
-    """A store without checkpoints, and files that only look like some."""
+def test_missing_or_unreadable_folder_has_no_checkpoints(tmp_path):
     (tmp_path / "metadata").write_text("not JSON")
     assert rewind_checkpoints(tmp_path, {"a": 1}) == rewind_checkpoints(tmp_path / "no", {"a": 1}) == ()
 
 
-def test_what_spark_has_removed_is_written_again(folder):
-    """Spark keeps the last hundred batches only: the entries of an older one come from the store."""
+def test_removed_entries_are_restored_from_the_store(folder):
+    """Spark keeps only the last hundred batches."""
     for part in ("commits", "offsets"):
         for batch in range(6):
             (folder / "a" / part / str(batch)).unlink()
@@ -75,7 +74,7 @@ LINKS = ("q", "a/offsets", "a/commits", "a/offsets/3", "a/metadata", "a/sources"
 @pytest.mark.parametrize("place", LINKS)
 @pytest.mark.parametrize("is_dangling", [True, False])
 def test_checkpoint_with_a_link_is_damage_and_leads_nowhere(folder, place, is_dangling):
-    """Entries of the log would be written, and numbered files removed, wherever it points."""
+    """Entries of the log would be written, and numbered files removed, wherever the link points."""
     outside = folder / "outside"
     if not is_dangling:
         outside.mkdir()

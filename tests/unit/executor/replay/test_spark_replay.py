@@ -1,4 +1,4 @@
-"""``mp.spark.replay_on_spark``: what other code would have made of the sources that a run on Spark has read."""
+"""``mp.spark.replay_on_spark``."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ ROWS: Final = [{"k": key, "at": at * 1_000_000, "n": at} for at in range(1, 11) 
 
 
 class Alarm(mp.Computation):
-    """Sums a key's numbers; an alarm where the sum reaches a limit, and once more three seconds later in event time.
-
-    Key c has none, and the limit of key b is always the same.
+    """Sum a key's numbers; raise an alarm at a limit, and again three seconds later in event time. Only key
+    a's limit can change, and key c has none.
     """
 
     def __init__(self, limit: int) -> None:
@@ -62,7 +61,7 @@ def a_stream(spark: SparkSession, folder: Path, files_at_once: int) -> DataFrame
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession, zookeeper_hosts: str) -> Path:
-    """A store that has read five files, one at a time, to their end."""
+    """A store that has read five files one at a time."""
     made = tmp_path_factory.mktemp("replayed")
     (made / "input").mkdir()
     for number in range(FILES):
@@ -77,7 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession, zookee
 
 
 def version_after(pond: Path, batches: int) -> int:
-    """The first version that has so many batches."""
+    """Return the first version that has consumed so many batches."""
     with mp.Store.open(pond, read_only=True) as store:
         for version in range(store.snapshot().version + 1):
             txns = store.snapshot(version).txns
@@ -103,7 +102,7 @@ def digests(*folders: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("batches", "batches_of_replay"), [(0, 3), (2, 2 + 2)])
-def test_the_same_code_differs_in_nothing(
+def test_replay_of_the_same_code_is_equal(
     folder: Path,
     tmp_path: Path,
     spark: SparkSession,
@@ -111,7 +110,7 @@ def test_the_same_code_differs_in_nothing(
     batches: int,
     batches_of_replay: int,
 ) -> None:
-    """Neither in rows and timers nor in sinks; the files after the version are read two at a time."""
+    """Files after the version are read two at a time."""
     version = version_after(folder / "pond", batches) if batches else 0
     pipeline, stream = a_pipeline(folder), a_stream(spark, folder, 2)
     done, difference = replay(folder / "pond", tmp_path / "new", pipeline, stream, version, zookeeper_hosts)
@@ -124,10 +123,10 @@ def test_the_same_code_differs_in_nothing(
     assert len([path for path in offsets.iterdir() if path.name.isdecimal()]) == batches_of_replay
 
 
-def test_another_constant_differs_where_it_counts(
+def test_replay_with_a_changed_constant_differs_in_affected_keys(
     folder: Path, tmp_path: Path, spark: SparkSession, zookeeper_hosts: str
 ) -> None:
-    """Only in the key that it concerns; the original is as it was, and the same call again changes nothing."""
+    """The original stays unchanged, and a repeated call changes nothing."""
     pond, new = folder / "pond", tmp_path / "new"
     untouched = pond / "rows", pond / "checkpoints", folder / "alarms"
     before = digests(*untouched)
@@ -145,8 +144,10 @@ def test_another_constant_differs_where_it_counts(
     assert done.records > 0
 
 
-def test_a_bounded_input(tmp_path: Path, spark: SparkSession, zookeeper_hosts: str) -> None:
-    """It is read again from a version that had none of it, and not from one that had all of it."""
+def test_bounded_input_is_replayed_from_a_version_before_it(
+    tmp_path: Path, spark: SparkSession, zookeeper_hosts: str
+) -> None:
+    """From a version after the input, nothing is left to replay."""
     pond = tmp_path / "pond"
     frame = spark.createDataFrame([tuple(row.values()) for row in ROWS], SCHEMA).coalesce(1)
     runner = mp.SparkRunner(pond, spark=spark, zookeeper=zookeeper_hosts, intervals=1, progress=False)

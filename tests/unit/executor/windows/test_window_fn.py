@@ -131,6 +131,6 @@ def test_invalid_arguments_are_refused(make) -> None:
     ],
 )
 def test_invalid_merges_are_refused(merge: Merge) -> None:
-    """A merge must take known windows into one that contains them, and not onto an unmerged window."""
+    """A merge joins known windows; its result contains them and equals no unmerged window."""
     with pytest.raises(InvalidError):
         check_merges([Window(0, 10), Window(0, 20)], [merge])
