@@ -7,9 +7,9 @@ of the pipeline. Calls wait meanwhile, bounded, for the connection.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -28,6 +28,8 @@ from millpond.statestore.leases.zookeeper_client import (
     make_client,
 )
 from millpond.statestore.types import Clock
+
+_LOG = logging.getLogger("millpond")
 
 # kazoo wakes its connection thread with one byte a request through a blocking socket
 # pair; some 270 unread bytes fill it. Windows stay well below that.
@@ -355,10 +357,12 @@ class ZooKeeperSession:
 
 
 def _discard(client: Any) -> None:
-    # kazoo refuses to close a client whose thread does not end; the caller's error matters more.
-    with suppress(Exception):
+    try:
         client.stop()
         client.close()
+    except Exception as error:  # noqa: BLE001 - kazoo raises no narrower one if the client's thread does not end
+        # Only logged: the error for which the client is discarded matters more.
+        _LOG.warning("a zookeeper client could not be closed: %s", error)
 
 
 def _is_open(found: Collection[ACL], _: Collection[ACL]) -> bool:
