@@ -13,22 +13,30 @@ import click
 
 from millpond.cli.terminal.cli_help import TeachingGroup
 
-# By module.
-_COMMANDS: Final = {
-    "bench": "bench",
-    "completion": "completion",
-    "dead_letters": "dead-letters",
-    "diff": "diff",
-    "export": "export",
-    "history": "history",
-    "intervals": "intervals",
-    "load": "load import-checkpoint",
-    "maintenance": "gc upgrade verify",
-    "restore": "adopt repair rewind",
-    "rows": "rows sql",
-    "run": "run",
-    "status": "status",
-    "versions": "savepoint fork replay",
+# In the order of the page of reference.
+_HOMES: Final = {
+    "run": "millpond.cli.run",
+    "status": "millpond.cli.status",
+    "rows": "millpond.cli.rows",
+    "sql": "millpond.cli.rows",
+    "history": "millpond.cli.history",
+    "verify": "millpond.cli.maintenance",
+    "repair": "millpond.cli.restore",
+    "adopt": "millpond.cli.restore",
+    "dead-letters": "millpond.cli.dead_letters",
+    "intervals": "millpond.cli.intervals",
+    "savepoint": "millpond.cli.versions",
+    "fork": "millpond.cli.versions",
+    "load": "millpond.cli.load",
+    "import-checkpoint": "millpond.cli.load",
+    "export": "millpond.cli.export",
+    "rewind": "millpond.cli.restore",
+    "replay": "millpond.cli.versions",
+    "diff": "millpond.cli.diff",
+    "upgrade": "millpond.cli.maintenance",
+    "gc": "millpond.cli.maintenance",
+    "bench": "millpond.cli.bench",
+    "completion": "millpond.cli.completion",
 }
 
 
@@ -48,7 +56,7 @@ def _version() -> str:
         "millpond sql pond \"select key, state ->> 'count' from window_counter\"",
         "millpond history pond",
     ),
-    homes={name: f"millpond.cli.{module}" for module, names in _COMMANDS.items() for name in names.split()},
+    homes=_HOMES,
 )
 @click.version_option(_version(), prog_name="millpond")
 def main() -> None:
