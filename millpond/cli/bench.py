@@ -50,10 +50,7 @@ _QUIET: Final = "60s"
 )
 @number("--records", "How many records the rate is measured with.", 200_000)
 @number("--keys", "How many keys they have.", 10_000)
-@click.option(
-    "--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, metavar="N",
-    help="For how long the latency is measured.",
-)  # fmt: skip
+@option("--seconds=N", "For how long the latency is measured.", type=click.FloatRange(min=0.1), default=5.0)
 @number("--rate", "How many records in a second it is measured with.", 1_000)
 @number("--commits", "How many commits are measured.", 200)
 @option(

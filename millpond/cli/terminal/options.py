@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import reduce
 from typing import Any, Final, TypeAlias
 
 import click
@@ -17,10 +16,11 @@ def option(usage: str, text: str, *, choices: Iterable[str] | None = None, **set
 
     ``usage`` is ``--name``, with ``=METAVAR`` if the value needs one, and the parameter's name if it is another.
     """
-    names, metavar = _parsed(usage)
-    if choices is not None:
-        settings["type"] = click.Choice([*choices])
-    return click.option(*names, help=text, **{"metavar": metavar, "show_default": True, **settings})
+    first, *parameter = usage.split()
+    name, _, metavar = first.partition("=")
+    kind = None if choices is None else click.Choice([*choices])
+    given = {"type": kind, "metavar": metavar or None, "show_default": True, **settings}
+    return click.option(name, *parameter, help=text, **given)
 
 
 def several(usage: str, text: str) -> Option:
@@ -28,17 +28,13 @@ def several(usage: str, text: str) -> Option:
     return option(usage, text, multiple=True)
 
 
-def _parsed(usage: str) -> tuple[list[str], str | None]:
-    first, *parameter = usage.split()
-    name, _, metavar = first.partition("=")
-    return [name, *parameter], metavar or None
-
-
 def options(*added: Option) -> Option:
     """Add several options to a command, in this order."""
 
     def add(command: Command) -> Command:
-        return reduce(lambda given, one: one(given), reversed(added), command)
+        for one in reversed(added):
+            command = one(command)
+        return command
 
     return add
 
