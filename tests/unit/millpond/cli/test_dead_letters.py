@@ -150,3 +150,14 @@ def test_a_letter_without_the_whole_value_is_lost(tmp_path: Path) -> None:
     assert (group["lost"], group["lost_because"]) == (1, "the letter does not have the whole value")
     refused = invoke("retry", tmp_path / "pond", "--all")
     assert (refused.exit_code, "no code can get" in refused.output) == (1, True)
+
+
+def test_status_of_damaged_letters_is_an_error(tmp_path: Path) -> None:
+    pond = made(tmp_path / "pond")
+    for file in (pond / "rows").glob("computation=*dead*/*.parquet"):
+        file.write_bytes(bytes(file.stat().st_size))
+
+    result = CliRunner().invoke(main, ["status", str(pond)])
+
+    assert result.exit_code != 0
+    assert "the dead letters cannot be read" in result.stderr
