@@ -1,4 +1,4 @@
-"""A directory of files: the oldest unfinished one holds the watermark, and no row counts twice."""
+"""Injection of a directory's files."""
 
 from __future__ import annotations
 
@@ -24,15 +24,12 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Count(Computation):
-    """Counts."""
-
     def process_record(self, context: Any, record: Any) -> None:
-        """One more."""
         context.state.set(context.state.get(0) + 1)
 
 
 class Disk:
-    """A store in memory that runs may share, one after the other."""
+    """A store in memory that runs share in turn."""
 
     def __init__(self) -> None:
         self.objects, self.registry = MemoryObjects(), MemoryRegistry()
@@ -40,7 +37,7 @@ class Disk:
         self.stores: list[Store] = []
 
     def run(self, row_id: str | None = FILE_ROW) -> LocalRun:
-        """A run of a pipeline that counts the rows of each key."""
+        """Start a pipeline that counts the rows of each key."""
         pipeline = EnginePipeline("files")
         stream = pipeline.inject("rows", key="k", at="t", id=row_id, watermark=ManualWatermark())
         stream.apply(Count(), name="count")
@@ -52,13 +49,12 @@ class Disk:
         return runner.start(pipeline, stepping=True)
 
     def counts(self) -> dict[str, str]:
-        """The count of each key."""
         rows = self.stores[-1].rows_view("count").to_arrow().to_pylist()
         return {row["key"]: row["state"] for row in rows}
 
 
 def write(folder: Path, created: int, *keys: str, mode: str = "w") -> Path:
-    """A file whose name says when it was created, with a row for each key."""
+    """Write a file named by its time of creation, with a row for each key."""
     path = folder / f"{created}.log"
     with path.open(mode) as file:
         file.writelines(json.dumps({"k": key, "t": created + 1}) + "\n" for key in keys)
@@ -66,20 +62,18 @@ def write(folder: Path, created: int, *keys: str, mode: str = "w") -> Path:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file."""
     for line in path.read_text().splitlines():
         yield json.loads(line)
 
 
 def injector(run: LocalRun, folder: Path, **options: Any) -> DirectoryInjector:
-    """The directory's injector."""
     return DirectoryInjector(
         run, "rows", folder, read=read, created=lambda path: int(path.stem), pattern="*.log", **options
     )
 
 
-def test_the_watermark_is_that_of_the_oldest_unfinished_file(tmp_path):
-    """Finished files count no more, whatever order they were found in; the last mark stays."""
+def test_oldest_unfinished_file_holds_the_watermark(tmp_path):
+    """The order in which files are found does not matter; the last watermark stays."""
     run = Disk().run()
     still_open = {tmp_path / "200.log"}
     files = injector(run, tmp_path, is_closed=lambda path: path not in still_open)
@@ -97,16 +91,14 @@ def test_the_watermark_is_that_of_the_oldest_unfinished_file(tmp_path):
     assert (run.watermark("count"), files.mark) == (400, None)
 
 
-def test_an_empty_directory_says_nothing(tmp_path):
-    """Without files there is no watermark."""
+def test_empty_directory_has_no_watermark(tmp_path):
     run = Disk().run()
 
     assert injector(run, tmp_path).poll() == 0
     assert run.watermark("count") == TIME_MIN_US
 
 
-def test_a_file_may_grow_until_it_is_closed(tmp_path):
-    """Only its new rows are injected."""
+def test_new_rows_of_a_growing_file_are_injected_once(tmp_path):
     disk = Disk()
     run, closed = disk.run(), set()
     files = injector(run, tmp_path, is_closed=closed.__contains__)
@@ -120,8 +112,8 @@ def test_a_file_may_grow_until_it_is_closed(tmp_path):
     assert run.summary().totals.duplicates == 0
 
 
-def test_nothing_counts_twice_after_a_restart(tmp_path):
-    """The directory is read again, and rows that are durable already are duplicates."""
+def test_rows_count_once_after_a_restart(tmp_path):
+    """The directory is read again, and durable rows are duplicates."""
     disk = Disk()
     write(tmp_path, 100, "a", "b")
     with disk.run() as run:
@@ -136,8 +128,8 @@ def test_nothing_counts_twice_after_a_restart(tmp_path):
     assert (totals.duplicates, totals.late) == (2, 1)
 
 
-def test_finished_files_may_leave(tmp_path):
-    """Who is told of a finished file may delete it, for all its rows are durable."""
+def test_finished_file_can_be_deleted(tmp_path):
+    """All its rows are durable by then."""
     disk = Disk()
     run = disk.run()
     write(tmp_path, 100, "a")
@@ -153,8 +145,7 @@ def test_finished_files_may_leave(tmp_path):
     assert (seen, files.poll()) == ([{"a": "1"}], 0)
 
 
-def test_only_files_that_appear_too_late_are_late(tmp_path):
-    """The mark passes no row of a file that was there before a younger one was finished."""
+def test_rows_are_late_only_in_files_older_than_a_finished_one(tmp_path):
     run = Disk().run()
     files = injector(run, tmp_path)
     for created in (10, 30, 20):
@@ -165,17 +156,17 @@ def test_only_files_that_appear_too_late_are_late(tmp_path):
 
     files.poll()
 
-    assert run.summary().totals.late == 2  # those of 20.log, which appeared after 30.log was finished
+    assert run.summary().totals.late == 2  # from 20.log, which appeared after 30.log was finished
 
 
-def test_a_stream_without_ids_is_refused(tmp_path):
+def test_stream_without_ids_is_refused(tmp_path):
     """Its rows would count twice after a crash."""
     with pytest.raises(InvalidError, match="need ids"):
         injector(Disk().run(row_id=None), tmp_path)
 
 
-def test_a_file_that_cannot_be_read_is_unavailable(tmp_path):
-    """The error can be retried; nothing of the file counts as finished."""
+def test_unreadable_file_is_unavailable_and_unfinished(tmp_path):
+    """The caller may retry."""
 
     def fail(path: Path) -> Any:
         raise PermissionError(path)

@@ -1,4 +1,4 @@
-"""The life cycle of a run: its phases, and its first failure."""
+"""The life cycle of a run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from millpond.executor.run.lifecycle import Lifecycle, Phase
 from millpond.statestore.errors import InternalError, InvalidError, UnavailableError
 
 
-def test_a_run_is_stopped_once() -> None:
-    """Only the first call of stop begins to stop the run, and wakes threads that wait for it."""
+def test_stop_succeeds_once_and_wakes_waiting_threads() -> None:
     lifecycle = Lifecycle()
     assert not lifecycle.wait_for_stop(0)
 
@@ -19,8 +18,8 @@ def test_a_run_is_stopped_once() -> None:
     assert not lifecycle.is_active
 
 
-def test_the_first_error_is_kept() -> None:
-    """Later errors change nothing except that user code may be found to hang."""
+def test_first_error_is_kept() -> None:
+    """A later error may still mark user code as hanging."""
     lifecycle = Lifecycle()
     first = UnavailableError("away")
     lifecycle.fail(first)
@@ -33,8 +32,8 @@ def test_the_first_error_is_kept() -> None:
         lifecycle.raise_failure()
 
 
-def test_what_ended_a_run_is_raised() -> None:
-    """A failure comes before the phase: a run that failed and was stopped raises its error."""
+def test_failure_is_raised_before_the_phase_is_checked() -> None:
+    """A run that failed and was then stopped raises its error."""
     lifecycle = Lifecycle()
     lifecycle.check_phase(Phase.RUNNING)
     lifecycle.stop()
@@ -47,8 +46,7 @@ def test_what_ended_a_run_is_raised() -> None:
         lifecycle.check_phase(Phase.RUNNING)
 
 
-def test_a_run_is_stopped_before_it_is_closed() -> None:
-    """To close a run that still takes input, or to close it twice, is an error of the engine."""
+def test_closing_an_active_or_closed_run_is_an_internal_error() -> None:
     lifecycle = Lifecycle()
     with pytest.raises(InternalError, match="stopped before it is closed"):
         lifecycle.close()

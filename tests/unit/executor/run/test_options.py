@@ -1,4 +1,4 @@
-"""Options of runners: refused where no pipeline can run with them, and who closes the store."""
+"""Options that both runners share."""
 
 from __future__ import annotations
 
@@ -30,15 +30,13 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
         ("durability", "tape"),
     ],
 )
-def test_both_runners_refuse_the_same_options(name: str, value: Any) -> None:
-    """An option that is out of its range is refused by either runner, and the error names it."""
+def test_both_runners_refuse_options_out_of_range(name: str, value: Any) -> None:
     for make in (LocalRunner, SparkRunner):
         with pytest.raises(InvalidError, match=name):
             make("nowhere", **{name: value})
 
 
-def test_an_open_store_keeps_its_durability(tmp_path: Path) -> None:
-    """A runner opens its store with the durability that it is given; an open store with another one is refused."""
+def test_open_store_with_another_durability_is_refused(tmp_path: Path) -> None:
     registry = MemoryRegistry()
     with Store.open(
         tmp_path / "pond",
@@ -51,14 +49,14 @@ def test_an_open_store_keeps_its_durability(tmp_path: Path) -> None:
             RunnerOptions(store=store, durability="os_cache")
 
 
-def test_intervals_may_be_left_to_the_runner() -> None:
-    """Without a number of intervals Spark's parallelism decides."""
+def test_intervals_default_to_none() -> None:
+    """Spark's parallelism then decides."""
     assert RunnerOptions(store="nowhere").intervals is None
     assert RunnerOptions(store="nowhere", cache_mib=2).cache_bytes == 2 * 2**20
 
 
-def test_the_disk_is_asked_for_in_mib(tmp_path: Path) -> None:
-    """Without a number each machine takes the default; 0 is none."""
+def test_disk_mib_sets_the_budget(tmp_path: Path) -> None:
+    """Without the option each machine takes its default; 0 disables the disk."""
     assert RunnerOptions(store="nowhere").disk == DiskOptions()
     assert RunnerOptions(store="nowhere", disk_mib=0).disk == DiskOptions(budget_bytes=0)
     assert RunnerOptions(store="nowhere", disk_mib=3, disk_folder=tmp_path).disk == DiskOptions(
@@ -66,8 +64,8 @@ def test_the_disk_is_asked_for_in_mib(tmp_path: Path) -> None:
     )
 
 
-def test_a_store_of_the_caller_stays_open() -> None:
-    """A run on an open store releases nothing, also if it cannot start."""
+def test_store_opened_by_the_caller_stays_open() -> None:
+    """This includes a run that cannot start."""
     store = Store.in_memory(clock=ManualClock(), rng=SeededRng(1))
     options = RunnerOptions(store=store)
 

@@ -1,4 +1,4 @@
-"""Progress: log lines through the logging tree, a live line in a terminal."""
+"""Progress as log lines and as a live line in a terminal."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _report(superstep: int = 1, *, records: int = 100, late: int = 0, **figures:
 
 @contextmanager
 def _bare_logging() -> Iterator[None]:
-    """As in a program that has not set up logging; pytest has handlers of its own on the root."""
+    """Hide pytest's handlers, as in a program without logging."""
     tree = logging.getLogger("millpond")
     tree.propagate = False
     try:
@@ -77,8 +77,8 @@ def _json_lines(text: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_each_superstep_is_one_json_line_outside_a_terminal() -> None:
-    """A program without logging that runs outside a terminal gets every figure as JSON on the stream."""
+def test_superstep_is_one_json_line_outside_a_terminal() -> None:
+    """The program has not set up logging."""
     console = _pipe()
     with _bare_logging():
         progress = Progress("zeitgeist", clock=ManualClock(FEBRUARY_9), console=console)
@@ -111,8 +111,7 @@ def test_each_superstep_is_one_json_line_outside_a_terminal() -> None:
     }
 
 
-def test_own_handler_goes_with_the_run() -> None:
-    """After the run the logging tree is as it was before."""
+def test_own_handler_is_removed_at_the_end_of_the_run() -> None:
     logger = logging.getLogger("millpond.progress.passing")
     with _bare_logging():
         progress = Progress("passing", clock=ManualClock(), console=_pipe())
@@ -124,8 +123,8 @@ def test_own_handler_goes_with_the_run() -> None:
     assert logger.level == logging.NOTSET
 
 
-def test_programs_own_handlers_get_the_lines(caplog: pytest.LogCaptureFixture) -> None:
-    """Where logging is set up, lines go there and nothing is written to the stream."""
+def test_lines_go_to_handlers_of_the_program(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is then written to the stream."""
     console = _pipe()
     with caplog.at_level(logging.INFO, logger="millpond"):
         progress = Progress("zeitgeist", clock=ManualClock(), console=console)
@@ -136,8 +135,7 @@ def test_programs_own_handlers_get_the_lines(caplog: pytest.LogCaptureFixture) -
     assert _written(console) == ""
 
 
-def test_level_of_the_tree_silences_the_lines() -> None:
-    """``logging.getLogger("millpond").setLevel(WARNING)`` is all that it takes."""
+def test_level_of_the_logging_tree_silences_the_lines() -> None:
     console = _pipe()
     with _bare_logging():
         logging.getLogger("millpond").setLevel(logging.WARNING)
@@ -148,8 +146,7 @@ def test_level_of_the_tree_silences_the_lines() -> None:
     assert _written(console) == ""
 
 
-def test_disabled_progress_says_nothing() -> None:
-    """A runner that is told so neither logs nor shows anything."""
+def test_disabled_progress_is_silent() -> None:
     console = _terminal()
     with _bare_logging():
         progress = Progress("zeitgeist", clock=ManualClock(), enabled=False, console=console)
@@ -160,7 +157,7 @@ def test_disabled_progress_says_nothing() -> None:
 
 
 def test_supersteps_between_two_lines_are_added_up() -> None:
-    """With a bound on the lines a second, none of the counts is lost, those before the end included."""
+    """No count may be lost, including those after the last line."""
     stream, clock = io.StringIO(), ManualClock()
     with _bare_logging():
         log = ProgressLog("fast", clock, every_ms=1_000, fallback=stream)
@@ -175,8 +172,7 @@ def test_supersteps_between_two_lines_are_added_up() -> None:
     assert lines[-1]["superstep"] == 25
 
 
-def test_closing_twice_and_reporting_late_do_nothing() -> None:
-    """A closed progress stays closed."""
+def test_closed_progress_ignores_reports_and_closing() -> None:
     console = _pipe()
     with _bare_logging():
         progress = Progress("zeitgeist", clock=ManualClock(), console=console)
@@ -188,7 +184,7 @@ def test_closing_twice_and_reporting_late_do_nothing() -> None:
 
 
 def test_terminal_gets_a_live_line_and_no_log_lines() -> None:
-    """In a terminal one line is drawn in place; its last state stays when the run ends."""
+    """The line's last state stays when the run ends."""
     console = _terminal()
     with _bare_logging():
         progress = Progress("zeitgeist", clock=ManualClock(), console=console)
@@ -202,8 +198,7 @@ def test_terminal_gets_a_live_line_and_no_log_lines() -> None:
     assert "{" not in drawn
 
 
-def test_log_lines_for_people_are_pairs(caplog: pytest.LogCaptureFixture) -> None:
-    """A program that logs in a terminal gets ``key=value`` pairs."""
+def test_log_lines_in_a_terminal_are_key_value_pairs(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="millpond"):
         progress = Progress("zeitgeist", clock=ManualClock(), console=_terminal())
         progress.report(_report())
@@ -214,7 +209,6 @@ def test_log_lines_for_people_are_pairs(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_live_line_is_drawn_ten_times_a_second_at_most() -> None:
-    """A thousand supersteps a second cost the terminal no more than ten."""
     console, clock = _terminal(), ManualClock()
     line = ProgressLine("fast", clock, console)
     for superstep in range(1_000):
@@ -226,8 +220,8 @@ def test_live_line_is_drawn_ten_times_a_second_at_most() -> None:
     assert drawn <= 10
 
 
-def test_live_line_names_only_what_happened() -> None:
-    """Late records, duplicates and dead letters are shown once there are any."""
+def test_live_line_hides_counts_of_zero() -> None:
+    """Late records, duplicates and dead letters are hidden while there are none."""
     quiet, eventful = _report(), _report(late=1_234, duplicates=2, dead_letters=3, pending=4)
 
     assert line_text("p", quiet, quiet) == (
@@ -249,7 +243,7 @@ def test_live_line_names_only_what_happened() -> None:
 def test_watermarks_beyond_the_calendar_are_shown(
     watermark_us: EventTimeMicros, in_log: str, in_line: str
 ) -> None:
-    """The ends of time have names, and what no calendar knows is shown as a number."""
+    """The ends of time have names; other times beyond the calendar are numbers."""
     report = _report(watermark_us=watermark_us)
 
     assert watermark_text(watermark_us) == in_log
@@ -268,5 +262,4 @@ def test_watermarks_beyond_the_calendar_are_shown(
     ],
 )
 def test_durations_are_shown_in_their_largest_unit(duration_ms: float, text: str) -> None:
-    """A lag is read at a glance, whether it is milliseconds or years."""
     assert duration_text(duration_ms) == text

@@ -1,4 +1,4 @@
-"""What the runs of both runners have in common."""
+"""Behaviour that the runs of both runners share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.fixtures.supersteps import commit
 
 
 class Engine:
-    """Supersteps on Spark without a job."""
+    """An engine of Spark supersteps without a job."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
@@ -61,8 +61,8 @@ def run(request: pytest.FixtureRequest) -> Run[Any]:
     return start(Store.in_memory(clock=clock, rng=SeededRng(1)), clock)
 
 
-def test_a_run_stops_at_the_end_of_its_block(run: Run[Any]) -> None:
-    """After the ``with`` the run takes nothing more, and stopping it again does nothing."""
+def test_run_stops_at_the_end_of_a_with_block(run: Run[Any]) -> None:
+    """Stopping it again does nothing."""
     with run as entered:
         assert entered is run
         assert run.is_active
@@ -73,16 +73,14 @@ def test_a_run_stops_at_the_end_of_its_block(run: Run[Any]) -> None:
         run.finish("in")
 
 
-def test_an_error_in_the_block_is_raised_and_the_run_is_stopped(run: Run[Any]) -> None:
-    """The error of the caller comes out of the ``with`` as it was raised."""
+def test_error_in_a_with_block_is_raised_and_stops_the_run(run: Run[Any]) -> None:
     with pytest.raises(KeyError, match="mine"), run:
         raise KeyError("mine")
 
     assert not run.is_active
 
 
-def test_arguments_are_checked_in_the_call(run: Run[Any]) -> None:
-    """What cannot be promised of a stream is refused at once, and does not end the run."""
+def test_invalid_arguments_are_refused_without_ending_the_run(run: Run[Any]) -> None:
     with run:
         with pytest.raises(InvalidError, match="stream=`nowhere`"):
             run.finish("nowhere")
@@ -96,30 +94,25 @@ def test_arguments_are_checked_in_the_call(run: Run[Any]) -> None:
 
 
 class Full:
-    """A sink that takes nothing."""
+    """A sink that refuses everything."""
 
     identity = "full"
     delivered = 0
 
     def open(self, *_: Any, **__: Any) -> Full:
-        """Itself."""
         return self
 
     def write(self, superstep: int, _: Any) -> None:
-        """Refuse."""
         raise InvalidError("the sink is full", superstep=superstep)
 
 
 class Echo(Computation):
-    """Produces what it gets."""
-
     def process_record(self, context: Any, record: Any) -> None:
-        """Produce."""
         context.produce("c", record.value)
 
 
-def test_a_sink_that_fails_on_a_quiet_stream_ends_the_run() -> None:
-    """No further record, batch or tick is needed for it: what follows is refused with the error of the sink."""
+def test_sink_failure_on_a_quiet_stream_ends_the_run() -> None:
+    """No further record, batch or tick is needed."""
     made = EnginePipeline("p")
     made.inject("in", key="k", at="at").apply(Echo(), name="c").sink("full", Full())
     clock = SystemClock()
@@ -133,8 +126,8 @@ def test_a_sink_that_fails_on_a_quiet_stream_ends_the_run() -> None:
     assert run.summary().error == "the sink is full superstep=`1`"
 
 
-def test_what_a_sink_raises_ends_a_run_of_either_runner(run: Run[Any]) -> None:
-    """The failure comes from the thread of the sinks, and the run is over at once."""
+def test_sink_failure_ends_a_run_of_either_runner(run: Run[Any]) -> None:
+    """The failure comes from the sinks' thread."""
     coordinator: Coordinator = run._coordinator if isinstance(run, SparkRun) else run._worker.coordinator  # type: ignore[attr-defined]
     coordinator.sinks.on_failure(InvalidError("the sink is full"))
 

@@ -1,4 +1,4 @@
-"""A sink that keeps one row for each key: panes replace, retractions delete, each superstep once."""
+"""Sinks that keep one row for each key."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ SCHEMA = pa.schema([("user", pa.string()), ("flights", pa.int64())])
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """The process died here."""
 
 
 def shown(
     value: Any, *, key: str = "k", window: Window = GLOBAL_WINDOW, takes_back: bool = False
 ) -> tuple[str, str]:
-    """A production: a pane of a windowed step, or what takes one back."""
+    """Make a production that is a pane of a windowed step or its retraction."""
     pane = Pane(
         index=0, nonspeculative_index=-1, timing=Timing.EARLY, is_last=False, is_retraction=takes_back
     )
@@ -50,18 +50,16 @@ def shown(
 
 
 def productions(*made: tuple[str, str]) -> pa.Table:
-    """A superstep's productions."""
     rows = [{"stream": "s", "key": key, "value": text, "value_bytes": None, "at": 5} for key, text in made]
     return pa.Table.from_pylist(rows, schema=PRODUCTION_SCHEMA).drop_columns(["stream"])
 
 
 def by_user(user: str, flights: int, *, takes_back: bool = False) -> tuple[str, str]:
-    """A production for a table by user."""
     return shown({"user": user, "flights": flights}, takes_back=takes_back)
 
 
 def a_writer(folder: Path, rows_max: int = 3, **options: Any) -> UpsertSinkWriter:
-    """A writer with small leaves."""
+    """Make a writer with small leaves."""
     settings_of_it: dict[str, Any] = {"schema": SCHEMA, "keys": ["user"], **options}
     return UpsertSinkWriter(
         open_objects(str(folder)),
@@ -75,15 +73,15 @@ def a_writer(folder: Path, rows_max: int = 3, **options: Any) -> UpsertSinkWrite
 
 
 def table_of(folder: Path, version: int | None = None) -> dict[str, int]:
-    """What delta-rs reads; it must have one row a user."""
+    """Read the table with delta-rs, and check that users are unique."""
     rows = DeltaTable(str(folder), version=version).to_pyarrow_table().to_pylist()
     counts = {row["user"]: row["flights"] for row in rows}
     assert len(counts) == len(rows)
     return counts
 
 
-def test_a_pane_replaces_and_a_retraction_deletes(tmp_path: Path) -> None:
-    """Every version of the table holds what stands at that moment, one row a key."""
+def test_pane_replaces_and_retraction_deletes_its_row(tmp_path: Path) -> None:
+    """Every version of the table must be right, not only the last."""
     writer = a_writer(tmp_path)
     writer.write(1, productions(by_user("a", 1), by_user("b", 2)))
     writer.write(2, productions(by_user("a", 1, takes_back=True), by_user("a", 4)))
@@ -98,10 +96,8 @@ def test_a_pane_replaces_and_a_retraction_deletes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("retraction_first", [True, False])
-def test_a_row_follows_its_value_to_another_key_of_the_pipeline(
-    tmp_path: Path, retraction_first: bool
-) -> None:
-    """Two keys of the pipeline change one row in one superstep: in either order, the new value stands."""
+def test_pane_wins_over_a_retraction_in_the_same_superstep(tmp_path: Path, retraction_first: bool) -> None:
+    """Two keys of the pipeline may change one row, in either order."""
     writer = a_writer(tmp_path)
     writer.write(1, productions(by_user("a", 1)))
     both = [by_user("a", 1, takes_back=True), by_user("a", 2)]
@@ -112,8 +108,7 @@ def test_a_row_follows_its_value_to_another_key_of_the_pipeline(
     assert table_of(tmp_path) == {"a": 2}
 
 
-def test_a_retraction_of_what_has_been_replaced_deletes_nothing(tmp_path: Path) -> None:
-    """What takes back an older content leaves the newer one."""
+def test_retraction_of_a_replaced_row_deletes_nothing(tmp_path: Path) -> None:
     writer = a_writer(tmp_path)
     writer.write(1, productions(by_user("a", 1)))
     writer.write(2, productions(by_user("a", 2)))
@@ -123,8 +118,8 @@ def test_a_retraction_of_what_has_been_replaced_deletes_nothing(tmp_path: Path) 
     assert writer.delivered == 3
 
 
-def test_without_a_schema_rows_are_told_apart_by_key_and_window(tmp_path: Path) -> None:
-    """Windows have columns of their own, null for the global one, and the value inside is JSON text."""
+def test_rows_without_a_schema_are_identified_by_key_and_window(tmp_path: Path) -> None:
+    """The columns of the window are null for the global one."""
     writer = DeltaSink(str(tmp_path), mode="upsert").open("store", "p", "board")
     writer.write(1, productions(shown({"n": 1}, window=Window(0, 10)), shown(2), shown([3], key="m")))
     writer.write(2, productions(shown({"n": 4}, window=Window(0, 10))))
@@ -135,8 +130,7 @@ def test_without_a_schema_rows_are_told_apart_by_key_and_window(tmp_path: Path) 
     assert len(rows) == 3
 
 
-def test_records_without_windows_keep_the_newest_of_each_key(tmp_path: Path) -> None:
-    """A stream of plain values makes a table of the last one of each key."""
+def test_plain_values_keep_the_newest_of_each_key(tmp_path: Path) -> None:
     writer = DeltaSink(str(tmp_path), mode="upsert").open("store", "p", "board")
     writer.write(1, productions(("a", "1"), ("b", "2"), ("a", "3")))
     writer.write(2, productions(("b", "4")))
@@ -153,10 +147,10 @@ _MOVES = st.lists(
 
 @given(moves=_MOVES)
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_table_is_a_mapping_whatever_comes(
+def test_table_equals_a_dict_after_every_superstep(
     moves: list[list[tuple[int, bool]]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """After every superstep the table says what a dictionary says, in leaves that share no keys."""
+    """The leaves must not overlap, nor grow above their limit."""
     folder = tmp_path_factory.mktemp("board")
     expected: dict[str, int] = {}
     content = 0
@@ -183,8 +177,8 @@ def test_the_table_is_a_mapping_whatever_comes(
         assert all(rows <= 3 for *_, rows in ranges)
 
 
-def test_a_superstep_rewrites_the_leaves_that_it_touches_and_no_others(tmp_path: Path) -> None:
-    """In a table of a hundred leaves, a change of one row rewrites one file, and new rows at the end another."""
+def test_superstep_rewrites_only_affected_leaves(tmp_path: Path) -> None:
+    """The table has a hundred leaves."""
     writer = a_writer(tmp_path)
     writer.write(1, productions(*(by_user(f"{number:03d}", number) for number in range(300))))
     before = {file.path for file in writer._writer.snapshot.files}
@@ -201,8 +195,9 @@ KILLS = ["sink.file_written", "commit.before_put", "commit.after_put", "commit.b
 
 @pytest.mark.parametrize("failpoint", KILLS)
 @pytest.mark.parametrize("nth", [1, 2])
-def test_a_kill_in_the_middle_changes_nothing(tmp_path: Path, failpoint: str, nth: int) -> None:
-    """Killed at any point of a superstep, and offered it again: the table is that of a run without a kill."""
+def test_superstep_killed_midway_is_written_once_when_repeated(
+    tmp_path: Path, failpoint: str, nth: int
+) -> None:
     seen = 0
 
     def kill(name: str) -> None:
@@ -231,8 +226,8 @@ def test_a_kill_in_the_middle_changes_nothing(tmp_path: Path, failpoint: str, nt
     assert DeltaTable(str(tmp_path)).version() == 2
 
 
-def test_two_writers_at_once_bring_the_table_up_to_date_once() -> None:
-    """A writer whose view is old reads again, and finds the superstep there."""
+def test_concurrent_writers_write_each_superstep_once() -> None:
+    """The writer with the old view finds the superstep when it reads again."""
     objects = MemoryObjects()
     first, second = (
         UpsertSinkWriter(
@@ -255,8 +250,7 @@ def test_two_writers_at_once_bring_the_table_up_to_date_once() -> None:
     assert first._writer.snapshot.version == 3
 
 
-def test_what_other_engines_do_to_the_table_is_taken_in(tmp_path: Path) -> None:
-    """After an OPTIMIZE the rows are cut into leaves again, and still told apart."""
+def test_table_rewritten_by_optimize_is_split_into_leaves_again(tmp_path: Path) -> None:
     writer = a_writer(tmp_path)
     writer.write(1, productions(*(by_user(f"{number}", number) for number in range(9))))
     DeltaTable(str(tmp_path)).optimize.compact()
@@ -267,9 +261,9 @@ def test_what_other_engines_do_to_the_table_is_taken_in(tmp_path: Path) -> None:
     assert len(DeltaTable(str(tmp_path)).file_uris()) == 3
 
 
-def test_replaced_files_go_by_an_ordinary_vacuum_while_the_sink_writes(tmp_path: Path) -> None:
-    """As docs/windows.md advises: what was replaced more than a week ago goes, the table and its writer stay."""
-    # By the writer's clock it is 1970.
+def test_vacuum_removes_replaced_files_while_the_sink_writes(tmp_path: Path) -> None:
+    """docs/windows.md advises a vacuum with the default retention of a week."""
+    # The writer's clock shows 1970, so replaced files look old enough.
     writer = a_writer(tmp_path)
     for superstep in range(1, 6):
         writer.write(superstep, productions(by_user("a", superstep), by_user("b", superstep)))
@@ -286,8 +280,7 @@ def test_replaced_files_go_by_an_ordinary_vacuum_while_the_sink_writes(tmp_path:
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
-def test_a_damaged_leaf_is_named_and_not_rewritten(tmp_path: Path, damage: str) -> None:
-    """What cannot be read is an error of the tree with the file's name; the table stays as it is."""
+def test_damaged_leaf_is_named_and_not_rewritten(tmp_path: Path, damage: str) -> None:
     writer = a_writer(tmp_path)
     writer.write(1, productions(by_user("a", 1), by_user("b", 2)))
     (leaf,) = writer._writer.snapshot.files
@@ -315,14 +308,13 @@ def test_a_damaged_leaf_is_named_and_not_rewritten(tmp_path: Path, damage: str) 
         {"mode": "upsert", "schema": pa.schema([("x", pa.float64())]), "keys": ["x"]},
     ],
 )
-def test_what_cannot_work_is_refused_where_it_is_written(options: dict[str, Any]) -> None:
-    """A mode that there is not, keys that are no columns, or a type that cannot be compared."""
+def test_invalid_options_are_refused_when_declared(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidError):
         DeltaSink("out", **options)
 
 
-def test_a_table_with_more_columns_is_refused(tmp_path: Path) -> None:
-    """Rows are rewritten, so columns that the sink does not know would be lost."""
+def test_table_with_more_columns_is_refused(tmp_path: Path) -> None:
+    """Rewriting rows would lose the unknown columns."""
     a_writer(tmp_path, schema=SCHEMA.append(pa.field("more", pa.string())))
 
     with pytest.raises(InvalidError, match="would lose"):
@@ -330,8 +322,9 @@ def test_a_table_with_more_columns_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_every_version_reads_the_same_everywhere(tmp_path: Path, spark_as_reader: SparkSession) -> None:
-    """delta-rs, DuckDB and delta-spark find the same rows at each version."""
+def test_every_version_reads_the_same_in_deltars_duckdb_and_spark(
+    tmp_path: Path, spark_as_reader: SparkSession
+) -> None:
     import duckdb
 
     writer = a_writer(tmp_path)
@@ -353,7 +346,7 @@ def test_every_version_reads_the_same_everywhere(tmp_path: Path, spark_as_reader
 
 
 def _sessions(folder: Path) -> mp.Pipeline:
-    """Clicks in sessions that merge, corrected as they come; and how many sessions have how many clicks."""
+    """Count clicks in merging sessions with retractions, and sessions by their size."""
     pipeline = mp.Pipeline("sessions")
     clicks = pipeline.inject("clicks", key="user", at="at", watermark=mp.ManualWatermark())
     sessions = clicks.window(
@@ -420,8 +413,8 @@ def _play(folder: Path, kill_at: tuple[str, int] | None = None) -> tuple[dict[An
     )
 
 
-def test_sessions_that_merge_leave_one_row_each(tmp_path: Path) -> None:
-    """The table has the sessions that stand, and an aggregate on other keys has counted each of them once."""
+def test_merged_sessions_leave_one_row_each(tmp_path: Path) -> None:
+    """The aggregate on other keys counts each session once."""
     boards, sizes = _play(tmp_path)
 
     assert boards == {("a", 0, 40): "5", ("b", 5, 19): "2", ("b", 100, 110): "1", ("c", 1, 11): "1"}
@@ -433,6 +426,5 @@ def test_sessions_that_merge_leave_one_row_each(tmp_path: Path) -> None:
     ["superstep.file_written", "superstep.committed", "sink.behind", "sink.file_written", "sink.delivered"],
 )
 @pytest.mark.parametrize("nth", [6])
-def test_a_run_that_is_killed_leaves_the_same_tables(tmp_path: Path, failpoint: str, nth: int) -> None:
-    """Killed anywhere between a superstep and its sinks, and started again: the same rows, once."""
+def test_killed_and_restarted_run_leaves_the_same_tables(tmp_path: Path, failpoint: str, nth: int) -> None:
     assert _play(tmp_path / "killed", (failpoint, nth)) == _play(tmp_path / "whole")

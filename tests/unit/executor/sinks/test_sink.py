@@ -1,4 +1,4 @@
-"""Sinks: each superstep once, in columns that fit, in a table that every Delta reader knows."""
+"""Sinks that append to a Delta table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from millpond.statestore.system import SystemClock, SystemRng
 
 
 def productions(*records: tuple, blob=None) -> pa.Table:
-    """Productions with (key, at, JSON text)."""
+    """Make productions of (key, at, JSON text)."""
     rows = [
         {"stream": "s", "key": key, "value": value, "value_bytes": blob, "at": at}
         for key, at, value in records
@@ -42,8 +42,7 @@ def a_writer(objects, schema=None, store_id="store") -> DeltaSinkWriter:
 
 
 class TestExactlyOnce:
-    def test_a_superstep_is_written_once(self, tmp_path):
-        """The same superstep again, from the same writer or after a restart, changes nothing."""
+    def test_repeated_superstep_is_written_once(self, tmp_path):
         sink = DeltaSink(str(tmp_path / "out"))
         writer = sink.open("store", "p", "spikes")
         writer.write(1, productions(("a", 5, "1")))
@@ -58,8 +57,8 @@ class TestExactlyOnce:
         assert sorted(table.to_pyarrow_table().column("key").to_pylist()) == ["a", "b"]
         assert table.version() == 2
 
-    def test_two_writers_at_once_deliver_once(self):
-        """A writer whose view is old finds out at the commit that the superstep is there."""
+    def test_concurrent_writers_write_a_superstep_once(self):
+        """The writer with the old view finds out at its commit."""
         objects = MemoryObjects()
         first, second = a_writer(objects), a_writer(objects)
 
@@ -69,8 +68,7 @@ class TestExactlyOnce:
         assert second.delivered == 1
         assert len(a_writer(objects)._writer.snapshot.files) == 1
 
-    def test_another_store_counts_its_own_supersteps(self):
-        """Two stores may append to one table."""
+    def test_stores_that_share_a_table_count_their_own_supersteps(self):
         objects = MemoryObjects()
         a_writer(objects, store_id="one").write(7, productions(("a", 5, "1")))
 
@@ -80,8 +78,7 @@ class TestExactlyOnce:
         other.write(3, productions(("b", 6, "2")))
         assert other.delivered == 3
 
-    def test_nothing_to_deliver_writes_nothing(self):
-        """An empty superstep makes no file and no commit."""
+    def test_empty_superstep_writes_nothing(self):
         objects = MemoryObjects()
         writer = a_writer(objects)
 
@@ -92,8 +89,7 @@ class TestExactlyOnce:
 
 
 class TestColumns:
-    def test_without_a_schema_the_value_is_json_text(self, tmp_path):
-        """Key, time in UTC and JSON text can be read by any Delta reader."""
+    def test_value_without_a_schema_is_json_text(self, tmp_path):
         writer = DeltaSink(str(tmp_path)).open("store", "p", "spikes")
 
         writer.write(1, productions(("a", 5, '{"n":1}')))
@@ -101,8 +97,7 @@ class TestColumns:
         [row] = DeltaTable(str(tmp_path)).to_pyarrow_table().to_pylist()
         assert row == {"key": "a", "at": datetime(1970, 1, 1, 0, 0, 0, 5, tzinfo=UTC), "value": '{"n":1}'}
 
-    def test_with_a_schema_fields_become_columns(self, tmp_path):
-        """Numbers, text, times, dates, lists and structs find their columns; what is absent is null."""
+    def test_fields_become_the_columns_of_a_schema(self, tmp_path):
         schema = pa.schema(
             [
                 ("key", pa.string()),
@@ -132,8 +127,8 @@ class TestColumns:
             "absent": None,
         }
 
-    def test_a_column_that_no_value_has_is_a_warning(self, caplog):
-        """The warning has the misspelt column and the fields that the values do have, once."""
+    def test_column_without_values_is_warned_of_once(self, caplog):
+        """The warning shows the misspelt column and the fields that exist."""
         caplog.set_level(logging.WARNING, "millpond")
         writer = a_writer(MemoryObjects(), pa.schema([("key", pa.string()), ("volme", pa.int64())]))
         for superstep in (1, 2):
@@ -142,14 +137,14 @@ class TestColumns:
         (warning,) = [record.getMessage() for record in caplog.records]
         assert "sink=`spikes` columns=`['volme']` fields=`['volume']`" in warning
 
-    def test_a_value_without_fields_needs_a_column(self):
-        """A plain number would be lost whole where the table has columns for fields only."""
+    def test_value_without_fields_or_a_value_column_is_refused(self):
+        """The number would be lost."""
         schema = pa.schema([("key", pa.string()), ("count", pa.int64())])
         with pytest.raises(InvalidError, match=r"no fields.*sink=`s`.*key=`a` value=`7`"):
             sink_table(productions(("a", 1, "7")), schema, "s")
 
-    def test_key_and_at_are_the_records_own(self):
-        """Fields of the value do not shadow them; a bare value fills the column value."""
+    def test_key_and_at_come_from_the_record(self):
+        """Fields of the value do not shadow them; a plain value fills the column ``value``."""
         schema = pa.schema(
             [("key", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("value", pa.int64())]
         )
@@ -169,22 +164,19 @@ class TestColumns:
             (pa.struct([("n", pa.int64())]), '{"n":1}', "5"),
         ],
     )
-    def test_a_value_that_does_not_fit_names_sink_column_and_key(self, kind, good, bad):
-        """The error points at the first record that does not fit."""
+    def test_value_of_the_wrong_type_names_sink_column_and_key(self, kind, good, bad):
         records = productions(("fine", 1, f'{{"n":{good}}}'), ("broken", 2, f'{{"n":{bad}}}'))
 
         with pytest.raises(InvalidError, match=r"sink=`s` column=`n` .* key=`broken`"):
             sink_table(records, pa.schema([("n", kind)]), "s")
 
-    def test_a_null_in_a_column_that_takes_none_is_refused(self):
-        """A required column needs a value in every record."""
+    def test_null_in_a_required_column_is_refused(self):
         schema = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 
         with pytest.raises(InvalidError, match="key=`a`"):
             sink_table(productions(("a", 1, "{}")), schema, "s")
 
     def test_bytes_and_damaged_values_are_refused(self):
-        """Plain bytes have no column, and text that is not JSON is damage."""
         with pytest.raises(InvalidError, match="sink=`s`"):
             sink_table(productions(("a", 1, None), blob=b"x"), None, "s")
         with pytest.raises(DataError, match="sink=`s`"):
@@ -192,8 +184,7 @@ class TestColumns:
 
 
 class TestPlace:
-    def test_a_table_with_other_columns_is_refused(self):
-        """The error names the column, what is there and what was wanted."""
+    def test_table_with_other_columns_is_refused(self):
         objects = MemoryObjects()
         a_writer(objects, pa.schema([("n", pa.int64())])).write(1, productions(("a", 1, '{"n":1}')))
 
@@ -202,8 +193,8 @@ class TestPlace:
         with pytest.raises(InvalidError, match=r"column=`m`"):
             a_writer(objects, pa.schema([("n", pa.int64()), pa.field("m", pa.int64(), nullable=False)]))
 
-    def test_a_table_without_rows_takes_the_columns_of_the_mended_program(self, tmp_path):
-        """A wrong schema stops the run at its first value; the table that it has made does not outlive it."""
+    def test_empty_table_takes_the_columns_of_the_corrected_schema(self, tmp_path):
+        """A wrong schema fails at its first value, after the table was created."""
         wrong, right = (pa.schema([("key", pa.string()), ("n", kind)]) for kind in (pa.bool_(), pa.float64()))
         with pytest.raises(InvalidError, match="does not fit its column"):
             DeltaSink(str(tmp_path), wrong).open("store", "p", "spikes").write(
@@ -216,8 +207,7 @@ class TestPlace:
 
         assert DeltaTable(str(tmp_path)).to_pyarrow_table().to_pylist() == [{"key": "a", "n": 1.0}]
 
-    def test_a_table_with_rows_takes_further_columns(self, tmp_path):
-        """Rows from before the column have null in it."""
+    def test_table_with_rows_takes_additional_columns(self, tmp_path):
         before = pa.schema([("key", pa.string())])
         DeltaSink(str(tmp_path), before).open("store", "p", "spikes").write(
             1, productions(("a", 5, '{"n":1}'))
@@ -230,23 +220,22 @@ class TestPlace:
         rows = DeltaTable(str(tmp_path)).to_pyarrow_table().sort_by("key").to_pylist()
         assert rows == [{"key": "a", "n": None}, {"key": "b", "n": 2}]
 
-    def test_a_table_of_another_program_keeps_its_columns(self, tmp_path):
-        """An empty table that no sink of this name has made is refused as it is."""
+    def test_empty_table_of_another_program_is_refused(self, tmp_path):
+        """Only a sink of the same name may change its columns."""
         DeltaTable.create(str(tmp_path), pa.schema([("n", pa.int64())]), name="other")
 
         with pytest.raises(InvalidError, match="other columns"):
             DeltaSink(str(tmp_path), pa.schema([("n", pa.string())])).open("store", "p", "spikes")
         assert DeltaTable(str(tmp_path)).version() == 0
 
-    def test_a_path_that_is_a_file_is_refused(self, tmp_path):
-        """The error comes when the sink is opened, before any record is lost."""
+    def test_path_of_a_file_is_refused_when_opened(self, tmp_path):
+        """A later error would come after records were processed."""
         (tmp_path / "file").write_text("x")
 
         with pytest.raises(UnavailableError):
             DeltaSink(str(tmp_path / "file")).open("store", "p", "spikes")
 
-    def test_one_place_has_one_identity(self, tmp_path):
-        """A path, the same path with a slash and as a file URL are one place; it travels with the pipeline."""
+    def test_spellings_of_a_path_have_one_identity(self, tmp_path):
         sink = DeltaSink(str(tmp_path), pa.schema([("n", pa.int64())]))
 
         assert isinstance(sink, Sink)
@@ -254,8 +243,8 @@ class TestPlace:
         assert DeltaSink("s3://b/x/").identity == "s3://b/x"
         assert pickle.loads(pickle.dumps(sink)) == sink
 
-    def test_a_table_is_as_durable_as_the_store_unless_it_says_otherwise(self, tmp_path):
-        """A sink without a durability takes the store's; one with its own keeps it, and a bucket has no choice."""
+    def test_durability_follows_the_store_by_default(self, tmp_path):
+        """For a bucket there is no choice."""
         path = str(tmp_path)
 
         assert DeltaSink(path).following("disk").durability == "disk"
@@ -264,15 +253,14 @@ class TestPlace:
         with pytest.raises(InvalidError, match="tape"):
             DeltaSink(path, durability="tape")
 
-    def test_what_can_never_be_a_table_is_refused_at_once(self):
-        """An empty path, and a type that Delta does not have, are errors where they are written."""
+    def test_empty_path_and_unsupported_type_are_refused_when_declared(self):
         with pytest.raises(InvalidError, match="path"):
             DeltaSink("")
         with pytest.raises(InvalidError, match="column=`t`"):
             DeltaSink("x", pa.schema([("t", pa.duration("us"))]))
 
-    def test_dates_and_decimals_are_read_from_text(self):
-        """What JSON has no word for is read from its text."""
+    def test_dates_and_decimals_are_parsed_from_text(self):
+        """JSON has no such types."""
         schema = pa.schema([("d", pa.date32()), ("m", pa.decimal128(9, 2))])
 
         table = sink_table(productions(("a", 1, '{"d":"2013-02-08","m":"1.10"}')), schema, "s")
@@ -281,8 +269,7 @@ class TestPlace:
 
 
 class TestRead:
-    def test_appended_rows_are_all_there(self, tmp_path):
-        """Every production is a row, of several files, with the columns of the schema."""
+    def test_read_returns_all_appended_rows(self, tmp_path):
         schema = pa.schema(
             [("key", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("count", pa.int64())]
         )
@@ -299,8 +286,8 @@ class TestRead:
         assert rows.column("at").to_pylist()[0] == datetime(1970, 1, 1, 0, 0, 0, 5, tzinfo=UTC)
         assert read_table(tmp_path / "out").sort_by("at") == rows
 
-    def test_upserted_rows_are_the_current_ones(self, tmp_path):
-        """A replaced row is not read, though its file is still in the folder."""
+    def test_read_returns_current_rows_of_an_upsert(self, tmp_path):
+        """The folder still contains the file of the replaced row."""
         schema = pa.schema([("key", pa.string()), ("count", pa.int64())])
         sink = DeltaSink(str(tmp_path / "out"), schema, mode="upsert")
         writer = sink.open("store", "p", "spikes")

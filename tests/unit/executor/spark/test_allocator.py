@@ -1,4 +1,4 @@
-"""The allocator of worker processes, in processes of their own: it is chosen for all of a process."""
+"""The memory allocator of worker processes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def allocator_of_a_worker(**environment: str) -> str:
     ).stdout.strip()
 
 
-def test_workers_use_the_allocator_that_keeps_least() -> None:
-    """A worker process allocates with jemalloc, or as Arrow does by itself where it was built without."""
+def test_workers_use_jemalloc_where_arrow_has_it() -> None:
+    """The choice is global, so it is tested in another process; jemalloc retains the least memory."""
     has_jemalloc = "jemalloc" in pa.supported_memory_backends()
     assert allocator_of_a_worker() == ("jemalloc" if has_jemalloc else pa.default_memory_pool().backend_name)
 
 
-def test_what_the_user_has_chosen_stays() -> None:
-    """An allocator that Arrow's own variable names is not replaced."""
+def test_allocator_chosen_by_the_user_is_kept() -> None:
+    """Arrow's own environment variable names it."""
     assert allocator_of_a_worker(ARROW_DEFAULT_MEMORY_POOL="system") == "system"

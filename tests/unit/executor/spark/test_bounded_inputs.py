@@ -1,4 +1,4 @@
-"""The end of inputs in a Spark run, without Spark: bounded inputs, ended streams, late batches."""
+"""The end of inputs in a Spark run, without Spark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.fixtures.supersteps import commit
 
 
 class Engine:
-    """An engine without Spark jobs: commits each plan as one record at time 5."""
+    """An engine without Spark jobs that commits each plan as one record at time 5."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
@@ -42,7 +42,7 @@ class Engine:
 
 
 def a_run(store: Store, clock: ManualClock) -> SparkRun:
-    """A run of a pipeline whose one computation reads the inputs facts and events."""
+    """Start a pipeline with one computation that reads facts and events."""
     pipeline = EnginePipeline("p")
     for stream in ("facts", "events"):
         pipeline.inject(stream, key="k", at="at", watermark=BoundedDisorder("0s"))
@@ -63,8 +63,8 @@ def store(clock: ManualClock) -> Store:
     return Store.in_memory(clock=clock, rng=SeededRng(1))
 
 
-def test_a_bounded_input_does_not_hold_up_the_others(store: Store, clock: ManualClock) -> None:
-    """Once consumed, a bounded stream has ended, and only the streaming input bounds the watermark."""
+def test_consumed_bounded_input_does_not_hold_the_watermark(store: Store, clock: ManualClock) -> None:
+    """Only the streaming input bounds the watermark."""
     run = a_run(store, clock)
     run.consume_bounded("facts", None)
     run.advance_watermark("events", 1_000)
@@ -73,8 +73,8 @@ def test_a_bounded_input_does_not_hold_up_the_others(store: Store, clock: Manual
     assert run.watermark("join") == 1_000
 
 
-def test_a_bounded_input_that_was_consumed_before_has_ended_too(store: Store, clock: ManualClock) -> None:
-    """After a restart a consumed bounded input is neither read again nor waited for."""
+def test_bounded_input_consumed_before_a_restart_has_ended(store: Store, clock: ManualClock) -> None:
+    """It is not read again."""
     first = a_run(store, clock)
     first.consume_bounded("facts", None)
     first.stop()
@@ -89,7 +89,7 @@ def test_a_bounded_input_that_was_consumed_before_has_ended_too(store: Store, cl
 
 
 class EndedQuery:
-    """A query that has read all there is."""
+    """A query that has read everything."""
 
     isActive = False  # noqa: N815 - Spark's name
 
@@ -100,8 +100,8 @@ class EndedQuery:
         """It has ended."""
 
 
-def test_work_that_is_due_is_done_when_all_queries_have_ended(store: Store, clock: ManualClock) -> None:
-    """``await_termination`` returns when no work is left, or says within its time that some is."""
+def test_work_that_is_due_is_done_before_await_termination_returns(store: Store, clock: ManualClock) -> None:
+    """With a timeout the call returns False while work remains."""
     run = a_run(store, clock)
     run.start_queries({"events": EndedQuery}, is_bounded=True)
     run.consume(None, InputPosition(stream="events", source="query", batch=0))
@@ -116,10 +116,10 @@ def test_work_that_is_due_is_done_when_all_queries_have_ended(store: Store, cloc
     assert run.watermark("join") == 5
 
 
-def test_a_run_that_is_stopped_too_early_says_so(
+def test_run_stopped_before_its_work_is_done_warns(
     store: Store, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Stopping it without waiting for it brings a warning that work is left for the next run."""
+    """The next run does the remaining work."""
     run = a_run(store, clock)
     run.start_queries({"events": EndedQuery}, is_bounded=True)
     run.declare("facts", "idle")
@@ -128,8 +128,8 @@ def test_a_run_that_is_stopped_too_early_says_so(
     assert "call await_termination() before stop()" in caplog.text
 
 
-def test_a_batch_after_the_end_changes_nothing(store: Store, clock: ManualClock) -> None:
-    """A stopped run refuses a batch that Spark still delivers, and commits nothing."""
+def test_batch_after_stop_is_refused(store: Store, clock: ManualClock) -> None:
+    """Spark may still deliver one."""
     run = a_run(store, clock)
     run.stop()
     before = store.committer.refresh().version
@@ -140,8 +140,8 @@ def test_a_batch_after_the_end_changes_nothing(store: Store, clock: ManualClock)
     assert store.committer.refresh().version == before
 
 
-def test_an_ended_stream_stays_ended(store: Store, clock: ManualClock) -> None:
-    """A stream's end is committed with the next superstep, and a restart reads it back."""
+def test_ended_stream_stays_ended_after_a_restart(store: Store, clock: ManualClock) -> None:
+    """The next superstep commits the end."""
     run = a_run(store, clock)
     for stream in ("facts", "events"):
         run.consume_bounded(stream, None)

@@ -1,4 +1,4 @@
-"""Compactions as Spark jobs: what they do, where, and what is lost when they fail, which is nothing."""
+"""Compactions as Spark jobs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def open_store(path: Path) -> Store:
 
 
 class Played:
-    """Six supersteps of a record each, with a moment after each for what is being compacted."""
+    """Run six supersteps of a record each, and let compactions finish after each."""
 
     def __init__(self, store: Store, spark: SparkSession, policy: UpkeepPolicy) -> None:
         run = SparkRunner(store, spark=spark, intervals=1, progress=False, upkeep=policy).open(
@@ -74,7 +74,7 @@ class Played:
 
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The pools of the jobs that ran; the answer of the first is lost although its file is written."""
+    """Record the pools of jobs; the first job's answer is lost after its file was written."""
     fates: list[str] = []
     really = SparkCompactions._run
 
@@ -92,10 +92,9 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("memory_bytes_max", "name"), [(1 << 20, "millpond-compactions"), (0, "millpond-large-compactions")]
 )
-def test_a_pipeline_is_compacted_by_spark_jobs(
+def test_spark_jobs_compact_and_a_lost_job_leaves_only_an_orphan(
     tmp_path: Path, spark: SparkSession, jobs: list[str], memory_bytes_max: int, name: str
 ) -> None:
-    """Each record counts once, an interval has few files, and a job that was lost leaves an orphan only."""
     with open_store(tmp_path / "pond") as store:
         compactions = replace(COMPACTIONS, memory_bytes_max=memory_bytes_max)
         played = Played(store, spark, UpkeepPolicy(compaction=compactions, place="spark"))
@@ -115,8 +114,9 @@ def spark_compactions(spark: SparkSession) -> Iterator[SparkCompactions]:
     compactions.shutdown()
 
 
-def test_work_is_done_in_a_worker(spark_compactions: SparkCompactions, tmp_path: Path) -> None:
-    """A piece of work runs in another process, and its errors come back as they are."""
+def test_work_runs_in_a_worker_and_errors_keep_their_class(
+    spark_compactions: SparkCompactions, tmp_path: Path
+) -> None:
     objects = open_objects(str(tmp_path))
 
     assert spark_compactions.submit(os.getpid).result() != os.getpid()
@@ -124,15 +124,14 @@ def test_work_is_done_in_a_worker(spark_compactions: SparkCompactions, tmp_path:
         spark_compactions.submit(read_row_files, objects, ["gone"]).result()
 
 
-def test_a_job_that_fails_can_be_submitted_again(spark_compactions: SparkCompactions) -> None:
-    """A worker that dies fails the piece, and the next one finds another worker."""
+def test_work_after_a_dead_worker_finds_another_one(spark_compactions: SparkCompactions) -> None:
     with pytest.raises(UnavailableError, match="Spark job"):
         spark_compactions.submit(os._exit, 3).result()
     assert spark_compactions.submit(abs, -3).result() == 3
 
 
-def test_the_end_of_a_run_cancels_what_is_under_way(spark: SparkSession) -> None:
-    """A run does not wait for a compaction that would never end; other jobs continue."""
+def test_shutdown_cancels_endless_compactions(spark: SparkSession) -> None:
+    """Other jobs must continue."""
     compactions = SparkCompactions(spark.sparkContext, tag="millpond-test-end", at_once=1)
     tracker = spark.sparkContext.statusTracker()
     running = compactions.submit(signal.sigwait, [signal.SIGUSR2])
@@ -146,8 +145,8 @@ def test_the_end_of_a_run_cancels_what_is_under_way(spark: SparkSession) -> None
     assert spark.range(3).count() == 3
 
 
-def test_where_compactions_are_prepared(tmp_path: Path) -> None:
-    """On one machine a job would take a superstep's slot; the runner without Spark refuses it."""
+def test_place_of_compactions_is_checked(tmp_path: Path) -> None:
+    """On one machine a job would occupy a superstep's slot."""
     assert not is_one_machine("spark://host:7077")
     assert is_one_machine("local[*]")
     with pytest.raises(InvalidError, match="no Spark in the local runner"):

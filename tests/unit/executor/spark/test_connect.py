@@ -1,8 +1,6 @@
-"""Sessions and frames of Spark Connect are refused with a sentence, wherever the engine on Spark takes one.
-
-What Spark Connect needs (gRPC) is not among the locked packages, so its classes cannot be imported here. Stand-ins
-whose classes are said to be of its modules take their place, by which they are told. With the classes themselves, and
-a server, the same calls were tried by hand, and what works there: `LocalRunner`, `Store.load` and `to_spark`.
+"""Refusal of Spark Connect's sessions and frames. Its dependency gRPC is not locked, so stand-ins with the
+modules' names replace its classes. With the real classes and a server, `LocalRunner`, `Store.load` and
+`to_spark` were found to work.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ ROWS: Final = pa.table({"k": ["a", "b"], "t": [1_800_000_000_000_000, 1_800_000_
 
 
 def _stand_in(module: str, name: str) -> Any:
-    """An object of a class that is said to be of one of Spark Connect's modules."""
+    """Make an object whose class claims to be in a module of Spark Connect."""
     fields = {
         "__module__": module,
         "__arrow_c_stream__": lambda _, schema=None: ROWS.__arrow_c_stream__(schema),
@@ -68,8 +66,8 @@ def _pipeline(**options: Any) -> Pipeline:
         lambda path: spark_session(options={"spark.remote": "sc://host"}),
     ],
 )
-def test_it_is_refused_at_the_call(tmp_path: Path, call: Callable[[Path], Any]) -> None:
-    """With what to do instead, and before a store is made; shown with stand-ins for the classes of Spark Connect."""
+def test_spark_connect_is_refused_before_a_store_is_made(tmp_path: Path, call: Callable[[Path], Any]) -> None:
+    """The error names the local runner as the way out."""
     with pytest.raises(InvalidError, match=r"not run on Spark Connect: run the job where .* LocalRunner"):
         call(tmp_path / "pond")
 
@@ -77,8 +75,7 @@ def test_it_is_refused_at_the_call(tmp_path: Path, call: Callable[[Path], Any]) 
 
 
 @pytest.mark.spark
-def test_frames_are_refused_by_a_run(spark: SparkSession, tmp_path: Path) -> None:
-    """As an input, with its stream, and as a backfill; shown with stand-ins for the classes of Spark Connect."""
+def test_run_refuses_frames_as_input_and_as_backfill(spark: SparkSession, tmp_path: Path) -> None:
     runner = SparkRunner(tmp_path / "pond", spark=spark, progress=False)
     with pytest.raises(InvalidError, match=r"not run on Spark Connect.*DataFrame` input=`s`"):
         runner.run(_pipeline(), {"s": FRAME})
@@ -89,8 +86,8 @@ def test_frames_are_refused_by_a_run(spark: SparkSession, tmp_path: Path) -> Non
         runner.run(_pipeline(backfill=FRAME), {"s": frame})
 
 
-def test_a_function_is_not_sent_to_a_server(tmp_path: Path) -> None:
-    """Spark Connect pickles what it is given: the error of that says why it cannot be, with a closure around it as well."""
+def test_pickling_a_foreach_batch_function_is_refused(tmp_path: Path) -> None:
+    """Spark Connect pickles the function, perhaps within a closure, and would send it to the server."""
     function = _pipeline().foreach_batch(tmp_path / "pond", into="s")
 
     def wrapped(frame: Any, batch: int) -> None:
@@ -99,7 +96,7 @@ def test_a_function_is_not_sent_to_a_server(tmp_path: Path) -> None:
     for given in (function, wrapped):
         with pytest.raises(InvalidError, match=r"Spark Connect would send it to the server") as refused:
             cloudpickle.dumps(given)
-        # What PySpark lets through as it is, and what it would say another thing in place of.
+        # PySpark passes this class through; it would replace a PicklingError by another error.
         assert isinstance(refused.value, pickle.PickleError)
         assert not isinstance(refused.value, pickle.PicklingError)
 
@@ -116,21 +113,20 @@ def test_a_function_is_not_sent_to_a_server(tmp_path: Path) -> None:
         ({}, {"SPARK_API_MODE": "connect"}, "SPARK_API_MODE"),
     ],
 )
-def test_settings_that_ask_for_it_are_known(
+def test_settings_that_request_spark_connect_are_recognised(
     options: dict[str, str], environment: dict[str, str], setting: str | None
 ) -> None:
-    """A session would otherwise be made that nothing runs on."""
+    """Otherwise the session would be created although nothing can run on it."""
     assert asks_for_connect(options, environment) == setting
 
 
-def test_others_are_none_of_it() -> None:
-    """A classic session, and what only has a name like it."""
+def test_other_objects_are_not_taken_for_spark_connect() -> None:
     for given in (None, ROWS, SimpleNamespace(), _stand_in("pyspark.sql.connected", "DataFrame")):
         refuse_connect(given)
 
 
-def test_the_local_runner_takes_its_frames(tmp_path: Path) -> None:
-    """As anything with Arrow's C stream interface, which frames of Spark Connect have; shown with a stand-in."""
+def test_local_runner_accepts_frames_of_spark_connect(tmp_path: Path) -> None:
+    """They have Arrow's C stream interface."""
     LocalRunner(tmp_path / "pond", progress=False).run(_counting(), {"s": FRAME})
     with Store.open(tmp_path / "pond", read_only=True) as store:
         assert store.rows_view("c").to_arrow()["key"].to_pylist() == ["a", "b"]

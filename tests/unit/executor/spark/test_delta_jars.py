@@ -1,4 +1,4 @@
-"""The pinned checksums of Delta's jars."""
+"""Pinned checksums of Delta's jars."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millpond.statestore.errors import DataError
 
 @pytest.fixture
 def jar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A jar that alone is pinned."""
+    """Write a jar that is the only pinned one."""
     monkeypatch.setattr(delta_jars, "PINS", tmp_path / "pins")
     jar = tmp_path / "delta.jar"
     jar.write_bytes(b"code")

@@ -1,4 +1,4 @@
-"""The run that the functions of a pipeline share: who opens it, who ends it, and what the others are told; without Spark."""
+"""The run that a pipeline's functions share, without Spark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from millpond.statestore.errors import InvalidError, QueryStoppedError, Unavaila
 
 @dataclass
 class Batch:
-    """A frame that knows which start of a query it is of, as Spark's own thread does."""
+    """A frame that knows the start of its query, as Spark's own thread does."""
 
     start: str
 
@@ -33,7 +33,7 @@ class Batch:
 
 @dataclass
 class Run:
-    """A run that notes its calls; a batch below zero fails, and then nothing else succeeds."""
+    """A run that records its calls; a negative batch fails, and nothing succeeds after it."""
 
     number: int
     topology: Any
@@ -89,11 +89,8 @@ class Run:
 
 @dataclass
 class Bench:
-    """A pipeline of two streams, whose runs are counted.
-
-    Attributes:
-        events: what has happened.
-        during: what happens in the middle of a batch, by its number, once.
+    """A pipeline of two streams whose runs record ``events``; ``during`` maps batches to actions in their
+    middle.
     """
 
     pipeline: Pipeline
@@ -128,8 +125,8 @@ def bench() -> Iterator[Bench]:
     made.embedded.abandon()
 
 
-def test_all_functions_share_the_run_that_the_first_batch_opens(bench: Bench) -> None:
-    """Whichever query comes first opens it; closing one closes it for all, and a second time does nothing."""
+def test_functions_share_the_run_that_the_first_batch_opens(bench: Bench) -> None:
+    """Closing one function closes the run for all."""
     left, right = bench.function("left"), bench.function("right")
     right(Batch("r1"), 0)
     left(Batch("l1"), 0)
@@ -139,8 +136,8 @@ def test_all_functions_share_the_run_that_the_first_batch_opens(bench: Bench) ->
     assert bench.events == ["1: right 0", "1: left 0", "1: work", "1: stopped"]
 
 
-def test_a_failure_is_told_to_the_other_queries_and_a_new_start_goes_on(bench: Bench) -> None:
-    """A query that fed the failed run fails with its error at its next batch; one that was started since does not."""
+def test_failure_reaches_other_queries_and_a_restarted_query_continues(bench: Bench) -> None:
+    """A query that fed the failed run gets the error at its next batch."""
     left, right = bench.function("left"), bench.function("right")
     left(Batch("l1"), 0)
     right(Batch("r1"), 0)
@@ -155,8 +152,8 @@ def test_a_failure_is_told_to_the_other_queries_and_a_new_start_goes_on(bench: B
     assert bench.events == ["1: left 0", "1: right 0", "1: abandoned", "2: left 1", "2: right 1"]
 
 
-def test_a_query_that_was_not_there_goes_on_after_a_failure(bench: Bench) -> None:
-    """Its own batches have not failed, and nothing of it is lost."""
+def test_query_that_fed_nothing_continues_after_a_failure(bench: Bench) -> None:
+    """None of its batches has failed."""
     left, right = bench.function("left"), bench.function("right")
     with pytest.raises(UnavailableError):
         left(Batch("l1"), -2)
@@ -165,8 +162,8 @@ def test_a_query_that_was_not_there_goes_on_after_a_failure(bench: Bench) -> Non
     assert bench.events == ["1: abandoned", "2: right 0"]
 
 
-def test_a_stopped_query_ends_no_other(bench: Bench) -> None:
-    """What a user stops in the middle of a batch fails alone; the next batch of another query opens the run again."""
+def test_query_stopped_in_a_batch_fails_alone(bench: Bench) -> None:
+    """The next batch of another query opens the run again."""
     left, right = bench.function("left"), bench.function("right")
     right(Batch("r1"), 0)
     with pytest.raises(QueryStoppedError):
@@ -177,8 +174,8 @@ def test_a_stopped_query_ends_no_other(bench: Bench) -> None:
     assert bench.events == ["1: right 0", "1: abandoned", "2: right 1", "2: left 0"]
 
 
-def test_a_batch_under_way_survives_that_another_query_is_stopped(bench: Bench) -> None:
-    """Its run is over before it has begun to be processed: it is, by the next one."""
+def test_batch_is_processed_by_the_next_run_when_another_query_stops(bench: Bench) -> None:
+    """The run ends before the batch's processing starts."""
     left, right = bench.function("left"), bench.function("right")
 
     def stop_left() -> None:
@@ -191,8 +188,8 @@ def test_a_batch_under_way_survives_that_another_query_is_stopped(bench: Bench) 
     assert bench.events == ["1: abandoned", "2: right 0", "2: left 1"]
 
 
-def test_a_batch_that_comes_while_the_run_is_closed_is_taken_by_the_next(bench: Bench) -> None:
-    """Closing is no failure of a query that goes on."""
+def test_batch_during_close_is_processed_by_the_next_run(bench: Bench) -> None:
+    """Closing must not fail a query that continues."""
     left, right = bench.function("left"), bench.function("right")
     bench.during[1] = left.close
     right(Batch("r1"), 0)
@@ -201,8 +198,8 @@ def test_a_batch_that_comes_while_the_run_is_closed_is_taken_by_the_next(bench: 
     assert bench.events == ["1: right 0", "1: work", "1: stopped", "2: right 1"]
 
 
-def test_a_run_that_is_closed_under_each_try_of_a_batch_is_told(bench: Bench) -> None:
-    """The tries have a bound."""
+def test_batch_fails_when_every_run_is_closed_under_it(bench: Bench) -> None:
+    """The number of attempts is bounded."""
     function = bench.function("left")
 
     class Closing(dict[int, Callable[[], None]]):
@@ -216,8 +213,8 @@ def test_a_run_that_is_closed_under_each_try_of_a_batch_is_told(bench: Bench) ->
     assert len(bench.runs) == 10
 
 
-def test_at_the_end_of_a_with_the_work_is_done_and_after_an_error_it_is_not(bench: Bench) -> None:
-    """Either way the leases are given back."""
+def test_with_block_finishes_the_work_unless_it_raises(bench: Bench) -> None:
+    """Either way the leases are released."""
     with bench.function("left") as function:
         function(Batch("l1"), 0)
 
@@ -232,8 +229,8 @@ def test_at_the_end_of_a_with_the_work_is_done_and_after_an_error_it_is_not(benc
     assert bench.events == ["1: left 0", "1: work", "1: stopped", "2: left 1", "2: abandoned"]
 
 
-def test_at_the_end_of_the_process_no_batch_opens_the_run_again(bench: Bench) -> None:
-    """The leases are given back, and a batch that comes after that is left to the next process."""
+def test_batch_at_the_end_of_the_process_is_refused(bench: Bench) -> None:
+    """The released leases must stay free for the next process."""
     function = bench.function("left")
     function(Batch("l1"), 0)
     bench.embedded._close_at_exit()
@@ -243,8 +240,8 @@ def test_at_the_end_of_the_process_no_batch_opens_the_run_again(bench: Bench) ->
     assert bench.events == ["1: left 0", "1: stopped"]
 
 
-def test_functions_agree_on_the_options_of_their_run(bench: Bench) -> None:
-    """Said once or twice, but not in two ways, nor when it is too late; once the run has ended, they may change."""
+def test_functions_must_agree_on_the_options_of_their_run(bench: Bench) -> None:
+    """Options are fixed from the first batch to the end of the run."""
     left = bench.function("left", intervals=2, tick="50ms")
     bench.function("right")
     bench.function("right", intervals=2, cache_mib=64)
@@ -259,8 +256,7 @@ def test_functions_agree_on_the_options_of_their_run(bench: Bench) -> None:
         bench.function("left", intervals=2)
 
 
-def test_the_run_is_there_between_the_first_batch_and_the_end(bench: Bench) -> None:
-    """Before and after, asking for it says what opens it."""
+def test_run_is_available_from_the_first_batch_to_the_end(bench: Bench) -> None:
     function = bench.function("left")
     with pytest.raises(InvalidError, match="the first batch of a query opens it"):
         _ = function.run
@@ -272,10 +268,10 @@ def test_the_run_is_there_between_the_first_batch_and_the_end(bench: Bench) -> N
         _ = function.run
 
 
-def test_a_stream_without_a_function_is_told_at_the_end(
+def test_stream_without_a_function_is_warned_of_at_the_end(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It may get one until then; a stream whose query had nothing to bring is no mistake."""
+    """A stream whose query had no rows is no mistake."""
     caplog.set_level(logging.INFO, "millpond")
     function = bench.function("left")
     function(Batch("l1"), 0)
@@ -291,10 +287,10 @@ def test_a_stream_without_a_function_is_told_at_the_end(
     assert [record.levelname for record in caplog.records] == ["INFO"]
 
 
-def test_a_second_pipeline_of_the_name_takes_over_and_says_so(
+def test_second_pipeline_of_the_same_name_takes_over_with_a_warning(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In one process the former run ends in order, and its queries are told to share one Pipeline object."""
+    """The former run's queries get an error that advises sharing one Pipeline object."""
     other = Bench(_pipeline(), bench.events)
     former, latter = bench.function("left"), other.function("right")
     former(Batch("l1"), 0)
@@ -308,8 +304,7 @@ def test_a_second_pipeline_of_the_name_takes_over_and_says_so(
     assert "another pipeline of this name" in caplog.text
 
 
-def test_pipelines_of_other_names_leave_each_other_alone(bench: Bench) -> None:
-    """A store has room for several."""
+def test_pipelines_of_different_names_run_side_by_side(bench: Bench) -> None:
     other = Bench(_pipeline("another"), bench.events)
     bench.function("left")(Batch("l1"), 0)
     other.function("left")(Batch("l2"), 0)
@@ -318,8 +313,8 @@ def test_pipelines_of_other_names_leave_each_other_alone(bench: Bench) -> None:
     assert bench.events == ["1: left 0", "1: left 0", "1: abandoned"]
 
 
-def test_queries_that_begin_at_once_open_one_run(bench: Bench) -> None:
-    """Each has a thread of its own."""
+def test_queries_that_start_at_once_open_one_run(bench: Bench) -> None:
+    """Each query has its own thread."""
     functions = [bench.function("left"), bench.function("right")] * 4
     barrier = threading.Barrier(len(functions))
 
@@ -337,8 +332,7 @@ def test_queries_that_begin_at_once_open_one_run(bench: Bench) -> None:
     assert len(bench.events) == len(functions)
 
 
-def test_functions_of_one_pipeline_and_store_share_a_run_however_they_are_made(tmp_path: Path) -> None:
-    """Another pipeline object, or another store, has another one."""
+def test_functions_of_one_pipeline_object_and_store_share_a_run(tmp_path: Path) -> None:
     pipeline, pond = _pipeline(), tmp_path / "pond"
     left, right = (pipeline.foreach_batch(pond, into=stream) for stream in ("left", "right"))
     again = pipeline.foreach_batch(str(pond), into="left")
@@ -357,16 +351,14 @@ def test_functions_of_one_pipeline_and_store_share_a_run_however_they_are_made(t
         ("left", {"intervals": 0}, "intervals"),
     ],
 )
-def test_mistakes_are_refused_where_the_function_is_made(
+def test_mistakes_are_refused_before_the_query_starts(
     tmp_path: Path, into: str, options: dict[str, Any], words: str
 ) -> None:
-    """The query does not have to start for it."""
     with pytest.raises(InvalidError, match=words):
         _pipeline().foreach_batch(tmp_path / "pond", into=into, **options)
 
 
-def test_a_pipeline_that_cannot_run_has_no_functions(tmp_path: Path) -> None:
-    """It is checked as a whole."""
+def test_invalid_pipeline_refuses_to_make_functions(tmp_path: Path) -> None:
     pipeline = Pipeline("p")
     pipeline.inject("left", key="k", at="t")
     pipeline.stream("nowhere").apply(Computation(), name="c")

@@ -1,4 +1,4 @@
-"""Embedding: a computation in the user's own streaming query, over restarts and unknown checkpoints."""
+"""A computation embedded in the user's own streaming query."""
 
 from __future__ import annotations
 
@@ -34,23 +34,18 @@ SCHEMA = "k string, t long, id string, n long"
 
 
 class Book(Computation):
-    """A ledger of any name, which is also that of the stream that it produces to.
-
-    Args:
-        name: the name.
-    """
+    """A ledger that produces to the stream of its name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Append and produce."""
         context.state.set([*context.state.get([]), record.value["n"]])
         context.produce(self.name, {"n": record.value["n"]})
 
 
 class Job:
-    """A user's streaming job: files come in, one per batch."""
+    """A user's streaming job with one file a batch."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         registry = MemoryRegistry()
@@ -65,7 +60,7 @@ class Job:
         )
 
     def bring(self, *numbers: int) -> None:
-        """One more file, a second younger than the one before: Spark takes them in that order."""
+        """Add a file, dated a second after the last, because Spark reads files in the order of their times."""
         count = len(list(self.input.iterdir()))
         file = self._folder / f"{count:04d}.json"
         file.write_bytes(b"\n".join(orjson.dumps(row) for row in numbered(numbers)))
@@ -95,7 +90,7 @@ class Job:
         )
 
     def run(self, **options: Any) -> None:
-        """One process's life: consume what there is, and go."""
+        """Run one process: consume everything and end."""
         function = self.embedded(**options)
         try:
             self.start(function).awaitTermination()
@@ -115,8 +110,8 @@ def job(spark: SparkSession, tmp_path: Path) -> Iterator[Job]:
     made.store.close()
 
 
-def test_a_query_goes_on_where_it_was(job: Job) -> None:
-    """Each batch is one superstep; started again with its checkpoint, the query takes what is new."""
+def test_restarted_query_continues_from_its_checkpoint(job: Job) -> None:
+    """Each batch is one superstep."""
     job.bring(0, 1, 2)
     job.bring(5, 6)
     job.run()
@@ -126,8 +121,7 @@ def test_a_query_goes_on_where_it_was(job: Job) -> None:
     job.assert_written(0, 1, 2, 5, 6, 10, 11)
 
 
-def test_a_query_may_begin_with_history(job: Job) -> None:
-    """The rows of ``backfill`` come before the first batch, and once."""
+def test_backfill_is_processed_once_before_the_first_batch(job: Job) -> None:
     job.bring(10, 11)
     job.run(backfill=numbered((0, 1, 2)))
     job.bring(12)
@@ -136,8 +130,8 @@ def test_a_query_may_begin_with_history(job: Job) -> None:
     job.assert_written(0, 1, 2, 10, 11, 12)
 
 
-def test_each_version_says_where_its_batch_ends(job: Job) -> None:
-    """As the query's own checkpoint has it, which may get lost."""
+def test_each_version_has_the_offsets_of_its_batch(job: Job) -> None:
+    """The query's checkpoint has them too, but may get lost."""
     job.bring(0, 1)
     job.bring(5, 6)
     job.run()
@@ -150,8 +144,8 @@ def test_each_version_says_where_its_batch_ends(job: Job) -> None:
     assert told[-1] == [noted[1]]
 
 
-def test_a_batch_that_is_repeated_counts_once(job: Job) -> None:
-    """Killed between the store's commit and the checkpoint's, Spark repeats a batch, and nothing happens twice."""
+def test_repeated_batch_counts_once(job: Job) -> None:
+    """Spark repeats a batch if it was killed between the commits of store and checkpoint."""
     job.bring(0, 1)
     job.bring(5, 6)
     job.run()
@@ -164,8 +158,7 @@ def test_a_batch_that_is_repeated_counts_once(job: Job) -> None:
     assert job.store.snapshot().version == version + 1, "the fence of the second life, and nothing else"
 
 
-def test_a_rewound_checkpoint_is_refused(job: Job) -> None:
-    """With an older copy of its checkpoint the query is stopped and told what to do; nothing is written."""
+def test_rewound_checkpoint_is_refused(job: Job) -> None:
     job.bring(0)
     job.run()
     shutil.copytree(job.checkpoint, job.checkpoint.with_name("older"))
@@ -182,8 +175,7 @@ def test_a_rewound_checkpoint_is_refused(job: Job) -> None:
     job.assert_written(0, 5, 10)
 
 
-def test_a_foreign_checkpoint_is_refused_or_accepted(job: Job) -> None:
-    """A checkpoint that is unknown to the store is refused unless the caller accepts it."""
+def test_unknown_checkpoint_is_refused_unless_accepted(job: Job) -> None:
     job.bring(0)
     job.run()
     job.checkpoint = job.checkpoint.with_name("another")
@@ -192,13 +184,13 @@ def test_a_foreign_checkpoint_is_refused_or_accepted(job: Job) -> None:
     with pytest.raises(Exception, match=r"(?s)InvalidError: this store has consumed .* another checkpoint"):
         job.run()
     job.assert_written(0)
-    # From where the new checkpoint stands: the beginning. Without ids its records count again.
+    # The new checkpoint starts at the beginning, and without ids its records count again.
     job.run(accept_checkpoint=True)
     assert ledger_of(job.store) == {"k0": [0, 0, 5]}
 
 
-def test_a_new_store_refuses_an_old_checkpoint(job: Job, spark: SparkSession, tmp_path: Path) -> None:
-    """A store that lacks what the checkpoint has handed out says so: those records would be missing."""
+def test_new_store_refuses_an_old_checkpoint(job: Job, spark: SparkSession, tmp_path: Path) -> None:
+    """The records of the earlier batches would be missing."""
     job.bring(0)
     job.run()
     other = tmp_path / "other"
@@ -213,10 +205,8 @@ def test_a_new_store_refuses_an_old_checkpoint(job: Job, spark: SparkSession, tm
     fresh.store.close()
 
 
-def test_a_renamed_computation_is_refused_or_goes_on(job: Job) -> None:
-    """Under another name the query's checkpoint is refused with the former name; with ``renamed_from`` rows, positions
-    and the sink go on, and a second rename says under which name the query was started first.
-    """
+def test_renamed_computation_continues_with_renamed_from(job: Job) -> None:
+    """The second rename must name the pipeline under which the query first started."""
     job.bring(0, 1)
     job.run()
     job.bring(5)
@@ -237,8 +227,8 @@ def test_a_renamed_computation_is_refused_or_goes_on(job: Job) -> None:
     assert DeltaTable(job.sink).to_pyarrow_table().num_rows == 4
 
 
-def test_only_a_streaming_query_may_call_it(job: Job, spark: SparkSession) -> None:
-    """A direct call has no checkpoint that could tell a repeated batch from a new one."""
+def test_call_outside_of_a_streaming_query_is_refused(job: Job, spark: SparkSession) -> None:
+    """Without a checkpoint a repeated batch could not be recognised."""
     function = job.embedded()
     frame = spark.createDataFrame([("a", 1, "1", 1)], SCHEMA)
 

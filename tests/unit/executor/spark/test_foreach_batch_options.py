@@ -1,4 +1,4 @@
-"""The options of an embedded computation: all that a pipeline of its own would have."""
+"""Options of an embedded computation."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ from millpond.statestore.errors import InvalidError
 
 
 def embedded(tmp_path: Path, **options: Any) -> Topology:
-    """The pipeline that is embedded."""
     arguments: dict[str, Any] = {"key": "k", "at": "t", "name": "c", **options}
     return foreach_batch(tmp_path / "pond", Computation(), **arguments)._embedded.pipeline.check()
 
 
-def test_every_option_is_there() -> None:
-    """What a stream, a computation and the runner can be told can be told here."""
+def test_foreach_batch_has_the_options_of_stream_computation_and_runner() -> None:
     own = set(signature(foreach_batch).parameters) | {"self", "name"}
     of_stream = set(signature(EnginePipeline.inject).parameters)
     of_computation = set(ComputationOptions.__annotations__)
@@ -37,7 +35,6 @@ def test_every_option_is_there() -> None:
 
 
 def test_options_reach_the_stream_and_the_computation(tmp_path: Path) -> None:
-    """Each option goes to the part that it is about, and the runner gets the rest."""
     topology = embedded(
         tmp_path,
         produces=["spikes", "calm"],
@@ -53,8 +50,8 @@ def test_options_reach_the_stream_and_the_computation(tmp_path: Path) -> None:
     assert (injector.times.unit, injector.idle_after_us) == ("ms", 5_000_000)
 
 
-def test_each_stream_may_have_a_sink(tmp_path: Path) -> None:
-    """One sink is that of the first stream, as before; a mapping names the streams, dead letters among them."""
+def test_sink_may_map_streams_to_sinks(tmp_path: Path) -> None:
+    """A single sink belongs to the first stream."""
     sinks = {
         name: DeltaSink(str(tmp_path / name), pa.schema([("key", pa.string())])) for name in ("a", "b", "c")
     }
@@ -80,14 +77,14 @@ def test_each_stream_may_have_a_sink(tmp_path: Path) -> None:
         ({"dead_letter_limit": 0.5}, "dead_letter_limit is a DeadLetterLimit or None"),
     ],
 )
-def test_mistakes_are_refused_at_the_call(tmp_path: Path, options: dict[str, Any], words: str) -> None:
-    """The query does not have to start for it."""
+def test_mistakes_are_refused_before_the_query_starts(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(InvalidError, match=words):
         embedded(tmp_path, **options)
 
 
 @pytest.mark.parametrize("limit", [{"share": 1.5}, {"share": -0.1}, {"share": True}, {"records_min": 0}])
-def test_limits_that_mean_nothing_are_refused(limit: dict[str, Any]) -> None:
-    """A share is from 0 to 1, of at least one record."""
+def test_invalid_dead_letter_limits_are_refused(limit: dict[str, Any]) -> None:
     with pytest.raises(InvalidError, match=r"share of a dead letter limit|records_min"):
         DeadLetterLimit(**limit)

@@ -1,4 +1,4 @@
-"""The hand-over of slots between the worker processes of an executor, here between threads and real processes."""
+"""The hand-over of slots between an executor's worker processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def report_of(handed: HandedOver) -> None:
 
 @pytest.fixture
 def homes() -> Iterator[Callable[..., SlotHomes]]:
-    """Makes what a process keeps of its slots; all of one test belong to one run."""
+    """Make homes of slots that belong to one run."""
     secret = f"{os.getpid()}-{next(_secrets)}"
     made: list[SlotHomes] = []
 
@@ -46,8 +46,8 @@ def neighbour_of(homes: SlotHomes, slot: int = 0) -> Connection:
     return neighbour
 
 
-def test_the_first_to_run_a_slot_is_its_home(homes: Callable[..., SlotHomes]) -> None:
-    """Others hand plan and records over and get its report, as often as they like; empty slots too."""
+def test_first_process_to_run_a_slot_is_its_home(homes: Callable[..., SlotHomes]) -> None:
+    """Others hand over plan and records, and get its report."""
     home, other = homes(), homes()
 
     assert home.neighbour(0, 1) is None
@@ -58,8 +58,8 @@ def test_the_first_to_run_a_slot_is_its_home(homes: Callable[..., SlotHomes]) ->
         assert (report.process, report.read_bytes) == ("the plan", rows)
 
 
-def test_a_process_is_home_to_so_many_slots_only(homes: Callable[..., SlotHomes]) -> None:
-    """A slot beyond that is run where it is, until a process that has room for it becomes its home."""
+def test_full_process_is_no_home_for_further_slots(homes: Callable[..., SlotHomes]) -> None:
+    """The slot runs where it is until a process with room becomes its home."""
     full, free = homes(), homes()
 
     assert [full.neighbour(slot, 1) for slot in (0, 1)] == [None, None]
@@ -69,8 +69,7 @@ def test_a_process_is_home_to_so_many_slots_only(homes: Callable[..., SlotHomes]
     neighbour_of(free, 2).close()
 
 
-def test_a_home_that_is_given_up_can_be_taken(homes: Callable[..., SlotHomes]) -> None:
-    """The next process to run the slot becomes its home."""
+def test_closed_home_is_replaced_by_the_next_process(homes: Callable[..., SlotHomes]) -> None:
     first, second, third = homes(), homes(), homes()
     assert first.neighbour(0, 1) is None
     assert hand_over(neighbour_of(second), b"", []) is not None
@@ -80,8 +79,7 @@ def test_a_home_that_is_given_up_can_be_taken(homes: Callable[..., SlotHomes]) -
     neighbour_of(third).close()
 
 
-def test_a_stranger_is_not_served(homes: Callable[..., SlotHomes]) -> None:
-    """A process that does not know the run's secret gets no slot run, whatever it sends."""
+def test_process_without_the_secret_is_not_served(homes: Callable[..., SlotHomes]) -> None:
     handed: list[bytes] = []
     home = homes(lambda slot: handed.append(slot.plan))
     stranger = homes(secret="another run")
@@ -92,10 +90,10 @@ def test_a_stranger_is_not_served(homes: Callable[..., SlotHomes]) -> None:
     assert handed == []
 
 
-def test_a_home_that_fails_has_no_report(
+def test_failing_home_gives_no_report(
     homes: Callable[..., SlotHomes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The process that waits is told, so that it runs the slot itself and finds the error; the home logs it."""
+    """The waiting process then runs the slot itself and finds the error."""
 
     def fail(_: HandedOver) -> None:
         raise ArithmeticError
@@ -108,8 +106,8 @@ def test_a_home_that_fails_has_no_report(
     assert "that was handed over has failed" in caplog.text
 
 
-def test_a_report_is_given_once(homes: Callable[..., SlotHomes]) -> None:
-    """What code does that was reported as stuck does not reach the process that waited."""
+def test_report_is_given_once(homes: Callable[..., SlotHomes]) -> None:
+    """Later reports of code that was reported as stuck are dropped."""
 
     def give_twice(handed: HandedOver) -> None:
         handed.give(SlotReport(slot=0, process="first"))
@@ -127,14 +125,14 @@ def test_a_report_is_given_once(homes: Callable[..., SlotHomes]) -> None:
 
 
 def _be_home(secret: str, pipe: Connection) -> None:
-    """A process that takes a slot and ends without a word when it is handed over."""
+    """Take a slot, and end the process at its hand-over."""
     homes = SlotHomes(secret, lambda _: os._exit(3), executor=1)
     pipe.send(homes.neighbour(0, 1) is None)
     pipe.recv()
 
 
-def test_a_home_that_is_killed_frees_its_slot(homes: Callable[..., SlotHomes]) -> None:
-    """The process that handed the slot over hears of it at once, and the next one becomes the home."""
+def test_killed_home_frees_its_slot(homes: Callable[..., SlotHomes]) -> None:
+    """The process that handed the slot over learns of it at once."""
     mine = homes()
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_be_home, args=(mine.secret, theirs))

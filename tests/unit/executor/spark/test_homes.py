@@ -1,6 +1,5 @@
-"""Each slot runs in the same process in every superstep, and reads nothing that this process has written or read.
-
-What executors that are lost and that join do to it is tested on a cluster (`tests/fault/test_homes_on_a_cluster.py`).
+"""Homes of slots on one machine. `tests/fault/test_homes_on_a_cluster.py` tests executors that are lost or
+join.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SUPERSTEPS, KEYS = 4, 40
 
 
 class Count(mp.Computation):
-    """Counts the records of a key, and passes each on."""
+    """Count a key's records, and forward them."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.state.set(context.state.get(0) + 1)
@@ -34,8 +33,6 @@ class Count(mp.Computation):
 
 
 class Last(Count):
-    """Counts only."""
-
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.state.set(context.state.get(0) + 1)
 
@@ -52,7 +49,9 @@ def two_stages() -> EnginePipeline:
 def reports(
     spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> list[SuperstepReport]:
-    """The reports of some supersteps of two stages over the same keys, whose productions all slots read, or a shuffle brings."""
+    """Run two stages over the same keys; return the reports. Slots read productions themselves, or a shuffle
+    brings them.
+    """
     monkeypatch.setattr(production_routing, "_READ_MAX", request.param)
     with Store.open(tmp_path / "pond") as store:
         runner = mp.SparkRunner(store, spark=spark, progress=False, intervals=4, upkeep=None)
@@ -68,8 +67,8 @@ def reports(
     return [report for report in made if report is not None]
 
 
-def test_each_slot_stays_in_its_process(reports: list[SuperstepReport]) -> None:
-    """No task runs away from its soft state, however Spark deals tasks to workers; productions alone are read."""
+def test_slots_stay_in_their_process_and_read_only_productions(reports: list[SuperstepReport]) -> None:
+    """A slot that moved would read the rows of its soft state again."""
     assert len(reports) == SUPERSTEPS + 1
     assert all(report.slots_at_home == report.slots > 0 for report in reports)
     production_bytes = max(report.read_bytes for report in reports[1:])
@@ -77,16 +76,15 @@ def test_each_slot_stays_in_its_process(reports: list[SuperstepReport]) -> None:
     assert reports[0].read_bytes == 0
 
 
-def test_one_machine_has_a_slot_for_each_task_at_once(spark: SparkSession) -> None:
-    """On the driver's machine intervals do not change the number of slots."""
+def test_one_machine_has_a_slot_for_each_concurrent_task(spark: SparkSession) -> None:
+    """The number of intervals does not matter."""
     homes = homes_for(spark, 100, "test")
 
     assert isinstance(homes, OneMachine)
     assert (homes.slots, homes.slots_per_process) == (spark.sparkContext.defaultParallelism, 1)
 
 
-def test_an_anchor_settles_all_slots(spark: SparkSession) -> None:
-    """Each slot has an executor once they are settled, and rows come to the partition of their slot."""
+def test_settled_anchor_places_rows_in_their_slots(spark: SparkSession) -> None:
     from pyspark.sql.functions import col, spark_partition_id
 
     session = spark.newSession()

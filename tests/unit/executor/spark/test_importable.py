@@ -1,4 +1,4 @@
-"""Modules of the user's that Spark's workers cannot import."""
+"""The user's modules that Spark's workers cannot import."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def key(row):
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """A module in a folder that only this process looks into."""
+    """Import a module from a folder that only this process searches."""
     (tmp_path / f"{MODULE}.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield importlib.import_module(MODULE)
     del sys.modules[MODULE]
 
 
-def test_modules_that_are_not_installed_are_known(module: Any) -> None:
-    """They are found wherever the code refers to them: a class, a function, or a module that a function uses."""
+def test_modules_that_are_not_installed_are_found(module: Any) -> None:
+    """The code refers to a class, to a function, or to a module within a function."""
 
     def uses_module(row: Any) -> Any:
         return helper.key(row)
@@ -58,18 +58,17 @@ def test_modules_that_are_not_installed_are_known(module: Any) -> None:
     assert own_modules(cloudpickle.dumps([uses_module, uses_module])) == (MODULE,)
 
 
-def test_installed_modules_are_no_question() -> None:
-    """The standard library, Millpond and what pip installs are where Python looks for them."""
+def test_installed_modules_are_not_reported() -> None:
     import pyarrow as pa
 
     assert own_modules(cloudpickle.dumps([Path("x"), pa.array([1]), EnginePipeline, "os", len])) == ()
 
 
 @pytest.mark.spark
-def test_a_module_that_workers_cannot_import_is_refused_before_the_run(
+def test_module_that_workers_cannot_import_is_refused_before_the_run(
     spark: SparkSession, tmp_path: Path, module: Any
 ) -> None:
-    """One sentence names the module and the way out; no store is made."""
+    """No store is made."""
     pipeline = EnginePipeline("p")
     pipeline.inject("in", key="k", at="t").apply(module.Counter(), name="c")
     frame = spark.createDataFrame([("a", 1)], "k string, t long")

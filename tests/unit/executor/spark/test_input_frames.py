@@ -1,4 +1,4 @@
-"""The delay of a frame's own watermark is the policy of its stream, unless the program declares one."""
+"""Watermarks of frames as policies of streams."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _store(folder: Path) -> Store:
 
 
 def _stream(spark: SparkSession, folder: Path, *seconds: int) -> DataFrame:
-    """One file a batch, each with a row at one of these seconds."""
+    """Write one file a batch, each with a row at one of the seconds."""
     source = folder / "input"
     source.mkdir(exist_ok=True)
     for number, second in enumerate(seconds):
@@ -72,10 +72,10 @@ def _watermark_of(store: Store, spark: SparkSession, pipeline: Pipeline, frame: 
 @pytest.mark.parametrize(
     ("declared", "seconds_behind"), [(None, 37), (BoundedDisorder("0s"), 0), (BoundedDisorder("5s"), 5)]
 )
-def test_its_delay_is_the_policy_where_none_is_said(
+def test_frame_watermark_is_the_default_policy(
     spark: SparkSession, tmp_path: Path, declared: WatermarkPolicy | None, seconds_behind: int
 ) -> None:
-    """A declared policy goes first; the delay follows the column through a selection and a renaming."""
+    """A declared policy takes precedence, and the delay follows a renamed column."""
     frame = _stream(spark, tmp_path, 10, 100).withWatermark("time", "37 seconds")
     renamed = frame.selectExpr("k", "time AS happened")
 
@@ -85,10 +85,10 @@ def test_its_delay_is_the_policy_where_none_is_said(
     assert behind == seconds_behind * 1_000_000
 
 
-def test_a_watermark_on_another_column_is_told_and_not_taken(
+def test_frame_watermark_on_another_column_is_ignored_with_a_warning(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It says nothing of the event time."""
+    """It does not bound the event time."""
     caplog.set_level(logging.WARNING, "millpond")
     frame = _stream(spark, tmp_path, 10).withWatermark("seen", "37 seconds")
 
@@ -100,8 +100,8 @@ def test_a_watermark_on_another_column_is_told_and_not_taken(
     assert "at=`time`" in warning
 
 
-def test_an_embedded_computation_takes_it_from_its_batches(spark: SparkSession, tmp_path: Path) -> None:
-    """The user's own query has the watermark, and `foreach_batch` sees only what that hands over."""
+def test_embedded_computation_takes_the_watermark_of_its_batches(spark: SparkSession, tmp_path: Path) -> None:
+    """`foreach_batch` sees only the batches of the user's own query."""
     frame = _stream(spark, tmp_path, 100, 100).withWatermark("time", "37 seconds")
     with _store(tmp_path) as store:
         embedded = foreach_batch(store, _Keep(), key="k", at="time", name="kept", progress=False)

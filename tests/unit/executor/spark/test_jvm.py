@@ -1,4 +1,4 @@
-"""What a worker of Spark failed with, out of the traces that Spark makes of it."""
+"""Errors of Spark's workers, read from Spark's traces."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ An error occurred while calling o90.collectToPython.
         ('java.io.IOException: Cannot run program "py3": error=2', InvalidError, 'PYSPARK_PYTHON .*"py3"'),
     ],
 )
-def test_the_last_line_of_a_worker_is_the_error(line: str, kind: type[MillpondError], words: str) -> None:
-    """It is raised in its class, with Spark's own as its cause."""
+def test_last_line_of_a_workers_trace_is_raised(line: str, kind: type[MillpondError], words: str) -> None:
+    """Spark's exception becomes the cause."""
     with pytest.raises(kind, match=words) as caught, worker_calls():
         raise RuntimeError(TRACE.format(line=line))
 
@@ -49,14 +49,13 @@ def test_the_last_line_of_a_worker_is_the_error(line: str, kind: type[MillpondEr
         "ValueError: millpond.statestore.errors.DataError is a name",
     ],
 )
-def test_other_errors_are_raised_as_they_are(line: str) -> None:
-    """What says nothing that could be done stays Spark's."""
+def test_unknown_worker_errors_are_not_translated(line: str) -> None:
+    """No advice is known for these, so Spark's own error is more useful."""
     with pytest.raises(RuntimeError), worker_calls():
         raise RuntimeError(TRACE.format(line=line))
 
 
-def test_our_own_errors_pass() -> None:
-    """Those that were raised in this process are not read once more."""
+def test_error_of_this_process_is_raised_unchanged() -> None:
     error = InvalidError("no such stream", stream="s")
 
     with pytest.raises(InvalidError) as caught, worker_calls():

@@ -1,4 +1,4 @@
-"""A key made in the JVM is the one that Arrow and Python make."""
+"""Keys made in the JVM."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CELLS = st.tuples(*map(key_values, KINDS))
 
 @pytest.fixture(params=[True, False], ids=["ansi", "lenient"])
 def session(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
-    """The session in a zone that is not UTC, with and without ANSI mode."""
+    """Set a zone other than UTC, with and without ANSI mode."""
     kept = {name: spark.conf.get(name) for name in ("spark.sql.ansi.enabled", "spark.sql.session.timeZone")}
     spark.conf.set("spark.sql.ansi.enabled", str(request.param).lower())
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
@@ -43,13 +43,13 @@ def session(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[Spa
 
 @given(rows=st.lists(CELLS, min_size=20, max_size=60))
 @settings(max_examples=5, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
-def test_jvm_and_python_agree(session: SparkSession, rows: list[tuple[Any, ...]]) -> None:
-    """Each column alone, and all together, have the same keys in the JVM, in Arrow and in Python."""
+def test_keys_agree_in_the_jvm_arrow_and_python(session: SparkSession, rows: list[tuple[Any, ...]]) -> None:
+    """The columns are tested alone and together."""
     table = pa.table(
         [pa.array(cells, kind) for cells, kind in zip(zip(*rows, strict=True), KINDS, strict=True)],
         names=NAMES,
     )
-    # Spark would read times without a zone as those of the session.
+    # Spark would read times without a zone in the session's zone.
     fields = [
         T.StructField(name, from_arrow_type(kind, prefer_timestamp_ntz=True))
         for name, kind in zip(NAMES, KINDS, strict=True)
@@ -70,8 +70,7 @@ def test_jvm_and_python_agree(session: SparkSession, rows: list[tuple[Any, ...]]
 NAMES = [f"c{place}" for place in range(len(KINDS))]
 
 
-def test_columns_as_arrow_has_them() -> None:
-    """The types of a frame's columns are those of Arrow; what no key is made of is left out."""
+def test_arrow_types_of_key_columns_omit_other_columns() -> None:
     fields = [
         T.StructField(name, from_arrow_type(kind, prefer_timestamp_ntz=True))
         for name, kind in zip(NAMES, KINDS, strict=True)
@@ -82,8 +81,8 @@ def test_columns_as_arrow_has_them() -> None:
     assert [(column.name, column.type) for column in columns] == list(zip(NAMES, KINDS, strict=True))
 
 
-def test_jvm_orders_as_tuples(spark: SparkSession) -> None:
-    """Sorting by the key sorts by the columns, nulls first and NaN last, as Spark sorts them."""
+def test_sorting_by_key_sorts_by_columns(spark: SparkSession) -> None:
+    """Like Spark, keys sort nulls first and NaN last."""
     frame = spark.sql(
         "SELECT * FROM VALUES ('b', 1, 0.5D), ('a', -10, NULL), ('a', 2, double('NaN')), ('a', 2, 1D), (NULL, 7, 1D), "
         "('a', NULL, -1D), ('a b', 1, 1D), ('a', -9, -0.0D), ('a', 10, 1D) AS t(s, n, d)"
@@ -95,8 +94,8 @@ def test_jvm_orders_as_tuples(spark: SparkSession) -> None:
     assert list(map(str, by_key.collect())) == list(map(str, frame.orderBy("s", "n", "d").collect()))
 
 
-def test_times_out_of_range(spark: SparkSession) -> None:
-    """A date or time that Python cannot hold makes no key, in a struct, too."""
+def test_times_beyond_pythons_range_make_no_key(spark: SparkSession) -> None:
+    """This includes times in a struct."""
     frame = spark.sql(
         "SELECT DATE'+10000-01-01' AS d, TIMESTAMP_NTZ'-0001-01-01 00:00:00' AS t, TIMESTAMP'+10000-01-02 00:00:00Z' AS z"
     )
@@ -118,7 +117,6 @@ def test_times_out_of_range(spark: SparkSession) -> None:
         (T.DayTimeIntervalType(), "cast the column"),
     ],
 )
-def test_refused_types(kind: T.DataType, says: str) -> None:
-    """A column that no key can be made of is refused by its name, with a way out."""
+def test_unsupported_key_types_are_refused_by_column(kind: T.DataType, says: str) -> None:
     with pytest.raises(InvalidError, match=says):
         check_key_type(kind, "cell")

@@ -21,8 +21,6 @@ _RECORD = {
 
 
 class Tally(mp.Computation):
-    """Counts the records of a key."""
-
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.state.set(context.state.get(0) + 1)
 
@@ -38,8 +36,8 @@ def _letters(folder: Path) -> list[dict[str, Any]]:
         ]
 
 
-def test_nulls_of_a_permissive_function_are_dead_letters(spark: SparkSession, tmp_path: Path) -> None:
-    """What from_json cannot read has a null key, and its letter the payload, of which a declaration tells the reason."""
+def test_nulls_of_permissive_from_json_become_dead_letters(spark: SparkSession, tmp_path: Path) -> None:
+    """The letter keeps the payload, so a declared payload can still give the reason."""
     fields = F.from_json(F.col("value").cast("string"), "k string, t bigint", {"mode": "PERMISSIVE"})
     raw = _frame(spark, b'{"k":"a","t":1}', b'{"k":', b'{"k":"a","t":2}')
     frame = raw.select(fields.alias("made"), "value").select("made.*", "value")
@@ -56,8 +54,8 @@ def test_nulls_of_a_permissive_function_are_dead_letters(spark: SparkSession, tm
         mp.JsonPayload({"title": "R"}).decode(payload)
 
 
-def test_a_registry_that_is_away_ends_the_run(spark: SparkSession, tmp_path: Path) -> None:
-    """A lookup that fails makes no dead letters: the run ends, and the next one has the records."""
+def test_unavailable_schema_registry_ends_the_run(spark: SparkSession, tmp_path: Path) -> None:
+    """The next run processes the records; dead letters would lose them."""
     here = tmp_path / "here"
 
     def schema(number: int) -> Any:
@@ -82,8 +80,7 @@ def test_a_registry_that_is_away_ends_the_run(spark: SparkSession, tmp_path: Pat
     ]
 
 
-def test_a_query_is_fed_with_payloads(spark: SparkSession, tmp_path: Path) -> None:
-    """A streaming frame of encoded values is taken as it is, restarted runs included."""
+def test_streaming_query_decodes_payloads_across_restarts(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     payload = mp.JsonPayload({"type": "object", "required": ["k"]})
 
@@ -105,8 +102,7 @@ def test_a_query_is_fed_with_payloads(spark: SparkSession, tmp_path: Path) -> No
         assert store.rows_view("tally").to_arrow()["state"].to_pylist() == ["2"]
 
 
-def test_an_embedded_computation_has_payloads(spark: SparkSession, tmp_path: Path) -> None:
-    """A query of the user's own gives its encoded values to a function of `foreach_batch` as they are."""
+def test_embedded_computation_decodes_payloads(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     _frame(spark, b'{"k":"a","t":1}', b'{"t":1}').write.parquet(str(folder))
     payload = mp.JsonPayload({"type": "object", "required": ["k"]})
@@ -137,10 +133,10 @@ def test_an_embedded_computation_has_payloads(spark: SparkSession, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("at", "watermark"), [("__row_timestamp", 7_000_000), ("timestamp", 9_000_000)])
-def test_the_watermark_of_a_column_is_that_of_the_row(
+def test_frame_watermark_applies_to_the_row_column_only(
     spark: SparkSession, tmp_path: Path, at: str, watermark: int
 ) -> None:
-    """The delay of withWatermark holds for the column next to the payload, and for no field of the same name."""
+    """A field of the payload may have the same name."""
     folder = str(tmp_path / "in")
     given = _frame(spark, b'{"k":"a","timestamp":9000000}')
     given.withColumn("timestamp", F.timestamp_seconds(F.lit(9))).write.parquet(folder)

@@ -1,4 +1,4 @@
-"""A whole pipeline in the user's own streaming queries: windows, two computations, two inputs, each in a query of its own."""
+"""A whole pipeline in the user's own streaming queries."""
 
 from __future__ import annotations
 
@@ -43,11 +43,7 @@ SCHEMA: Final = "k string, us long, id string, amount long"
 
 
 class Balance(Computation):
-    """Payments less orders, of each customer.
-
-    Args:
-        poison: the amount at which the code fails.
-    """
+    """Subtract a customer's orders from the payments; fail at the amount ``poison``."""
 
     def __init__(self, poison: int | None = None) -> None:
         self.poison = poison
@@ -62,7 +58,7 @@ class Balance(Computation):
 
 
 def _pipeline(folder: Path, *, poison: int | None = None, **payments: Any) -> Pipeline:
-    """Options are those of the payments."""
+    """Make the pipeline; options apply to the payments."""
     pipeline = Pipeline("shop")
     pipeline.inject("payments", key="k", at="t", id="id", **payments)
     pipeline.inject("orders", key="k", at="t", id="id", watermark=BoundedDisorder("10s"))
@@ -100,7 +96,7 @@ def _states(store: Store) -> dict[str, int]:
 
 
 def _shown(folder: Path) -> Counter[tuple[str, str]]:
-    """What each window has shown in all its panes together."""
+    """Return the values of each window over all its panes."""
     total: Counter[tuple[str, str]] = Counter()
     if not (folder / "minutes").exists():
         return total
@@ -111,7 +107,7 @@ def _shown(folder: Path) -> Counter[tuple[str, str]]:
 
 
 class Shop:
-    """Two streams of files, each read by a query of its own, and a store."""
+    """Two streams of files, each with its own query, and a store."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         registry = MemoryRegistry()
@@ -125,8 +121,8 @@ class Shop:
             (folder / stream).mkdir()
 
     def bring(self, stream: str, *seconds: int) -> None:
-        """One more file of a stream, with a row at each of these seconds; a second younger than the one before, as Spark
-        takes them in that order.
+        """Add a file with rows at the seconds, dated a second after the last, because Spark reads files in
+        the order of their times.
         """
         rows = _rows(stream, seconds)
         number = len(list((self.folder / stream).iterdir()))
@@ -159,14 +155,14 @@ class Shop:
         )
 
     def run(self, pipeline: Pipeline, *streams: str) -> None:
-        """A life of the job: both queries at once consume what there is."""
+        """Run one process in which both queries consume everything."""
         with self.function(pipeline, "orders"):
             queries = [self.start(pipeline, stream) for stream in streams or self.brought]
             for query in queries:
                 query.awaitTermination()
 
     def assert_as_locally(self) -> None:
-        """States and windows are those of the local runner on the same rows."""
+        """Compare states and windows with the local runner's on the same rows."""
         local = self.folder / "local"
         rows = {
             stream: [{**row, "t": row["us"]} for row in brought] for stream, brought in self.brought.items()
@@ -186,8 +182,8 @@ def shop(spark: SparkSession, tmp_path: Path) -> Iterator[Shop]:
     made.store.close()
 
 
-def test_two_queries_feed_a_pipeline_with_windows(shop: Shop) -> None:
-    """Over two lives with ``availableNow`` state and panes are those of the local runner; all due work is done at the end."""
+def test_two_queries_give_the_states_and_panes_of_the_local_runner(shop: Shop) -> None:
+    """Two processes run with ``availableNow``, and each does all due work at its end."""
     shop.bring("payments", *range(0, 80, 3))
     shop.bring("payments", *range(1, 120, 3))
     shop.bring("orders", *range(0, 100, 2))
@@ -199,12 +195,10 @@ def test_two_queries_feed_a_pipeline_with_windows(shop: Shop) -> None:
     shop.assert_as_locally()
 
 
-def test_the_delay_of_each_frame_is_taken_whenever_its_query_begins(
+def test_frame_watermark_counts_from_the_first_batch_of_its_query(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The second query's first batch says its watermark, though the run has been open since the other's; until then its
-    stream keeps event time where it was.
-    """
+    """The run is already open for the other stream; until then the stream holds event time."""
     caplog.set_level(logging.INFO, "millpond")
     shop.bring("orders", 100)
     shop.bring("payments", 100)
@@ -222,8 +216,7 @@ def test_the_delay_of_each_frame_is_taken_whenever_its_query_begins(
     assert "watermark from withWatermark stream=`payments` delay=`30s`" in caplog.text
 
 
-def test_a_declared_watermark_goes_before_that_of_the_frame(shop: Shop) -> None:
-    """What the pipeline says of its stream is what its author means."""
+def test_declared_watermark_overrides_the_frames(shop: Shop) -> None:
     shop.bring("orders", 100)
     shop.bring("payments", 100)
     pipeline = _pipeline(shop.folder, watermark=BoundedDisorder("5s"))
@@ -233,8 +226,8 @@ def test_a_declared_watermark_goes_before_that_of_the_frame(shop: Shop) -> None:
         assert function.run.watermark("balance") == START_US + 90 * SECOND_US
 
 
-def test_a_batch_that_spark_brings_again_is_skipped(shop: Shop) -> None:
-    """Killed before it noted the batch in its checkpoint, Spark repeats it under the same number, and nothing counts twice."""
+def test_repeated_batch_is_skipped(shop: Shop) -> None:
+    """Spark repeats a batch that its checkpoint lacks, with the same number."""
     shop.bring("payments", 1, 2, 3)
     shop.bring("orders", 1, 2)
     shop.run(_pipeline(shop.folder))
@@ -247,8 +240,8 @@ def test_a_batch_that_spark_brings_again_is_skipped(shop: Shop) -> None:
     shop.assert_as_locally()
 
 
-def test_a_query_may_be_stopped_and_started_while_another_goes_on(shop: Shop) -> None:
-    """In one process, with the same function: the run stays what it is."""
+def test_query_can_be_restarted_while_another_runs(shop: Shop) -> None:
+    """The same function feeds the same run."""
     pipeline = _pipeline(shop.folder)
     shop.bring("payments", 1, 2, 3)
     shop.bring("orders", 1)
@@ -273,8 +266,8 @@ def test_a_query_may_be_stopped_and_started_while_another_goes_on(shop: Shop) ->
     shop.assert_as_locally()
 
 
-def test_a_failure_is_that_of_all_queries_and_a_new_start_goes_on(shop: Shop) -> None:
-    """What stops the run by one stream's record is the error of the other stream's next batch; mended, both go on."""
+def test_failure_reaches_all_queries_and_corrected_code_continues(shop: Shop) -> None:
+    """The other stream's query fails at its next batch."""
     broken = _pipeline(shop.folder, poison=8)
     shop.bring("payments", 1)
     shop.bring("orders", 1)
@@ -294,8 +287,8 @@ def test_a_failure_is_that_of_all_queries_and_a_new_start_goes_on(shop: Shop) ->
     shop.assert_as_locally()
 
 
-def test_a_query_that_ends_by_itself_waits_for_no_slower_stream(shop: Shop) -> None:
-    """A stream far ahead of another, which will bring nothing, is consumed to its end in spite of its ``skew_limit``."""
+def test_available_now_query_ignores_skew_limit(shop: Shop) -> None:
+    """The other stream has no more rows, so waiting for it would never end."""
     shop.bring("payments", 1, 2)
     shop.bring("payments", 1_000)
     shop.bring("payments", 2_000)
@@ -305,8 +298,8 @@ def test_a_query_that_ends_by_itself_waits_for_no_slower_stream(shop: Shop) -> N
     assert _states(shop.store) == {"k1": 1_003, "k2": 2_004}
 
 
-def test_a_query_that_waits_for_a_slower_stream_can_be_stopped(shop: Shop) -> None:
-    """It ends at once, the run does not, and the batch comes again."""
+def test_query_waiting_for_its_skew_limit_can_be_stopped(shop: Shop) -> None:
+    """The run continues, and Spark repeats the batch."""
     pipeline = _pipeline(shop.folder, skew_limit="10s")
     shop.bring("orders", 1)
     shop.start(pipeline, "orders").awaitTermination()
@@ -324,11 +317,7 @@ def test_a_query_that_waits_for_a_slower_stream_can_be_stopped(shop: Shop) -> No
 
 
 class Slow(Computation):
-    """Code that is at work on its first record until it may end.
-
-    Args:
-        folder: where it says that it works, and is told to go on.
-    """
+    """Signal the start by a file in ``folder``, and work until there is another file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -342,9 +331,9 @@ class Slow(Computation):
         context.state.set([*context.state.get([]), record.value["amount"]])
 
 
-def test_a_query_that_is_stopped_in_a_batch_ends_no_other(shop: Shop) -> None:
-    """Spark cancels what is under way, and the run with it; the other query opens it again, and the stopped one goes on
-    with its batch when it is started again.
+def test_query_stopped_in_a_batch_does_not_end_the_other(shop: Shop) -> None:
+    """Spark cancels the run's job; the other query opens the run again, and the stopped one repeats its
+    batch.
     """
     pipeline = Pipeline("slow")
     for stream in shop.brought:
@@ -367,7 +356,7 @@ def test_a_query_that_is_stopped_in_a_batch_ends_no_other(shop: Shop) -> None:
 
 
 def _await(query: StreamingQuery, is_so: Callable[[], bool]) -> None:
-    """Wait for something while a query runs."""
+    """Wait for a condition while the query runs."""
     for _ in range(600):
         if is_so():
             return
@@ -375,8 +364,10 @@ def _await(query: StreamingQuery, is_so: Callable[[], bool]) -> None:
     raise AssertionError("it does not come")
 
 
-def test_a_frame_without_a_column_of_its_stream_is_refused(shop: Shop, spark: SparkSession) -> None:
-    """At its first batch, with the column's name, though the run was opened by another stream."""
+def test_frame_without_a_declared_column_is_refused_at_its_first_batch(
+    shop: Shop, spark: SparkSession
+) -> None:
+    """The other stream has opened the run before."""
     pipeline = _pipeline(shop.folder)
     shop.bring("orders", 1)
     shop.bring("payments", 1)

@@ -1,4 +1,4 @@
-"""The queries of a run on Spark, with queries that only pretend: who starts them, and who starts them again."""
+"""The queries of a Spark run, with fake queries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millpond.statestore.errors import ConflictError, FencedError
 
 
 class SparkError(Exception):
-    """An error as Spark tells it."""
+    """An error with a message of Spark's."""
 
 
 CONFLICT = SparkError(
@@ -24,7 +24,7 @@ OTHER = SparkError("[STREAM_FAILED] the folder is gone")
 
 
 class Query:
-    """A query that has ended, by itself or with an error."""
+    """A query that has ended, with or without an error."""
 
     isActive = False  # noqa: N815 - Spark's name
 
@@ -45,7 +45,7 @@ class Query:
 
 
 def starting(*outcomes: Exception | Query) -> Callable[[], Query]:
-    """Starts with these outcomes, one after the other; the last one stays."""
+    """Make a function that starts with these outcomes in turn."""
     left: Iterator[Exception | Query] = iter(outcomes)
 
     def start() -> Query:
@@ -66,8 +66,8 @@ def taken() -> None:
     raise FencedError("another process has taken the pipeline")
 
 
-def test_the_owner_starts_a_query_again_that_another_driver_has_disturbed() -> None:
-    """Whether Spark refuses to start it, or ends it later, for the checkpoint is written by two."""
+def test_owner_restarts_a_query_after_a_checkpoint_conflict() -> None:
+    """Another driver writes the checkpoint, so Spark refuses the start or ends the query later."""
     queries = Queries(own)
     queries.start("s", starting(METADATA, Query(CONFLICT), METADATA, Query(None)))
 
@@ -75,8 +75,8 @@ def test_the_owner_starts_a_query_again_that_another_driver_has_disturbed() -> N
     assert [query.exception() for query in queries] == [None]
 
 
-def test_a_query_that_no_caller_awaits_is_started_again_too() -> None:
-    """A run that is only asked whether it is active has its queries revived by its ticker."""
+def test_revive_restarts_a_query_that_no_caller_awaits() -> None:
+    """The run's ticker calls it."""
     queries = Queries(own)
     queries.start("s", starting(Query(CONFLICT), Query(None)))
     queries.revive()
@@ -84,8 +84,7 @@ def test_a_query_that_no_caller_awaits_is_started_again_too() -> None:
     assert [query.exception() for query in queries] == [None]
 
 
-def test_who_is_not_the_owner_starts_nothing() -> None:
-    """Before the start, and when Spark has told of the other driver, the answer is FencedError."""
+def test_former_owner_does_not_start_or_restart_a_query() -> None:
     started = starting(Query(CONFLICT), Query(None))
     with pytest.raises(FencedError):
         Queries(taken).start("s", started)
@@ -101,16 +100,15 @@ def test_who_is_not_the_owner_starts_nothing() -> None:
         queries.await_all(lambda: False)
 
 
-def test_an_owner_that_is_disturbed_again_and_again_gives_up() -> None:
-    """After five starts it is an error of its own, which says what to stop and has Spark's as its cause."""
+def test_owner_gives_up_after_five_checkpoint_conflicts() -> None:
+    """The error advises stopping the other query."""
     queries = Queries(own)
     with pytest.raises(ConflictError, match=r"another query writes the checkpoint.*input=`s`") as raised:
         queries.start("s", starting(*[METADATA] * 5, Query(None)))
     assert raised.value.__cause__ is METADATA
 
 
-def test_other_errors_of_spark_are_raised_as_they_are() -> None:
-    """Only what two drivers do to each other is mended."""
+def test_other_spark_errors_are_not_retried() -> None:
     queries = Queries(own)
     queries.start("s", starting(Query(OTHER), Query(None)))
     with pytest.raises(SparkError, match="the folder is gone"):
@@ -120,7 +118,6 @@ def test_other_errors_of_spark_are_raised_as_they_are() -> None:
 
 
 def test_stopped_queries_are_not_started_again() -> None:
-    """After stop a query that another driver disturbs stays as it is, and waiting for it is over."""
     query = Query(CONFLICT)
     queries = Queries(own)
     queries.start("s", starting(query, Query(None)))

@@ -1,4 +1,4 @@
-"""Targets of routed rows: one integer names an interval and says whether the record is readable."""
+"""Targets of routed rows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from millpond.executor.spark.task_plan import (
 
 
 @pytest.mark.parametrize("position", [0, 1, 2_147_483_646])
-def test_a_target_names_its_interval(position: int) -> None:
-    """The position comes back from either kind of target, and the kinds never coincide."""
+def test_target_encodes_position_and_readability(position: int) -> None:
+    """Readable and unreadable targets never coincide."""
     readable, unreadable = position, unreadable_target(position)
 
     assert position_of(readable) == position_of(unreadable) == position

@@ -1,4 +1,4 @@
-"""Productions by shuffle: what a slot gets is what it would have read itself, in the same order."""
+"""Productions that are routed by a shuffle."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ POSITIONS = {"own": (4, 0, 7, 2), "by_field": (1, 3)}
 
 
 def key_of(value: Any) -> str:
-    """The key extractor of the second consumer, which finds none in some values."""
+    """Extract the second consumer's key, which some values lack."""
     key: str = value["key"]
     return key
 
@@ -90,7 +90,7 @@ PRODUCTION = st.fixed_dictionaries(
 
 
 def told(deliveries: Deliveries) -> list[tuple[Any, ...]]:
-    """Everything that is in deliveries."""
+    """Return all fields of the deliveries."""
     keys = deliveries.keys.to_pylist()
     return [
         (deliveries.stream, key, int(at), deliveries.values.value(row))
@@ -103,8 +103,10 @@ def letter(letter: DeadLetter) -> tuple[Any, ...]:
 
 
 @given(st.lists(st.lists(PRODUCTION, max_size=12), max_size=4), st.data())
-def test_a_slot_gets_what_it_would_have_read(files: list[list[dict[str, Any]]], data: st.DataObject) -> None:
-    """Deliveries and letters are the same, whatever the order in which Spark brings the rows."""
+def test_routed_productions_equal_those_read_by_the_slot(
+    files: list[list[dict[str, Any]]], data: st.DataObject
+) -> None:
+    """Spark may bring the rows in any order."""
     tables = [pa.Table.from_pylist(file, PRODUCTION_SCHEMA) for file in files]
     rows = [
         batch
@@ -137,8 +139,7 @@ def test_a_slot_gets_what_it_would_have_read(files: list[list[dict[str, Any]]], 
     assert told_of <= {"mid", "more", "unread"}
 
 
-def test_records_from_outside_stay_among_them() -> None:
-    """Rows of both kinds come in one batch."""
+def test_routed_productions_and_outside_records_share_a_batch() -> None:
     table = pa.Table.from_pylist(
         [{"stream": "mid", "key": "a", "value": "1", "value_bytes": None, "at": 5}], PRODUCTION_SCHEMA
     )
@@ -166,8 +167,8 @@ def test_records_from_outside_stay_among_them() -> None:
         routed.check_slot(1, 2)
 
 
-def test_a_missing_file_is_told_by_the_slot(tmp_path: Any) -> None:
-    """The task that routes yields the error, and the task that gets it raises it."""
+def test_missing_file_is_raised_by_the_receiving_slot(tmp_path: Any) -> None:
+    """The routing task yields the error as a row."""
     setting = WorkerSetting(
         url=str(tmp_path),
         storage_options={},
@@ -187,8 +188,7 @@ def test_a_missing_file_is_told_by_the_slot(tmp_path: Any) -> None:
         pop_productions(rows)
 
 
-def test_an_empty_table_is_no_deliveries() -> None:
-    """A slot whose productions all belong to other intervals delivers nothing."""
+def test_slot_without_its_own_productions_delivers_none() -> None:
     routed = RoutedProductions(
         pa.table(
             {

@@ -1,4 +1,4 @@
-"""Routing in the JVM does what Python does: same keys, same times, same intervals, same refusals."""
+"""Routing in the JVM, compared with Python."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ TEXTS = (
 
 @pytest.fixture(scope="module")
 def zone(spark: SparkSession) -> Iterator[None]:
-    """A session whose zone is far from UTC: it must not matter."""
+    """Set a session zone far from UTC, which must not matter."""
     before = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "Pacific/Auckland")
     yield
@@ -73,13 +73,11 @@ def zone(spark: SparkSession) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def frame(spark: SparkSession, zone: None) -> DataFrame:
-    """The rows, in one partition."""
     return spark.createDataFrame(ROWS, SCHEMA).coalesce(1)
 
 
 @pytest.fixture(scope="module")
 def table(frame: DataFrame) -> pa.Table:
-    """The same rows, as Python reads them."""
     return frame.toArrow()
 
 
@@ -90,7 +88,7 @@ def injector(key: FieldExtractor = "k", at: FieldExtractor = "text", **fields: A
 
 
 def routed(result: Routed) -> list[tuple[Any, ...]]:
-    """Number, target, key, time and id of each routed row, as a task would read them."""
+    """Return number, target, key, time and id of each routed row, as a task would read them."""
     columns = result.columns
     names = ["n", TARGET, columns.key, columns.at]
     arrow = result.frame.select(*dict.fromkeys([*names, *filter(None, [columns.id])])).toArrow()
@@ -101,12 +99,12 @@ def routed(result: Routed) -> list[tuple[Any, ...]]:
         ids = ids.cast(pa.string())
     arrays = [arrow.column("n"), arrow.column(TARGET), arrow.column(columns.key), at, ids.cast(pa.binary())]
     rows = zip(*(column.to_pylist() for column in arrays), strict=True)
-    # Except for its target, an unreadable record's columns only appear in the text of its letter.
+    # An unreadable record's other columns appear only in its letter's text.
     return sorted(row if row[1] >= 0 else row[:2] for row in rows)
 
 
 def expected(node: InjectorNode, routes: tuple[Route, ...], table: pa.Table) -> list[tuple[Any, ...]]:
-    """The same by `read_injected`."""
+    """Compute the same with `read_injected`."""
     numbers = table.column("n").to_pylist()
     rows: list[tuple[Any, ...]] = []
     for route in routes:
@@ -145,10 +143,9 @@ MOVED = (Route(positions=(7, *range(100)), lows=CUTS, key=None),)
     ids=["one", "cut", "three", "many", "moved", "typed", "typed one"],
 )
 @pytest.mark.parametrize("at", ["text", "number", "moment"])
-def test_both_ways_lead_to_the_same_interval(
+def test_jvm_and_python_route_to_the_same_interval(
     frame: DataFrame, table: pa.Table, routes: tuple[Route, ...], at: str
 ) -> None:
-    """Whatever the column of the time, the cuts and the number of consumers, records go where Python sends them."""
     node = injector(at=at, id="id")
 
     assert routed(Router(node).route(frame, routes)) == expected(node, routes, table)
@@ -156,8 +153,8 @@ def test_both_ways_lead_to_the_same_interval(
 
 @pytest.mark.parametrize("count", [1, 2, 128, 129, 1_000])
 @pytest.mark.parametrize("characters", ["ab\x01\x02'\U0001f30a", "".join(map(chr, range(1, 32)))])
-def test_a_key_is_found_among_any_number_of_cuts(spark: SparkSession, count: int, characters: str) -> None:
-    """Whatever is in them, and whether a key is a cut, just below one, or behind all."""
+def test_key_is_located_among_any_number_of_cuts(spark: SparkSession, count: int, characters: str) -> None:
+    """Keys equal a cut, lie just below one, or beyond all."""
     drawn = np.random.default_rng(count)
     lengths = drawn.integers(1, 12, 20 * count)
     texts = {"".join(drawn.choice(list(characters), length)) for length in lengths}
@@ -182,13 +179,14 @@ def test_a_key_is_found_among_any_number_of_cuts(spark: SparkSession, count: int
     ],
     ids=["key", "time and id"],
 )
-def test_functions_lead_to_the_same_interval(frame: DataFrame, table: pa.Table, node: InjectorNode) -> None:
-    """With functions for extractors the records pass through Python, to the same intervals."""
+def test_function_extractors_route_to_the_same_interval(
+    frame: DataFrame, table: pa.Table, node: InjectorNode
+) -> None:
+    """The records pass through Python."""
     assert routed(Router(node).route(frame, THREE)) == expected(node, THREE, table)
 
 
-def test_a_function_of_one_consumer_is_no_matter_to_the_other(frame: DataFrame, table: pa.Table) -> None:
-    """A consumer's own function says its key; the others keep theirs."""
+def test_function_of_one_consumer_does_not_affect_the_others(frame: DataFrame, table: pa.Table) -> None:
     node = injector(at="number")
     routes = (*CUT, Route(positions=(6, 7), lows=("", "5"), key=lambda row: str(row["n"])))
 
@@ -196,15 +194,14 @@ def test_a_function_of_one_consumer_is_no_matter_to_the_other(frame: DataFrame, 
 
 
 @pytest.mark.parametrize("column", ["id", "seq", None])
-def test_ids_are_the_same_bytes(frame: DataFrame, table: pa.Table, column: str | None) -> None:
-    """Text and numbers become the ids that Python makes of them, null stays null."""
+def test_jvm_and_python_make_the_same_ids(frame: DataFrame, table: pa.Table, column: str | None) -> None:
     node = injector(at="moment", id=column)
 
     assert routed(Router(node).route(frame, ONE)) == expected(node, ONE, table)
 
 
-def test_times_in_text_are_the_same(spark: SparkSession, zone: None) -> None:
-    """A text is the same time for both, or for neither, odd forms and damaged ones included."""
+def test_jvm_and_python_parse_the_same_times_in_text(spark: SparkSession, zone: None) -> None:
+    """This includes odd forms and damaged texts."""
     rng = SeededRng(3)
     damaged = [_damaged(text, rng) for text in TEXTS for _ in range(12)]
     texts = list(dict.fromkeys([*TEXTS, *damaged]))
@@ -222,8 +219,8 @@ def test_times_in_text_are_the_same(spark: SparkSession, zone: None) -> None:
 
 
 @pytest.mark.parametrize("unit", [None, "s", "ms", "us", "ns"])
-def test_a_number_is_one_time_in_both_runners(spark: SparkSession, unit: TimeUnit | None) -> None:
-    """Whatever its unit, on both sides of 1970 and of what is taken for milliseconds."""
+def test_jvm_and_python_read_the_same_times_in_numbers(spark: SparkSession, unit: TimeUnit | None) -> None:
+    """The numbers lie around 1970 and around the range taken for milliseconds."""
     numbers = [0, 1, -1, 999, -999, -1_001, 1_700_000_000, MILLISECONDS_MIN - 1, MILLISECONDS_MIN]
     numbers += [MILLISECONDS_MAX, MILLISECONDS_MAX + 1, 17 * 10**14, 17 * 10**17, 2**62, -(2**62)]
     frame = spark.createDataFrame(
@@ -236,8 +233,8 @@ def test_a_number_is_one_time_in_both_runners(spark: SparkSession, unit: TimeUni
     )
 
 
-def test_a_time_without_a_zone_has_that_of_the_injector(spark: SparkSession) -> None:
-    """A column of Spark's local timestamps is read like text, whatever the session's zone."""
+def test_timestamp_ntz_takes_the_injectors_zone(spark: SparkSession) -> None:
+    """The session's zone does not matter."""
     frame = spark.sql("SELECT 0L AS n, 'k' AS k, timestamp_ntz'2013-02-08 10:00:00.000005' AS at").coalesce(1)
     node = injector(at="at", times=TimeReading.of(None, "+02:00", stream="in"))
     routed_rows = routed(Router(node).route(frame, ONE))
@@ -247,15 +244,15 @@ def test_a_time_without_a_zone_has_that_of_the_injector(spark: SparkSession) -> 
 
 
 def _damaged(text: str, rng: SeededRng) -> str:
-    """The text with a character changed, added or taken away."""
+    """Change, add or remove a character."""
     index = int(rng.random() * (len(text) + 1))
     letter = "0123459:-+.TZ \t\n"[int(rng.random() * 16)]
     tail = text[index + int(rng.random() * 2) :]
     return text[:index] + ("" if rng.random() < 0.3 else letter) + tail
 
 
-def test_records_come_to_the_slot_of_their_interval(frame: DataFrame) -> None:
-    """The partition of a row is its interval's position by the number of slots; letters go with the first one."""
+def test_rows_are_placed_in_the_slot_of_their_interval(frame: DataFrame) -> None:
+    """The slot is the position modulo the number of slots; letters go with the first interval."""
     from pyspark.sql.functions import spark_partition_id
 
     result = Router(injector(at="number")).route(frame, THREE)
@@ -274,8 +271,9 @@ def test_records_come_to_the_slot_of_their_interval(frame: DataFrame) -> None:
     [None, "odd 'name", lambda row: row["k"], "seq", ("k", "moment")],
     ids=["own", "column", "function", "number", "typed"],
 )
-def test_only_readable_keys_are_sampled(frame: DataFrame, table: pa.Table, key: KeyExtractor) -> None:
-    """Keys are cut by those records that will be processed."""
+def test_sample_contains_keys_of_readable_records_only(
+    frame: DataFrame, table: pa.Table, key: KeyExtractor
+) -> None:
     node = injector(at="number")
     injected = read_injected(node, key, table)
     readable = np.setdiff1d(np.arange(len(ROWS)), list(injected.errors))
@@ -297,10 +295,9 @@ def test_only_readable_keys_are_sampled(frame: DataFrame, table: pa.Table, key: 
     ],
     ids=lambda value: "" if isinstance(value, str) else None,
 )
-def test_columns_that_can_never_do_are_refused(
+def test_missing_and_unsupported_columns_are_refused_by_name(
     spark: SparkSession, frame: DataFrame, node: InjectorNode, words: str
 ) -> None:
-    """A missing column, or one of a type that holds no key, time or id, is named before anything runs."""
     odd = frame.selectExpr(
         "*",
         "timestamp_ntz'2013-02-08 10:00:00' AS naive",
@@ -313,8 +310,8 @@ def test_columns_that_can_never_do_are_refused(
         Router(node).route(odd, ONE)
 
 
-def test_a_frame_is_checked_before_the_run(frame: DataFrame) -> None:
-    """A consumer's key of a type that no key has is one error of the call, also where others are functions."""
+def test_frame_with_an_unsupported_key_is_refused_before_the_run(frame: DataFrame) -> None:
+    """Functions as other extractors must not hide it."""
     pipeline = EnginePipeline("p")
     pipeline.inject("in", key=lambda row: row["k"], at="text").apply(Computation(), name="c", key="list")
 
@@ -324,8 +321,9 @@ def test_a_frame_is_checked_before_the_run(frame: DataFrame) -> None:
 
 @pytest.mark.parametrize("name", ["user.name", "back`tick"])
 @pytest.mark.parametrize("key", ["k", lambda row: row["k"]], ids=["column", "function"])
-def test_names_that_spark_cannot_carry_are_refused(frame: DataFrame, key: FieldExtractor, name: str) -> None:
-    """A column that would never come to Python is named before anything runs."""
+def test_column_names_that_spark_cannot_pass_to_python_are_refused(
+    frame: DataFrame, key: FieldExtractor, name: str
+) -> None:
     odd = frame.withColumnRenamed("seq", name)
 
     with pytest.raises(InvalidError, match=f"rename it column=`{name}`"):

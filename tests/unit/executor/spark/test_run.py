@@ -1,4 +1,4 @@
-"""A running pipeline on Spark: its ticker, its failures and its end."""
+"""A running pipeline on Spark."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SCHEMA = "k string, t long, id string, n long, do string"
 
 
 class Sleeper(Computation):
-    """Wakes a moment after each record, by the clock on the wall, and produces then."""
+    """Set a wall timer a moment after each record, and produce when it fires."""
 
     def process_record(self, context: Context, record: Record) -> None:
         context.set_timer(context.wall_time + 200_000, domain="wall")
@@ -67,7 +67,7 @@ def sleepers() -> EnginePipeline:
 
 @pytest.fixture
 def leases() -> LeaseFactory:
-    """One lease service for all who open the store."""
+    """One lease service for everyone who opens the store."""
     registry = MemoryRegistry()
     return lambda _, writer_id: MemoryLeases(registry, CLOCK, writer_id=writer_id)
 
@@ -85,7 +85,7 @@ def runner(store: Store, spark: SparkSession) -> SparkRunner:
 
 @pytest.fixture
 def stream(spark: SparkSession, tmp_path: Path) -> DataFrame:
-    """What is put into the folder ``input``, as a stream."""
+    """Stream the files of the folder ``input``."""
     (tmp_path / "input").mkdir()
     return spark.readStream.schema(SCHEMA).json(str(tmp_path / "input"))
 
@@ -107,7 +107,7 @@ def batch(spark: SparkSession, number: int) -> tuple[DataFrame, InputPosition]:
 def test_wall_timers_fire_on_an_idle_stream(
     runner: SparkRunner, store: Store, stream: DataFrame, tmp_path: Path
 ) -> None:
-    """When no batch comes, the ticker fires what is due and delivers what that produced."""
+    """No batch arrives, so the ticker fires the timers and delivers their productions."""
     bring(tmp_path, 0, 1)
     run = runner.start(sleepers(), {ROWS: stream})
 
@@ -123,10 +123,9 @@ def test_wall_timers_fire_on_an_idle_stream(
     assert not run.is_active
 
 
-def test_user_code_that_stops_the_run_is_named(
+def test_user_error_with_on_error_stop_is_raised_to_every_caller(
     runner: SparkRunner, stream: DataFrame, tmp_path: Path
 ) -> None:
-    """An error in a task is raised as it is to each caller that waits for the run, and ends the run."""
     pipeline = EnginePipeline(LEDGER)
     pipeline.inject(ROWS, key="k", at="t", id="id")
     pipeline.add(Fragile(), name=LEDGER, subscribes={ROWS: None}, produces=(LEDGER,), on_error="stop")
@@ -142,10 +141,10 @@ def test_user_code_that_stops_the_run_is_named(
     run.abandon()
 
 
-def test_a_run_that_was_replaced_is_told_so(
+def test_await_termination_raises_fenced_error_after_a_takeover(
     runner: SparkRunner, store: Store, stream: DataFrame, tmp_path: Path, leases: LeaseFactory
 ) -> None:
-    """After a takeover a caller that waits for the run gets FencedError, not Spark's description of it."""
+    """Spark's description of the error would not help the caller."""
     bring(tmp_path, 0)
     run = runner.start(ledger_pipeline(), {ROWS: stream})
     assert wait_until(lambda: ledger_of(store) == {"k0": [0]}, CLOCK, 60_000)
@@ -159,10 +158,9 @@ def test_a_run_that_was_replaced_is_told_so(
         assert ledger_of(other) == {"k0": [0, 5]}
 
 
-def test_the_first_failure_ends_the_run_for_all_callers(
+def test_first_failure_is_raised_by_every_later_call(
     runner: SparkRunner, store: Store, spark: SparkSession
 ) -> None:
-    """A batch that does not belong to the store is refused, and so is every call after it."""
     run = runner.open(ledger_pipeline())
     run.consume(*batch(spark, 0))
 
@@ -176,8 +174,9 @@ def test_the_first_failure_ends_the_run_for_all_callers(
     assert ledger_of(store) == {"k0": [0]}
 
 
-def test_a_stopped_run_takes_nothing(runner: SparkRunner, store: Store, spark: SparkSession) -> None:
-    """After stop no batch begins, stopping again is the same, and the leases are free."""
+def test_stopped_run_refuses_batches_and_releases_leases(
+    runner: SparkRunner, store: Store, spark: SparkSession
+) -> None:
     run: SparkRun = runner.open(ledger_pipeline())
     run.consume(*batch(spark, 0))
     assert run.stop().superstep == run.stop().superstep == 1
@@ -193,8 +192,10 @@ def test_a_stopped_run_takes_nothing(runner: SparkRunner, store: Store, spark: S
 
 @pytest.mark.slow
 @pytest.mark.fault
-def test_failed_tasks_and_killed_workers_are_repeated(tmp_path: Path, leases: LeaseFactory) -> None:
-    """A task that fails and a Python worker that is killed, in the midst of a bundle, leave every record once."""
+def test_records_count_once_after_a_failed_task_and_a_killed_worker(
+    tmp_path: Path, leases: LeaseFactory
+) -> None:
+    """Both happen in the middle of a bundle."""
     marks = tmp_path / "marks"
     marks.mkdir()
     done = subprocess.run(

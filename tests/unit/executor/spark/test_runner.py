@@ -1,4 +1,4 @@
-"""The Spark runner processes everything pending, even where Spark skips the tasks of an empty input."""
+"""The Spark runner with an empty input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Forward(Computation):
-    """Counts its records, and passes them on."""
+    """Count records, and forward them."""
 
     def __init__(self, *outputs: str) -> None:
         self.outputs = outputs
@@ -30,7 +30,7 @@ class Forward(Computation):
 
 
 def two_inputs() -> EnginePipeline:
-    """Stream a flows through first into second; stream b into third."""
+    """Chain a → first → second, and b → third."""
     pipeline = EnginePipeline("p")
     pipeline.inject("a", key="k", at="at").apply(Forward("mid"), name="first", produces="mid").apply(
         Forward(), name="second"
@@ -39,8 +39,8 @@ def two_inputs() -> EnginePipeline:
     return pipeline
 
 
-def test_an_empty_input_still_delivers_pending_productions(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark runs no task for a relation known to be empty, yet pending productions are delivered."""
+def test_empty_input_still_delivers_pending_productions(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark runs no task for a relation known to be empty."""
     registry = MemoryRegistry()
     store = Store.open(
         tmp_path / "pond",

@@ -1,4 +1,4 @@
-"""The session that Millpond makes, and the daemon that forks its Python workers."""
+"""Millpond's Spark session, and the daemon that forks its workers."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 LOOKS: Final = "process long, command string, modules array<string>, threads long, frozen long, drawn double"
 
 
-def test_a_spark_that_has_deltas_jars_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Delta's jars are resolved unless they are in the folder of jars of the Spark installation."""
+def test_deltas_jars_in_spark_home_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the session downloads them."""
     jars = tmp_path / "jars"
     jars.mkdir()
     (jars / "delta-storage-4.4.0.jar").touch()
@@ -51,7 +51,7 @@ def test_a_spark_that_has_deltas_jars_is_known(tmp_path: Path, monkeypatch: pyte
 
 
 def _settings(*, has_delta: bool = False, **options: str) -> dict[str, str]:
-    """The settings of a new session, of which ``__`` in a name stands for a dot."""
+    """Return the settings of a new session; ``__`` in a name stands for a dot."""
     given = {name.replace("__", "."): value for name, value in options.items()}
     return dict(session_builder("a", "local[1]", given, has_delta=has_delta)._options)
 
@@ -67,10 +67,10 @@ def _settings(*, has_delta: bool = False, **options: str) -> dict[str, str]:
         (f"{KAFKA},{DELTA}", False, [KAFKA, DELTA]),
     ],
 )
-def test_packages_are_added_to_those_of_delta(
+def test_users_packages_are_added_to_deltas(
     given: str | None, has_delta: bool, packages: list[str] | None
 ) -> None:
-    """A user's package does not cost Delta's, which is named once, and not at all where its jars are there."""
+    """Delta's is named once, and not at all where its jars are installed."""
     options = {} if given is None else {"spark__jars__packages": given}
     found = _settings(has_delta=has_delta, **options).get("spark.jars.packages")
 
@@ -85,10 +85,10 @@ def test_packages_are_added_to_those_of_delta(
         ("spark__jars", "/opt/other.jar,/opt/delta-spark_4.2_2.13-9.9.9.jar"),
     ],
 )
-def test_delta_of_the_users_own_takes_the_place_of_ours(
+def test_users_delta_replaces_ours_with_a_version_warning(
     name: str, given: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a package or as a file, which needs no network; that it is another version than the Python package is told."""
+    """It may be a package or a file; a file needs no network."""
     settings = _settings(**{name: given})
 
     assert settings[name.replace("__", ".")] == given
@@ -98,8 +98,8 @@ def test_delta_of_the_users_own_takes_the_place_of_ours(
     assert f"delta-spark=`{version('delta-spark')}`" in warning
 
 
-def test_jars_of_the_users_own_leave_delta_what_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    """Files are given to Spark as they are; Delta's of the right version needs no word."""
+def test_users_other_jars_do_not_replace_delta(caplog: pytest.LogCaptureFixture) -> None:
+    """Delta's jar of the right version causes no warning."""
     own = f"/opt/delta-spark_4.2_2.13-{version('delta-spark')}.jar"
 
     assert _settings(spark__jars="/opt/other.jar")["spark.jars.packages"] == DELTA
@@ -115,15 +115,14 @@ def test_jars_of_the_users_own_leave_delta_what_it_is(caplog: pytest.LogCaptureF
         (f"a.B,{EXTENSION}", [EXTENSION, "a.B"]),
     ],
 )
-def test_extensions_are_added_to_that_of_delta(given: str | None, extensions: list[str]) -> None:
-    """Spark takes several, each once."""
+def test_users_extensions_are_added_to_deltas(given: str | None, extensions: list[str]) -> None:
     options = {} if given is None else {"spark__sql__extensions": given}
 
     assert _settings(**options)["spark.sql.extensions"].split(",") == extensions
 
 
-def test_a_catalog_of_the_users_own_is_taken_and_told(caplog: pytest.LogCaptureFixture) -> None:
-    """There can be one only, so the user's word counts."""
+def test_users_catalog_replaces_deltas_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Spark has only one session catalog."""
     assert _settings()["spark.sql.catalog.spark_catalog"].endswith("DeltaCatalog")
     assert not caplog.messages
 
@@ -134,18 +133,17 @@ def test_a_catalog_of_the_users_own_is_taken_and_told(caplog: pytest.LogCaptureF
     assert "names spark.sql.catalog.spark_catalog=`a.Catalog`" in caplog.text
 
 
-def test_other_settings_of_the_user_win() -> None:
-    """Those that Millpond has an opinion about among them."""
+def test_users_settings_override_millponds() -> None:
     settings = _settings(spark__sql__session__timeZone="Europe/Oslo", spark__master="local[7]")
 
     assert (settings["spark.sql.session.timeZone"], settings["spark.master"]) == ("Europe/Oslo", "local[7]")
 
 
 @pytest.mark.spark
-def test_an_active_session_is_taken_and_lacks_what_is_asked_of_it(
+def test_active_session_is_reused_with_a_warning_of_missing_options(
     spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it has is not told, so that a program may ask for its session twice."""
+    """Options that it already has cause no warning, so a program may ask twice."""
     assert (
         spark_session(options={"spark.sql.shuffle.partitions": "2", "spark.sql.extensions": EXTENSION})
         is spark
@@ -169,16 +167,16 @@ def test_an_active_session_is_taken_and_lacks_what_is_asked_of_it(
         ("local[2]", OWN, "darwin"),
     ],
 )
-def test_workers_elsewhere_have_the_daemon_of_pyspark(
+def test_pysparks_daemon_is_kept_outside_of_a_plain_local_session(
     master: str | None, environment: dict[str, str], platform: str
 ) -> None:
-    """On a cluster, where the master is not known, with another interpreter, ``spark-submit`` and other systems nothing is set."""
+    """The session is on a cluster, of another interpreter, from ``spark-submit`` or not on Linux."""
     assert daemon_settings(master, environment, platform) == {}
 
 
 @pytest.mark.parametrize("master", ["local", "local[2]", "local[*]"])
-def test_workers_of_this_machine_have_ours(master: str) -> None:
-    """On Linux a local session has its workers forked by the daemon that has imported their modules."""
+def test_local_session_on_linux_gets_our_daemon(master: str) -> None:
+    """The daemon has imported the workers' modules."""
     assert daemon_settings(master, OWN, "linux") == {"spark.python.daemon.module": DAEMON}
 
 
@@ -206,8 +204,8 @@ def _looks(spark: SparkSession) -> list[Any]:
     return spark.range(0, 2, 1, 2).mapInArrow(_look, LOOKS).collect()
 
 
-def test_a_worker_begins_with_its_modules_imported(spark: SparkSession) -> None:
-    """A worker is a fork of a process of one thread that has all its modules, which the garbage collector leaves alone."""
+def test_worker_starts_with_its_modules_imported(spark: SparkSession) -> None:
+    """The garbage collector ignores the imported objects; forking needs a process with one thread."""
     for look in _looks(spark):
         assert DAEMON in look.command
         assert set(MODULES) <= set(look.modules)
@@ -215,8 +213,8 @@ def test_a_worker_begins_with_its_modules_imported(spark: SparkSession) -> None:
         assert look.frozen > 10_000
 
 
-def test_spark_of_this_machine_listens_on_the_loopback_interface(spark: SparkSession) -> None:
-    """Its web pages have no password."""
+def test_local_spark_listens_on_loopback_only(spark: SparkSession) -> None:
+    """Spark's web pages have no password."""
     with _on_loopback("local[2]", {}):
         assert os.environ["SPARK_LOCAL_IP"] == "127.0.0.1"
     for master, options in (("spark://h:7077", {}), ("local", {"spark.driver.bindAddress": "0.0.0.0"})):
@@ -252,8 +250,8 @@ def test_warning_about_an_active_session_hides_secret_options(
     assert "'7'" in caplog.text
 
 
-def test_workers_are_used_again_and_draw_different_numbers(spark: SparkSession) -> None:
-    """Tasks find the workers of the tasks before; NumPy's generator, as old as the daemon, gives each other numbers."""
+def test_workers_are_reused_and_generate_different_numbers(spark: SparkSession) -> None:
+    """NumPy's generator is as old as the daemon, so each worker must seed it again."""
     first, second = _looks(spark), _looks(spark)
 
     assert {look.process for look in first} & {look.process for look in second}
@@ -261,8 +259,8 @@ def test_workers_are_used_again_and_draw_different_numbers(spark: SparkSession) 
 
 
 @pytest.mark.parametrize(("thread", "module"), [("false", DAEMON), ("true", "pyspark.daemon")])
-def test_a_daemon_with_a_thread_gives_way_to_that_of_pyspark(thread: str, module: str) -> None:
-    """Where an import has started a thread, workers are forked by PySpark's daemon, in the same process."""
+def test_daemon_with_a_thread_becomes_pysparks(thread: str, module: str) -> None:
+    """Forking is unsafe once an import has started a thread."""
     environment = os.environ | {"JE_ARROW_MALLOC_CONF": f"background_thread:{thread}"}
     with subprocess.Popen(
         [sys.executable, "-m", DAEMON, "pyspark.worker"],

@@ -1,4 +1,4 @@
-"""Slots: intervals keep theirs, and what ran elsewhere than before is not at home."""
+"""Slots of intervals."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from millpond.statestore.types import CommitNumber, Sequencer
 LOW, HIGH, OTHER = Interval("a", "", "m"), Interval("a", "m"), Interval("b", "")
 
 
-def test_an_interval_keeps_its_slot_whatever_else_runs() -> None:
-    """A superstep that runs some of the intervals gives them the slots that they have in all others."""
+def test_interval_keeps_its_slot_in_every_superstep() -> None:
+    """A superstep may run only some of the intervals."""
     slots = Slots(2)
 
     first = [slots.position_of(interval) for interval in (LOW, HIGH)]
@@ -24,15 +24,14 @@ def test_an_interval_keeps_its_slot_whatever_else_runs() -> None:
     assert [slots.position_of(interval) for interval in (HIGH, LOW)] == first[::-1]
 
 
-def test_only_slots_with_work_need_tasks() -> None:
-    """Slots behind the last one with work get none."""
+def test_tasks_reach_up_to_the_last_slot_with_work() -> None:
     slots = Slots(8)
 
     assert [slots.tasks_for(positions) for positions in ([], [0], [8, 3], [7])] == [1, 1, 4, 8]
 
 
-def test_a_slot_is_at_home_where_it_ran_before() -> None:
-    """The first run counts, and after a move the new process is the home."""
+def test_slot_is_at_home_where_it_ran_last() -> None:
+    """The first run counts as at home."""
     slots = Slots(2)
 
     assert slots.at_home({0: "p", 1: "q"}) == 2
@@ -41,7 +40,7 @@ def test_a_slot_is_at_home_where_it_ran_before() -> None:
 
 
 def manifest(interval: Interval, work_us: int) -> Manifest:
-    """What a task reports of an interval."""
+    """Make a task's report of an interval."""
     return Manifest(
         interval=interval,
         fence=Fence(Sequencer(1), CommitNumber(1)),
@@ -51,8 +50,8 @@ def manifest(interval: Interval, work_us: int) -> Manifest:
     )
 
 
-def test_the_first_part_of_a_split_stays_where_its_rows_are_known() -> None:
-    """The others go to the slots with the least work."""
+def test_first_part_of_a_split_keeps_the_slot() -> None:
+    """The process there has its rows; the others go to the slots with the least work."""
     slots = Slots(4)
     intervals = intervals_from_boundaries("c", ["g", "m", "t"])
     before = [slots.position_of(interval) % 4 for interval in intervals]
@@ -68,8 +67,8 @@ def test_the_first_part_of_a_split_stays_where_its_rows_are_known() -> None:
     assert len({slots.position_of(interval) for interval in (*cut.by, *intervals[1:])}) == 6
 
 
-def test_a_merge_stays_with_the_first() -> None:
-    """And the others' positions are free again."""
+def test_merged_interval_keeps_the_first_ones_slot() -> None:
+    """The others' positions become free."""
     slots = Slots(2)
     low, high = intervals_from_boundaries("c", ["m"])
     assert [slots.position_of(interval) for interval in (low, high)] == [0, 1]
@@ -81,8 +80,8 @@ def test_a_merge_stays_with_the_first() -> None:
     assert slots.position_of(OTHER) == 1
 
 
-def test_work_is_levelled_by_moves() -> None:
-    """The largest interval that does not make the other slot the fuller one moves; an even load moves nothing."""
+def test_level_moves_the_largest_interval_that_helps() -> None:
+    """The receiving slot must not become the fuller one."""
     slots = Slots(2)
     intervals = intervals_from_boundaries("c", ["g", "m", "t"])
     assert [slots.position_of(interval) % 2 for interval in intervals] == [0, 1, 0, 1]
@@ -97,8 +96,7 @@ def test_work_is_levelled_by_moves() -> None:
     assert slots.level() is None
 
 
-def test_a_hot_interval_alone_in_its_slot_does_not_move() -> None:
-    """Nowhere would it be better off."""
+def test_hot_interval_alone_in_its_slot_does_not_move() -> None:
     slots = Slots(2)
     low, high = intervals_from_boundaries("c", ["m"])
     slots.position_of(low), slots.position_of(high)

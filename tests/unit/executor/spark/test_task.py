@@ -1,4 +1,4 @@
-"""A Spark task without Spark: what a slot reports, and what a worker process keeps between tasks."""
+"""Spark tasks and worker processes, without Spark."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SECOND_LOW, SECOND_HIGH = Interval("second", "", "m"), Interval("second", "m")
 
 
 class Forward(Computation):
-    """Counts its records and passes them on; refuses thirteen."""
+    """Count records and forward them; fail for thirteen."""
 
     def __init__(self, output: str | None = None) -> None:
         self.output = output
@@ -60,7 +60,7 @@ class Forward(Computation):
 
 
 def key_of(value: Any) -> str | None:
-    """The key extractor of the second computation, which finds no key for seven."""
+    """Extract the second computation's key; seven has none."""
     return None if value["n"] == 7 else value["k"]
 
 
@@ -123,12 +123,12 @@ def setting(folder: Path, disk: DiskOptions | None = None) -> WorkerSetting:
 
 
 def run(plan: TaskPlan, slot: int, batches: Sequence[pa.RecordBatch]) -> SlotReport:
-    """Run a slot in this process, as a task does that finds it at home."""
+    """Run a slot in this process, like a task that finds it at home."""
     return run_slot(WorkerProcess.of(plan.setting), plan, slot, batches)
 
 
 def batch(*rows: tuple[int, str | None, int]) -> pa.RecordBatch:
-    """Routed rows: target, key and number."""
+    """Make routed rows of target, key and number."""
     targets, keys, numbers = zip(*rows, strict=True)
     return pa.record_batch(
         {
@@ -140,8 +140,7 @@ def batch(*rows: tuple[int, str | None, int]) -> pa.RecordBatch:
     )
 
 
-def test_a_slot_runs_its_intervals_only(tmp_path: Path) -> None:
-    """Each slot reports manifests of its own intervals, and letters for the unreadable records that it got."""
+def test_slot_reports_its_own_intervals_and_letters(tmp_path: Path) -> None:
     whole = plan(tmp_path, 1, [LOW, HIGH], slots=2)
 
     low = run(whole, 0, [batch((0, "a", 1), (0, "b", 2), (unreadable_target(0), None, 3))])
@@ -155,8 +154,8 @@ def test_a_slot_runs_its_intervals_only(tmp_path: Path) -> None:
     assert [report.inputs[0].records for report in (low, high)] == [2, 1]
 
 
-def test_a_task_ends_without_a_search_of_all_modules(tmp_path: Path) -> None:
-    """PySpark collects garbage after each task: it finds that of the task, and searches nothing that was there before."""
+def test_garbage_collection_after_a_task_skips_older_objects(tmp_path: Path) -> None:
+    """PySpark collects garbage after each task; searching all modules would take long."""
     gc.unfreeze()
     before = len(gc.get_objects())
     try:
@@ -170,8 +169,8 @@ def test_a_task_ends_without_a_search_of_all_modules(tmp_path: Path) -> None:
         gc.unfreeze()
 
 
-def test_a_worker_reads_what_the_disk_has_not_got(tmp_path: Path) -> None:
-    """What a worker reads counts as read while it comes from the store, and not when the machine's disk has it."""
+def test_reads_from_the_machines_disk_do_not_count(tmp_path: Path) -> None:
+    """`read_bytes` measures reads from the store."""
     made = run(plan(tmp_path / "pond", 1, [LOW]), 0, [batch((0, "a", 1))])
     file = made.manifests[0].file
     assert file is not None
@@ -185,8 +184,8 @@ def test_a_worker_reads_what_the_disk_has_not_got(tmp_path: Path) -> None:
     assert on_disk.name != setting(tmp_path / "pond").name
 
 
-def test_productions_reach_the_intervals_of_their_consumer(tmp_path: Path) -> None:
-    """Each interval gets its part; records without a key are reported once, by the first interval."""
+def test_productions_are_divided_among_their_consumers_intervals(tmp_path: Path) -> None:
+    """The first interval alone reports records without a key."""
     made = run(plan(tmp_path, 1, [LOW]), 0, [batch((0, "a", 1), (0, "c", 7), (0, "d", 2))])
     file = made.manifests[0].file
     assert file is not None
@@ -200,8 +199,8 @@ def test_productions_reach_the_intervals_of_their_consumer(tmp_path: Path) -> No
     assert (len(low.dead_letters), len(high.dead_letters)) == (1, 0)
 
 
-def test_a_task_that_runs_again_counts_once(tmp_path: Path) -> None:
-    """What an attempt did that was not committed is undone by the next one in the same process."""
+def test_repeated_task_counts_once(tmp_path: Path) -> None:
+    """The next attempt in the same process reverts the uncommitted one."""
     whole = plan(tmp_path, 1, [LOW])
     first = run(whole, 0, [batch((0, "a", 1))])
     again = run(whole, 0, [batch((0, "a", 1))])
@@ -215,8 +214,8 @@ def test_a_task_that_runs_again_counts_once(tmp_path: Path) -> None:
     assert after.manifests[0].file is not None
 
 
-def test_an_error_of_user_code_is_reported(tmp_path: Path) -> None:
-    """What a retry would repeat is in the report as it was raised, so the driver raises it itself."""
+def test_error_of_user_code_is_in_the_report(tmp_path: Path) -> None:
+    """Spark would retry a failed task, which would fail again."""
     task = make_task(plan(tmp_path, 1, [LOW]))
     (report,) = read_slot_reports(pa.Table.from_batches(list(task([batch((0, "a", 13))]))))
 
@@ -226,8 +225,8 @@ def test_an_error_of_user_code_is_reported(tmp_path: Path) -> None:
         raise report.failure
 
 
-def test_records_in_a_wrong_partition_are_refused(tmp_path: Path) -> None:
-    """A task that receives another slot's records fails, because skipping them would lose them."""
+def test_records_of_another_slot_fail_the_task(tmp_path: Path) -> None:
+    """Skipping them would lose them."""
     columns = RoutedColumns(key="k", at="at", id=None, error=None, own=("k", "at"))
     two_slots = TaskPlan(
         setting=setting(tmp_path),
@@ -257,8 +256,8 @@ def test_records_in_a_wrong_partition_are_refused(tmp_path: Path) -> None:
         run(two_slots, 0, [records])
 
 
-def test_runs_with_one_secret_do_not_meet(tmp_path: Path) -> None:
-    """Two stores whose runs drew the same secret, as seeded generators do, have homes of their own."""
+def test_runs_of_two_stores_with_one_secret_have_separate_homes(tmp_path: Path) -> None:
+    """Seeded generators may draw the same secret."""
     first, second = (
         WorkerProcess(replace(setting(tmp_path), url=str(tmp_path / name))) for name in ("first", "second")
     )
@@ -273,8 +272,8 @@ def test_runs_with_one_secret_do_not_meet(tmp_path: Path) -> None:
         second.close()
 
 
-def test_a_slot_of_another_store_is_not_run(tmp_path: Path) -> None:
-    """A process that is handed a slot of another store refuses it, so that the other one runs it itself."""
+def test_slot_of_another_store_is_refused(tmp_path: Path) -> None:
+    """The process that handed it over then runs it itself."""
     process = WorkerProcess(setting(tmp_path))
     other = plan(tmp_path / "other", 1, [LOW])
 

@@ -1,4 +1,4 @@
-"""Updates of a run on Spark while its streaming query goes on."""
+"""Updates of a Spark run while its streaming query continues."""
 
 from __future__ import annotations
 
@@ -29,23 +29,18 @@ FILES = 12
 
 
 class Add(Computation):
-    """Adds a number for each record; keeps how often each number was added.
-
-    Args:
-        by: the number.
-    """
+    """Count how often ``by`` was added."""
 
     def __init__(self, by: int) -> None:
         self.by = by
 
     def process_record(self, context: Any, record: Any) -> None:
-        """Add."""
         seen = context.state.get({})
         context.state.set({**seen, str(self.by): seen.get(str(self.by), 0) + 1})
 
 
 def pipeline(by: int = 1, *names: str, streams: tuple[str, ...] = ("s",)) -> EnginePipeline:
-    """Computations that read one stream, and a further one for each further stream."""
+    """Make computations that read one stream, and another for each further stream."""
     gone = {"of_more"} - {f"of_{stream}" for stream in streams}
     made = EnginePipeline("p", retire=sorted(gone))
     for stream in streams:
@@ -59,7 +54,6 @@ def pipeline(by: int = 1, *names: str, streams: tuple[str, ...] = ("s",)) -> Eng
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    """A store on disk."""
     registry = MemoryRegistry()
     with Store.open(
         tmp_path / "pond", leases=lambda _, writer_id: MemoryLeases(registry, CLOCK, writer_id=writer_id)
@@ -68,32 +62,29 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def stream(spark: SparkSession, folder: Path) -> DataFrame:
-    """What is put into a folder, as a stream of one file a batch."""
+    """Stream a folder's files, one a batch."""
     folder.mkdir()
     return spark.readStream.schema("k string, t long").option("maxFilesPerTrigger", 1).json(str(folder))
 
 
 def bring(folder: Path, number: int) -> None:
-    """Put a record into a folder."""
     file = folder.parent / f"{folder.name}{number}.json"
     file.write_text(json.dumps({"k": "k", "t": number}))
     file.rename(folder / file.name)
 
 
 def counts(store: Store, computation: str) -> dict[str, int]:
-    """How often each number was added."""
     store.committer.refresh()
     rows = store.rows_view(computation).to_arrow().to_pylist()
     return {} if not rows else json.loads(rows[0]["state"])
 
 
 def records(run: SparkRun) -> int:
-    """How many records the run has taken."""
     return run.summary().totals.injected
 
 
-def test_a_streaming_query_goes_on_through_updates(store: Store, spark: SparkSession, tmp_path: Path) -> None:
-    """Each record counts once, by the code of the pipeline that ran when it came; the query is the same one."""
+def test_streaming_query_continues_through_updates(store: Store, spark: SparkSession, tmp_path: Path) -> None:
+    """Each record counts once, by the code that ran when it arrived."""
     runner = SparkRunner(store, spark=spark, intervals=1, progress=False, tick="50ms")
     folder = tmp_path / "s"
     with runner.start(pipeline(1), {"s": stream(spark, folder)}) as run:
@@ -114,10 +105,10 @@ def test_a_streaming_query_goes_on_through_updates(store: Store, spark: SparkSes
     assert counts(store, "other")["100"] == 1
 
 
-def test_the_query_of_a_stream_that_goes_is_stopped_and_the_run_goes_on(
+def test_query_of_a_removed_stream_is_stopped_alone(
     store: Store, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """What it had taken stays, and what is injected by hand is refused in the call."""
+    """Its consumed records stay, and later injections are refused."""
     runner = SparkRunner(store, spark=spark, intervals=1, progress=False, tick="50ms")
     inputs = {name: stream(spark, tmp_path / name) for name in ("s", "more")}
     with runner.start(pipeline(1, streams=("s", "more")), inputs) as run:

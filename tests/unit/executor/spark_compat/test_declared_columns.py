@@ -1,4 +1,4 @@
-"""State variables as typed columns of views, from declaration to SQL, and what code may declare after other code."""
+"""State variables as typed columns of views."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FOR_EVER_MS = 10**12
 
 
 class Wallet(StatefulProcessor):
-    """A value, a list and a map, with times to live if asked for, and whatever else a test declares."""
+    """Declare a value, a list and a map, with times to live if given, and whatever a test adds."""
 
     def __init__(
         self, declare: Callable[[StatefulProcessorHandle], object] = lambda _: None, ttl_ms: int | None = None
@@ -38,14 +38,12 @@ class Wallet(StatefulProcessor):
         self._ttl_ms = ttl_ms
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare."""
         self._total = handle.getValueState("total", "cents long", self._ttl_ms)
         self._seen = handle.getListState("seen", "at timestamp", self._ttl_ms)
         self._limits = handle.getMapState("limits", *_MAP_SCHEMAS, self._ttl_ms)
         self._declare(handle)
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
-        """Write all three."""
         for row in rows:
             self._total.update((row.cents,))
             self._seen.appendValue((dt.datetime(2026, 11, 23, 17, 36, 50, tzinfo=dt.UTC),))
@@ -78,8 +76,8 @@ def _wallet(**options: Any) -> TransformWithState:
     return TransformWithState(Wallet(**options), "n int", time_mode)
 
 
-def test_each_variable_is_a_column() -> None:
-    """Behind the key, in Arrow and in SQL, with the types that the processor declared; ``state`` is as it was."""
+def test_state_variables_are_typed_columns() -> None:
+    """The column ``state`` is unchanged."""
     store = _store()
 
     _run(store, _wallet(), {"card": 1, "cents": 300}, {"card": 2, "cents": -5})
@@ -100,8 +98,8 @@ def test_each_variable_is_a_column() -> None:
     assert found == [(1, 300, True, Decimal("10.50"), "300")]
 
 
-def test_times_to_live_have_columns_of_their_own() -> None:
-    """In the form of the variable: a time, a list of times, a map of times."""
+def test_times_to_live_have_their_own_columns() -> None:
+    """They have the variable's form: a time, a list or a map of times."""
     store = _store()
 
     _run(store, _wallet(ttl_ms=_FOR_EVER_MS), {"card": 1, "cents": 300})
@@ -115,8 +113,8 @@ def test_times_to_live_have_columns_of_their_own() -> None:
     )
 
 
-def test_code_that_declares_more_shows_more() -> None:
-    """A variable or a field that is new is null until it is written, one that is gone is not shown, and both are in SQL."""
+def test_columns_follow_the_declared_variables() -> None:
+    """A new variable is null until written, and a removed one is hidden."""
     store = _store()
     _run(store, _wallet(), {"card": 1, "cents": 300})
     before = store.snapshot().version
@@ -132,8 +130,8 @@ def test_code_that_declares_more_shows_more() -> None:
 
 
 @pytest.mark.parametrize("schema", ["more int", "more string, other int"])
-def test_a_variable_that_changes_is_refused_before_anything_runs(schema: str) -> None:
-    """Its stored values would be read as something else; the error names it, and the way out is another name."""
+def test_variable_with_another_schema_is_refused(schema: str) -> None:
+    """Its stored values would be misread; a new name is the way out."""
     store = _store()
     _run(
         store,
@@ -150,9 +148,7 @@ def test_a_variable_that_changes_is_refused_before_anything_runs(schema: str) ->
     assert store.snapshot().version == version
 
 
-def test_a_state_of_a_group_has_a_column_for_each_field() -> None:
-    """The tuple of ``applyInPandasWithState`` is shown field by field."""
-
+def test_group_state_has_a_column_for_each_field() -> None:
     def keep(_key: Any, frames: Any, state: Any) -> Any:
         state.update((sum(len(frame) for frame in frames), dt.date(2026, 11, 23)))
         return iter(())
@@ -172,8 +168,8 @@ def test_a_state_of_a_group_has_a_column_for_each_field() -> None:
         StructType([StructField("a", NullType())]),
     ],
 )
-def test_what_sql_cannot_show_is_in_the_state_alone(schema: StructType) -> None:
-    """One variable with such a type keeps no view from being read."""
+def test_variable_that_sql_cannot_show_is_only_in_state(schema: StructType) -> None:
+    """The view must stay readable."""
     store = _store()
 
     _run(store, _wallet(declare=lambda handle: handle.getValueState("odd", schema)), {"card": 1, "cents": 3})
@@ -184,8 +180,7 @@ def test_what_sql_cannot_show_is_in_the_state_alone(schema: StructType) -> None:
 
 
 @pytest.mark.spark
-def test_spark_has_the_columns_of_arrow(spark_as_reader: SparkSession, tmp_path: Path) -> None:
-    """Typed keys and state variables have the same names, types and values in a DataFrame, and can be asked for in SQL."""
+def test_spark_has_the_names_types_and_values_of_arrow(spark_as_reader: SparkSession, tmp_path: Path) -> None:
     with mp.Store.open(tmp_path / "pond") as store:
         _run(store, _wallet(ttl_ms=_FOR_EVER_MS), {"card": 1, "cents": 300}, {"card": 2, "cents": -5})
         view = store.rows_view("wallets")

@@ -1,4 +1,4 @@
-"""Functions of groups with state on the local runner: the Arrow form next to the pandas form."""
+"""Functions of groups with state, in Arrow and in pandas."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _AT = dt.datetime(2026, 11, 23, 17, 36, 50, tzinfo=dt.UTC)
 
 
 def _totals(count: int, total: int, state: GroupState) -> tuple[Any, ...]:
-    """What both forms do with the state: add up, and time out ten seconds after the last row."""
+    """Add up, and time out ten seconds after the last row."""
     if state.hasTimedOut:
         before = state.get
         state.remove()
@@ -41,7 +41,6 @@ def _totals(count: int, total: int, state: GroupState) -> tuple[Any, ...]:
 def in_arrow(
     key: tuple[Any, ...], batches: Iterator[pa.RecordBatch], state: GroupState
 ) -> Iterator[pa.Table]:
-    """Totals by Arrow."""
     table = pa.Table.from_batches(list(batches), None if not state.hasTimedOut else pa.schema([]))
     rows = [] if state.hasTimedOut else table.column("n").to_pylist()
     count, total = _totals(len(rows), sum(rows), state)
@@ -60,7 +59,6 @@ def in_arrow(
 def in_pandas(
     key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
 ) -> Iterator[pd.DataFrame]:
-    """The same by pandas."""
     frame = pd.concat(list(frames)) if not state.hasTimedOut else pd.DataFrame({"n": [], "t": []})
     count, total = _totals(len(frame), int(frame["n"].sum()), state)
     first = None if state.hasTimedOut else frame["t"].iloc[0].to_pydatetime().replace(tzinfo=dt.UTC)
@@ -76,14 +74,13 @@ def in_pandas(
 
 
 class Kept(OwnWriter):
-    """A sink that keeps what it gets."""
+    """A sink that keeps its values."""
 
     def __init__(self) -> None:
         super().__init__("kept")
         self.values: list[Any] = []
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
-        """Keep the values of a superstep."""
         if superstep > self.delivered:
             self.delivered = superstep
             self.values += map(orjson.loads, productions.column("value").to_pylist())
@@ -113,8 +110,8 @@ def _answers(computation: mp.Computation, *, in_columns: bool) -> list[Any]:
 
 
 @pytest.mark.parametrize("in_columns", [True, False])
-def test_arrow_answers_as_pandas(*, in_columns: bool) -> None:
-    """State, timeouts and rows are the same, whether the runner has the rows in columns or not."""
+def test_arrow_and_pandas_functions_give_the_same(*, in_columns: bool) -> None:
+    """The runner may have the rows in columns or as dicts."""
     timeout = GroupStateTimeout.ProcessingTimeTimeout
     arguments = (_OUTPUT, "count long, total long", timeout)
 
@@ -133,9 +130,7 @@ def test_arrow_answers_as_pandas(*, in_columns: bool) -> None:
     assert [row["k"] for row in ours if row["has_timed_out"]] == ["a", "b"]
 
 
-def test_what_is_no_table_is_refused() -> None:
-    """A frame is no answer of a function that is given batches."""
-
+def test_frame_from_an_arrow_function_is_refused() -> None:
     def wrong(_key: Any, _batches: Any, _state: Any) -> Any:
         yield pd.DataFrame({"k": ["a"]})
 
@@ -150,7 +145,7 @@ def test_what_is_no_table_is_refused() -> None:
         ("n long, t date", "t", "an event time must be a timestamp"),
     ],
 )
-def test_an_event_time_is_a_column_of_the_output(schema: str, name: str, reason: str) -> None:
-    """As in Spark it is a timestamp; anything else is refused before there are rows."""
+def test_event_time_must_be_a_timestamp_column_of_the_output(schema: str, name: str, reason: str) -> None:
+    """As in Spark, the check needs no rows."""
     with pytest.raises(InvalidError, match=reason):
         YieldedRows(parse_schema(schema), "row", name)

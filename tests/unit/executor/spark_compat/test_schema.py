@@ -1,4 +1,4 @@
-"""Schemas: those of Spark's syntax are read as Spark reads them, and nothing is passed over."""
+"""Schemas in Spark's syntax."""
 
 from __future__ import annotations
 
@@ -30,20 +30,18 @@ from millpond.statestore.errors import InvalidError
         ("`b c` map<string,decimal(3)>", "struct<b c:map<string,decimal(3,0)>>"),
     ],
 )
-def test_a_text_is_read_as_spark_reads_it(text: str, read: str) -> None:
-    """Columns, a struct or one type, nested as deep as one likes."""
+def test_schema_text_is_parsed_as_in_spark(text: str, read: str) -> None:
+    """A text may be columns, a struct or a single type."""
     assert parse_schema(text).simpleString() == read
 
 
-def test_a_column_says_whether_it_may_be_null() -> None:
-    """NOT NULL is kept, and a comment is no part of the type."""
+def test_not_null_is_kept_and_comments_are_dropped() -> None:
     assert parse_schema("a int NOT NULL COMMENT 'of all', b int") == StructType(
         [StructField("a", IntegerType(), nullable=False), StructField("b", IntegerType())]
     )
 
 
-def test_a_struct_type_is_taken_as_it_is() -> None:
-    """It needs no reading."""
+def test_struct_type_is_returned_unchanged() -> None:
     schema = StructType([StructField("a", IntegerType())])
 
     assert parse_schema(schema) is schema
@@ -61,7 +59,7 @@ def test_a_struct_type_is_taken_as_it_is() -> None:
         "i interval day to second",
     ],
 )
-def test_what_is_no_schema_is_refused(text: str) -> None:
-    """A type that is unknown, or a column without one, is not left out in silence."""
+def test_invalid_schema_text_is_refused(text: str) -> None:
+    """An unknown type must not be silently omitted."""
     with pytest.raises(InvalidError, match="cannot parse the schema"):
         parse_schema(text)

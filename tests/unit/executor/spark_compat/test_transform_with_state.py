@@ -1,4 +1,4 @@
-"""Processors of Spark on the local runner: times to live, failures, and what is refused."""
+"""Spark's stateful processors on the local runner."""
 
 from __future__ import annotations
 
@@ -28,12 +28,7 @@ SECOND_MS = 1_000
 
 
 class Told(StatefulProcessor):
-    """Does in ``init`` and with rows what a test says.
-
-    Args:
-        declare: called with the processor and the handle.
-        act: called with the processor and the fields of each row; returns what is yielded, if anything.
-    """
+    """Call ``declare`` in ``init``, and ``act`` with the fields of each row; yield the result, if any."""
 
     def __init__(
         self,
@@ -44,12 +39,10 @@ class Told(StatefulProcessor):
         self._act = act
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """As told."""
         self.handle = handle
         self._declare(self, handle)
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:  # noqa: N802, N803
-        """As told."""
         for row in rows:
             answer = self._act(self, row.asDict())
             if answer is not None:
@@ -61,12 +54,11 @@ class Told(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
     ) -> Iterator[Row]:
-        """Tell of the timer."""
         yield Row(seen=f"timer {key!r} {expiredTimerInfo.getExpiryTimeInMs()}")
 
 
 class Bench:
-    """A processor at work on a store in memory, whose time passes by hand."""
+    """A processor on a store in memory, with a manual clock."""
 
     def __init__(
         self, processor: StatefulProcessor, time_mode: str = "ProcessingTime", **options: Any
@@ -117,8 +109,8 @@ def _look(processor: Any, row: Mapping[str, Any]) -> None:
     SEEN.append((exists, found, processor.map.getValue((1,)), processor.map.containsKey((1,))))
 
 
-def test_what_has_outlived_its_time_is_not_seen() -> None:
-    """Each value, element and entry ends its time to live after it was last changed."""
+def test_expired_values_elements_and_entries_are_hidden() -> None:
+    """Each has its own time to live, counted from its last change."""
     bench = Bench(Told(_limited, _look))
     SEEN.clear()
 
@@ -142,8 +134,7 @@ def test_what_has_outlived_its_time_is_not_seen() -> None:
     ] == SEEN
 
 
-def test_an_idle_key_is_rid_of_what_has_outlived_its_time() -> None:
-    """Without another record of the key, its row has less and less, and then no state."""
+def test_expired_state_of_an_idle_key_is_deleted() -> None:
     bench = Bench(Told(_limited, _look))
     bench.take({"do": "set", "n": 1})
     left = []
@@ -156,8 +147,7 @@ def test_an_idle_key_is_rid_of_what_has_outlived_its_time() -> None:
     assert left == [["list", "map"], ["map"], []]
 
 
-def test_a_wall_timer_fires_in_its_millisecond() -> None:
-    """Not before; its key is a Row."""
+def test_wall_timer_fires_in_its_millisecond() -> None:
     bench = Bench(Told(act=lambda processor, row: processor.handle.registerTimer(row["at"])))
     sunk: list[str] = []
     at = bench.now_ms() + 5_000
@@ -183,8 +173,8 @@ def _count_or_fail(processor: Any, row: Mapping[str, Any]) -> int:
     return int(count)
 
 
-def test_a_failing_call_makes_dead_letters_of_its_rows() -> None:
-    """All rows of the key in the micro-batch, none of which has had an effect; those of other keys have."""
+def test_failing_call_makes_dead_letters_of_its_keys_rows() -> None:
+    """None of them has an effect; rows of other keys do."""
     bench = Bench(Told(_counting, _count_or_fail), on_error="dead_letter")
 
     bench.take({"n": 1}, {"n": 2})
@@ -212,10 +202,9 @@ def test_a_failing_call_makes_dead_letters_of_its_rows() -> None:
         (lambda _, __: None, "Sometimes", "time_mode must be"),
     ],
 )
-def test_a_wrong_declaration_is_refused_at_once(
+def test_invalid_declaration_is_refused_when_constructed(
     declare: Callable[[Any, StatefulProcessorHandle], object], time_mode: str, reason: str
 ) -> None:
-    """Before anything runs, with a sentence."""
     with pytest.raises(InvalidError, match=reason):
         TransformWithState(Told(declare), "seen string", time_mode)
 
@@ -232,11 +221,9 @@ def test_a_wrong_declaration_is_refused_at_once(
         (lambda processor, _: processor.list.put([]), "None", "at least one value"),
     ],
 )
-def test_a_wrong_call_ends_the_run(
+def test_invalid_call_ends_the_run(
     act: Callable[[Any, Mapping[str, Any]], object], time_mode: str, reason: str
 ) -> None:
-    """With a sentence that says what is wrong with it."""
-
     def declare(processor: Any, handle: StatefulProcessorHandle) -> None:
         _counting(processor, handle)
         processor.list = handle.getListState("list", "n int")
@@ -247,8 +234,7 @@ def test_a_wrong_call_ends_the_run(
         bench.take({"n": 1})
 
 
-def test_a_deleted_variable_is_gone_where_code_comes_by() -> None:
-    """The rows of other variables stay."""
+def test_deleted_variable_is_removed_when_its_key_is_processed() -> None:
     bench = Bench(Told(_counting, _count_or_fail))
     bench.take({"n": 1})
     bench.run.stop()
@@ -271,27 +257,24 @@ def test_a_deleted_variable_is_gone_where_code_comes_by() -> None:
 
 
 class Counter(StatefulProcessor):
-    """Counts how often it began and ended, over a class attribute."""
+    """Count calls of ``init`` and ``close`` in class attributes."""
 
     began = 0
     ended = 0
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Begin."""
         self._count = handle.getValueState("count", "n int")
         Counter.began += 1
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:  # noqa: N802, N803
-        """Nothing."""
         return iter(())
 
     def close(self) -> None:
-        """End."""
         Counter.ended += 1
 
 
-def test_each_beginning_has_its_end() -> None:
-    """``init`` and ``close`` frame each bundle, and the look that is taken when the computation is declared."""
+def test_every_init_has_a_close() -> None:
+    """``init`` runs for each bundle, and once when the computation is declared."""
     bench = Bench(Counter())
 
     bench.take({"n": 1})
@@ -300,8 +283,8 @@ def test_each_beginning_has_its_end() -> None:
     assert Counter.began == Counter.ended >= 3
 
 
-def test_a_computation_travels() -> None:
-    """To another process, with what it declares and without what belongs to a bundle."""
+def test_computation_survives_pickling() -> None:
+    """The pickle has the declarations, but nothing of a bundle."""
     computation = pickle.loads(pickle.dumps(TransformWithState(Counter(), "seen string")))
 
     assert computation.variables == ("count",)

@@ -1,4 +1,4 @@
-"""The coordinator: a superstep is planned, committed once, and found again by the next owner."""
+"""The coordinator of supersteps."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ Update = dict[str, Any]
 
 
 def pipeline(*, letters: bool = False) -> EnginePipeline:
-    """``in`` (ten microseconds of disorder) → ``first`` → ``mid`` → ``second``; and who reads letters."""
+    """Chain ``in`` (ten microseconds of disorder) → ``first`` → ``mid`` → ``second``, with an optional reader
+    of letters.
+    """
     made = EnginePipeline("p")
     made.inject("in", key="k", at="t", watermark=BoundedDisorder(10))
     made.add(Computation(), name="first", subscribes={"in": None}, produces=("mid",), intervals=2)
@@ -55,7 +57,7 @@ def pipeline(*, letters: bool = False) -> EnginePipeline:
 
 
 class Pond:
-    """A store in memory and its coordinators, one after the other."""
+    """A store in memory and its coordinators in turn."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -75,7 +77,7 @@ class Pond:
         return coordinator
 
     def manifest(self, plan: SuperstepPlan, part: IntervalPlan, *updates: Update, **result: Any) -> Manifest:
-        """What a task would report that wrote ``updates``."""
+        """Write ``updates`` as a task would, and return its manifest."""
         order = {"sequencer": part.fence.sequencer, "commit_number": part.fence.commit_number}
         rows = row_updates([{**order, "superstep": plan.superstep, **update} for update in updates])
         file = write_row_file(
@@ -111,7 +113,7 @@ def part_of(plan: SuperstepPlan, interval: Interval) -> IntervalPlan:
 
 
 def produced(*values: int) -> tuple[Update, ProductionSummary]:
-    """A row update of key ``a`` that produced to ``mid``, and what its task says about that."""
+    """Make a row update of key ``a`` that produces to ``mid``, and its summary."""
     made = [
         {"stream": "mid", "key": "x", "value": str(value), "value_bytes": None, "at": value}
         for value in values
@@ -123,8 +125,7 @@ def produced(*values: int) -> tuple[Update, ProductionSummary]:
 
 
 class TestPlans:
-    def test_a_new_pipeline_has_nothing_to_do(self, pond: Pond) -> None:
-        """No key intervals are chosen, no time is known, and a superstep would be the first."""
+    def test_new_pipeline_plans_no_intervals(self, pond: Pond) -> None:
         coordinator = pond.open()
         plan = coordinator.begin()
 
@@ -138,8 +139,7 @@ class TestPlans:
         )
         assert [node.name for node in coordinator.computations_without_intervals(["in"])] == ["first"]
 
-    def test_an_input_wakes_its_consumers_only(self, pond: Pond) -> None:
-        """Every interval of the consumer is planned with its next fence; other computations are not."""
+    def test_input_plans_all_intervals_of_its_consumers_only(self, pond: Pond) -> None:
         coordinator = pond.open()
         coordinator.create_intervals("first", KEYS)
         plan = coordinator.begin(inputs={"in"})
@@ -150,8 +150,8 @@ class TestPlans:
         ] * 2
         assert coordinator.begin().intervals == ()
 
-    def test_productions_wake_their_consumers_in_the_next_superstep(self, pond: Pond) -> None:
-        """What one superstep produced is planned for the next, with the file that holds it, and then is done."""
+    def test_productions_plan_their_consumers_for_the_next_superstep(self, pond: Pond) -> None:
+        """The plan names the file with the productions."""
         coordinator = pond.open()
         coordinator.create_intervals("first", KEYS)
         plan = coordinator.begin(inputs={"in"})
@@ -168,8 +168,7 @@ class TestPlans:
         assert (coordinator.has_work(), coordinator.pending.count) == (False, 0)
 
     @pytest.mark.parametrize("domain", ["event", "wall"])
-    def test_due_timers_wake_their_interval(self, pond: Pond, domain: str) -> None:
-        """An interval whose timer is due is planned without any records; before that it sleeps."""
+    def test_due_timer_plans_its_interval_without_records(self, pond: Pond, domain: str) -> None:
         coordinator = pond.open()
         coordinator.create_intervals("first", KEYS)
         plan = coordinator.begin(inputs={"in"})
@@ -193,8 +192,8 @@ class TestPlans:
 
 
 class TestCommits:
-    def test_a_superstep_is_one_commit_of_everything(self, pond: Pond) -> None:
-        """Rows, the input's position, superstep, watermarks and counts are in one version of the table."""
+    def test_superstep_is_one_commit(self, pond: Pond) -> None:
+        """Rows, input position, superstep, watermarks and counts are in one version."""
         coordinator = pond.open()
         coordinator.create_intervals("first", KEYS)
         plan = coordinator.begin(inputs={"in"})
@@ -224,8 +223,8 @@ class TestCommits:
             assert fence is not None
             assert fence.commit_number >= 1
 
-    def test_intervals_without_work_are_left_alone(self, pond: Pond) -> None:
-        """A commit carries fences of what it touched only, and always the pipeline's own."""
+    def test_commit_fences_only_intervals_with_work(self, pond: Pond) -> None:
+        """The pipeline's control interval is always fenced."""
         coordinator = pond.open()
         coordinator.create_intervals("first", KEYS)
         before = pond.store().snapshot()
@@ -239,8 +238,7 @@ class TestCommits:
         assert after.fence_of(LEFT) == left.fence
         assert part_of(coordinator.begin(inputs={"in"}), RIGHT).fence == right.fence
 
-    def test_watermarks_follow_commits(self, pond: Pond) -> None:
-        """What was seen moves the watermark once it is committed, less the disorder that the injector allows."""
+    def test_watermark_follows_committed_records_less_the_disorder(self, pond: Pond) -> None:
         coordinator = pond.open()
         coordinator.create_intervals("first", KEYS)
         plan = coordinator.begin(inputs={"in"})
@@ -257,8 +255,7 @@ class TestCommits:
         )
         assert coordinator.begin(inputs={"in"}).intervals[0].watermark == 90
 
-    def test_productions_and_holds_keep_the_watermark_back(self, pond: Pond) -> None:
-        """Downstream no watermark passes an undelivered production or a time that a row still owes."""
+    def test_undelivered_productions_and_holds_bind_the_watermark_downstream(self, pond: Pond) -> None:
         coordinator = pond.open()
         coordinator.create_intervals("first", KEYS)
         plan = coordinator.begin(inputs={"in"})
@@ -283,8 +280,7 @@ class TestCommits:
             coordinator.watermarks.input_watermark("second"),
         ) == (TIME_MAX_US, 60)
 
-    def test_dead_letters_are_rows_and_productions(self, pond: Pond) -> None:
-        """A letter is a row of its pipeline, and goes to every subscriber of letters."""
+    def test_dead_letter_is_a_row_and_a_production_to_subscribers(self, pond: Pond) -> None:
         coordinator = pond.open(pipeline(letters=True))
         letter = DeadLetter(computation="first", stream="in", key=None, value="1", at=None, error="no key")
         report = commit(coordinator, coordinator.begin(), [], dead_letters=[letter, letter])
@@ -297,8 +293,7 @@ class TestCommits:
         assert intervals(plan) == [Interval("reader")]
         assert len(plan.sources) == 1
 
-    def test_a_fenced_superstep_changes_nothing(self, pond: Pond) -> None:
-        """Who has been replaced keeps its place: superstep, totals and watermark stay, and the table too."""
+    def test_fenced_superstep_changes_neither_coordinator_nor_table(self, pond: Pond) -> None:
         former = pond.open()
         former.create_intervals("first", KEYS)
         plan = former.begin(inputs={"in"})
@@ -320,7 +315,7 @@ class TestCommits:
 
 class TestRestarts:
     def run(self, pond: Pond) -> Coordinator:
-        """A pipeline with everything pending that can be."""
+        """Commit a superstep that leaves every kind of pending work."""
         coordinator = pond.open(pipeline(letters=True))
         coordinator.create_intervals("first", KEYS)
         plan = coordinator.begin(inputs={"in"})
@@ -362,16 +357,14 @@ class TestRestarts:
             [(source.path, source.superstep, source.streams) for source in plan.sources],
         )
 
-    def test_a_new_owner_knows_what_the_former_one_knew(self, pond: Pond) -> None:
-        """Superstep, totals, watermarks, intervals, timers, holds and undelivered productions are the same."""
+    def test_new_owner_recovers_all_facts_of_the_former_one(self, pond: Pond) -> None:
         former = self.run(pond)
         known = self.facts(former)
 
         assert self.facts(pond.open(pipeline(letters=True))) == known
         assert known[6] == 3
 
-    def test_a_repeated_batch_is_not_new(self, pond: Pond) -> None:
-        """After a restart a batch that was committed is not admitted again, and its successor is."""
+    def test_committed_batch_is_not_admitted_again_after_a_restart(self, pond: Pond) -> None:
         self.run(pond)
         owner = pond.open(pipeline(letters=True))
         positions = [InputPosition(stream="in", source="q", batch=batch) for batch in (0, 1)]
@@ -380,8 +373,8 @@ class TestRestarts:
         with pytest.raises(InvalidError, match="another checkpoint"):
             owner.inputs.admit(InputPosition(stream="in", source="other", batch=0))
 
-    def test_watermarks_do_not_fall_when_a_pipeline_starts_again(self, pond: Pond) -> None:
-        """An injector that starts again and sees older records keeps the watermark that was journaled."""
+    def test_journaled_watermark_is_kept_after_a_restart(self, pond: Pond) -> None:
+        """The restarted injector first sees older records."""
         self.run(pond)
         owner = pond.open(pipeline(letters=True))
         commit(owner, owner.begin(inputs={"in"}), [], inputs=[seen(1, 20)])

@@ -1,4 +1,4 @@
-"""Deliveries: productions from committed files to the intervals of their consumers."""
+"""Delivery of productions from committed files to intervals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def productions(*made: dict[str, object]) -> pa.Table:
 
 
 def node(**keys: KeyExtractor) -> ComputationNode:
-    """A computation that subscribes to each named stream with the extractor given for it."""
+    """Make a computation that subscribes to each stream with the given extractor."""
     return ComputationNode(
         name="consumer",
         computation=Computation(),
@@ -61,8 +61,7 @@ def a_file(objects: MemoryObjects, *updates: dict[str, object], superstep: int =
 
 
 class TestReading:
-    def test_productions_come_in_the_order_of_rows_and_of_emission(self) -> None:
-        """Rows without productions are passed over, a row's own stay in the order in which it made them."""
+    def test_productions_keep_the_order_of_rows_and_emission(self) -> None:
         table = row_updates(
             [
                 {"key": "a", "productions": [production("s", "x", "1", 9), production("t", "y", "2", 8)]},
@@ -78,8 +77,8 @@ class TestReading:
             {"stream": "s", "key": "z", "value": None, "value_bytes": b"3"},
         ]
 
-    def test_only_the_last_supersteps_rows_count(self) -> None:
-        """A file that another program merged may hold older rows, whose productions have long been delivered."""
+    def test_rows_of_earlier_supersteps_are_ignored(self) -> None:
+        """A file merged by another program may contain them, long delivered."""
         objects = MemoryObjects()
         source = a_file(
             objects,
@@ -90,8 +89,8 @@ class TestReading:
 
         assert read_productions(objects, [source]).column("key").to_pylist() == ["new"]
 
-    def test_only_the_named_interval_counts(self) -> None:
-        """Of a file that several pipelines share, each reads its own rows."""
+    def test_rows_of_other_intervals_are_ignored(self) -> None:
+        """Several pipelines may share a file."""
         objects = MemoryObjects()
         source = a_file(
             objects,
@@ -105,13 +104,12 @@ class TestReading:
         assert read_productions(objects, [own]).column("key").to_pylist() == ["mine"]
         assert read_productions(objects, []).equals(PRODUCTION_SCHEMA.empty_table())
 
-    def test_a_missing_file_is_named(self) -> None:
-        """Undelivered productions are never passed over for want of their file."""
+    def test_missing_file_is_named(self) -> None:
+        """Undelivered productions must not be skipped because of a lost file."""
         with pytest.raises(DataError, match=r"gone\.parquet"):
             read_productions(MemoryObjects(), [ProductionSource(path="gone.parquet", superstep=Superstep(1))])
 
-    def test_a_summary_holds_the_oldest_of_each_stream(self) -> None:
-        """How many, and how old the oldest is, by stream; in microseconds."""
+    def test_summary_has_count_and_oldest_time_of_each_stream(self) -> None:
         made = productions(
             production("s", "a", "1", 7), production("t", "a", "1", 9), production("s", "b", "1", 5)
         )
@@ -123,8 +121,7 @@ class TestReading:
         }
         assert summarise_productions(PRODUCTION_SCHEMA.empty_table()) == ()
 
-    def test_a_source_of_unknown_streams_concerns_every_consumer(self) -> None:
-        """A file of unknown contents is read."""
+    def test_source_with_unknown_streams_concerns_every_consumer(self) -> None:
         unknown = ProductionSource(path="p", superstep=Superstep(1))
         known = ProductionSource(path="p", superstep=Superstep(1), streams=frozenset({"s"}))
 
@@ -150,8 +147,10 @@ class TestKeys:
         ],
         ids=["its own", "a field", "a function", "no text", "a function that raises"],
     )
-    def test_the_consumer_says_what_the_key_is(self, extractor: KeyExtractor, keys: list[str | None]) -> None:
-        """The record's own key, a field, or a function of the value; each record without one has an error."""
+    def test_consumers_extractor_decides_the_key(
+        self, extractor: KeyExtractor, keys: list[str | None]
+    ) -> None:
+        """A record without a key gets an error."""
         (extracted,) = deliveries_of(self.MADE, node(s=extractor))
 
         assert extracted.deliveries.keys.to_pylist() == keys
@@ -160,8 +159,7 @@ class TestKeys:
         assert extracted.deliveries.values.value(1) == {"n": 2}
         assert keys_of(self.MADE, node(s=extractor)).to_pylist() == [key for key in keys if key is not None]
 
-    def test_a_consumer_gets_each_of_its_streams(self) -> None:
-        """Every subscription has its own deliveries; streams that no subscription names are left out."""
+    def test_each_subscription_gets_its_own_deliveries(self) -> None:
         both = deliveries_of(self.MADE, node(t="k", s=None, u=None))
 
         assert [(one.deliveries.stream, one.deliveries.keys.to_pylist()) for one in both] == [
@@ -171,8 +169,7 @@ class TestKeys:
         assert deliveries_of(self.MADE, node(u=None)) == ()
         assert len(keys_of(self.MADE, node(u=None))) == 0
 
-    def test_records_without_a_key_become_letters(self) -> None:
-        """The letter says whose extractor failed, on what, and when it happened."""
+    def test_record_without_a_key_becomes_a_letter(self) -> None:
         (extracted,) = deliveries_of(self.MADE, node(s="k"))
         (letter,) = keyless_letters("consumer", extracted)
 
@@ -180,8 +177,7 @@ class TestKeys:
         assert letter.value == '{"n":2}'
         assert "k" in letter.error
 
-    def test_bytes_arrive_as_bytes(self) -> None:
-        """A production of bytes is not taken for JSON."""
+    def test_produced_bytes_are_not_decoded(self) -> None:
         made = productions(production("s", "a", None, 1, value_bytes=b"\x00\xff"))
         (extracted,) = deliveries_of(made, node(s=None))
 
@@ -200,8 +196,7 @@ class TestCutting:
     @pytest.mark.parametrize(
         "cuts", [[], ["b"], ["a", "b", "c"], ["z\U0001f30a", "é"], ["0", "zz"], ["\U0001f30a"]]
     )
-    def test_every_key_goes_to_exactly_one_interval(self, cuts: list[str]) -> None:
-        """Wherever keys are cut, each record with a key is in one interval, in the order of arrival."""
+    def test_cuts_deliver_each_key_to_one_interval_in_order_of_arrival(self, cuts: list[str]) -> None:
         parts = [within(self.DELIVERIES, interval) for interval in intervals_from_boundaries("c", cuts)]
         present = [part for part in parts if part is not None]
 
@@ -210,19 +205,18 @@ class TestCutting:
         assert sorted(at for part in present for at in part.at.tolist()) == [0, 1, 2, 4, 5, 6]
         assert all(part.at.tolist() == sorted(part.at.tolist()) for part in present)
 
-    def test_an_interval_without_keys_gets_nothing(self) -> None:
-        """No empty deliveries are made, so that an interval without records does not run."""
+    def test_interval_without_keys_gets_none(self) -> None:
+        """Empty deliveries would make the interval run."""
         assert within(self.DELIVERIES, Interval("c", "x", "y")) is None
 
-    def test_an_interval_that_holds_all_gets_the_same(self) -> None:
-        """If nothing is cut, nothing is copied."""
+    def test_interval_with_all_keys_gets_the_same_object(self) -> None:
+        """Nothing is copied."""
         keyed = take(self.DELIVERIES, np.array([0, 2, 6]))
 
         assert within(keyed, Interval("c")) is keyed
         assert within(keyed, Interval("c", "a", "c")) is keyed
 
-    def test_taking_keeps_all_columns_together(self) -> None:
-        """Keys, times, values and ids of a record stay together."""
+    def test_take_keeps_columns_aligned(self) -> None:
         taken = take(self.DELIVERIES, np.array([6, 1]))
 
         assert taken.keys.to_pylist() == ["b", ""]

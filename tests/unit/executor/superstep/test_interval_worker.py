@@ -1,4 +1,4 @@
-"""The interval worker: which bundles read the committed files first, and what a failure leaves behind."""
+"""The interval worker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INTERVAL = Interval("c")
 
 
 class Sum(Computation):
-    """Adds numbers up, and refuses thirteen."""
+    """Add numbers up, and fail for thirteen."""
 
     def process_record(self, context, record):
         if record.value == 13:
@@ -38,7 +38,7 @@ class Sum(Computation):
 
 
 class Table:
-    """The committed files of one interval, and how often a worker has read them."""
+    """The committed files of an interval; count how often they are read."""
 
     def __init__(self) -> None:
         self.committed: list[LiveFile] = []
@@ -57,7 +57,7 @@ class Table:
 
 
 class Setting:
-    """A worker over a table in memory."""
+    """A worker and its table in memory."""
 
     def __init__(self) -> None:
         pipeline = EnginePipeline("p")
@@ -93,13 +93,13 @@ class Setting:
         )
 
     def step(self, *numbers: int) -> Manifest:
-        """The steps of the local engine, up to the commit."""
+        """Run the steps of the local engine up to the commit."""
         bundle = self.bundle(*numbers)
         result = self.worker.process(bundle, self.table.files)
         return self.worker.finish(bundle, result, self.worker.write(bundle, result, self.token))
 
     def run(self, *numbers: int) -> Manifest:
-        """The one call of a Spark task."""
+        """Run the single call of a Spark task."""
         return self.worker.run(self.bundle(*numbers), self.table.files, self.token)
 
     @property
@@ -111,7 +111,7 @@ class Setting:
 
 
 def test_confirmed_bundles_do_not_read_the_table_again() -> None:
-    """While every commit is the worker's own, only the first bundle reads the committed files."""
+    """Only the first bundle reads the committed files."""
     setting = Setting()
     for number in (1, 2, 3):
         manifest = setting.step(number)
@@ -123,8 +123,7 @@ def test_confirmed_bundles_do_not_read_the_table_again() -> None:
     assert setting.worker.state is WorkerState.FOLLOWING
 
 
-def test_a_bundle_that_is_not_confirmed_is_undone() -> None:
-    """If the table has not got the last bundle's file, the next bundle does not count it."""
+def test_unconfirmed_bundle_is_reverted_by_the_next() -> None:
     setting = Setting()
     first = setting.step(1)
     setting.table.commit(first)
@@ -136,8 +135,7 @@ def test_a_bundle_that_is_not_confirmed_is_undone() -> None:
     assert setting.state() == "101"
 
 
-def test_a_commit_of_another_writer_is_read_before_the_next_bundle() -> None:
-    """A worker that has fallen behind reads the committed files once more."""
+def test_worker_that_fell_behind_reads_the_files_before_its_next_bundle() -> None:
     setting = Setting()
     first = setting.step(1)
     setting.table.commit(first)
@@ -151,8 +149,8 @@ def test_a_commit_of_another_writer_is_read_before_the_next_bundle() -> None:
     assert setting.worker.state is WorkerState.FOLLOWING
 
 
-def test_a_commit_while_the_files_are_read_is_not_forgotten() -> None:
-    """A worker that falls behind while it reads the files reads them again, though its bundle is confirmed."""
+def test_worker_that_falls_behind_during_a_read_reads_again() -> None:
+    """Confirming its bundle must not hide the other commit."""
     setting = Setting()
     setting.table.on_read = setting.worker.fall_behind
     first = setting.step(1)
@@ -170,8 +168,8 @@ def test_a_commit_while_the_files_are_read_is_not_forgotten() -> None:
     assert setting.state() == "6"
 
 
-def test_a_task_reads_the_table_before_every_bundle() -> None:
-    """A Spark task learns of its commits from the files alone: nothing confirms them."""
+def test_spark_task_reads_the_table_before_every_bundle() -> None:
+    """Nothing confirms a task's commit; it learns of it from the files."""
     setting = Setting()
     setting.table.commit(setting.run(1))
     setting.run(10)
@@ -181,8 +179,8 @@ def test_a_task_reads_the_table_before_every_bundle() -> None:
     assert setting.state() == "101"
 
 
-def test_a_failed_task_forgets_everything() -> None:
-    """After a failure of user code, or of writing, a task's soft state is rebuilt from the committed files."""
+def test_failed_task_discards_its_soft_state() -> None:
+    """User code fails first, then writing."""
     setting = Setting()
     setting.table.commit(setting.run(1))
     with pytest.raises(InvalidError, match="thirteen"):
@@ -199,8 +197,8 @@ def test_a_failed_task_forgets_everything() -> None:
     assert setting.state() == "4"
 
 
-def test_a_failed_step_can_be_repeated() -> None:
-    """In the local engine a bundle whose file could not be written runs again, and counts once."""
+def test_bundle_whose_file_was_not_written_can_be_repeated() -> None:
+    """It must count once."""
     setting = Setting()
     first = setting.step(1)
     setting.table.commit(first)
@@ -214,8 +212,7 @@ def test_a_failed_step_can_be_repeated() -> None:
     assert setting.state() == "3"
 
 
-def test_a_bundle_is_confirmed_once() -> None:
-    """To confirm or finish a bundle that has not run is an error of the engine, and is refused."""
+def test_confirming_twice_or_finishing_too_early_is_an_internal_error() -> None:
     setting = Setting()
     manifest = setting.step(1)
     setting.worker.confirm(manifest.file)

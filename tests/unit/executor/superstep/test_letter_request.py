@@ -1,4 +1,4 @@
-"""Requests for dead letters: which letters are meant, and when a request waits."""
+"""Requests for dead letters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALL = LetterSelection()
 
 
 def letter(name: str = "a/b/0000000003/000001", **fields: Any) -> StoredLetter:
-    """A letter of the pipeline ``a/b``."""
+    """Make a letter of the pipeline ``a/b``."""
     told = {
         "computation": "c",
         "stream": "in",
@@ -30,8 +30,8 @@ def letter(name: str = "a/b/0000000003/000001", **fields: Any) -> StoredLetter:
     return StoredLetter(name, {**told, **fields})
 
 
-def test_a_request_waits_until_it_is_answered() -> None:
-    """Asking again while it waits for all letters is the same request; later, or after the answer, it is another one."""
+def test_request_for_letters_waits_until_answered() -> None:
+    """A repeated request is the same while it waits and covers the same supersteps."""
     txns = {AppId.SUPERSTEP.of("a/b"): 5}
     first = LetterRequest.next(txns, "a/b", "retry", ALL)
     txns |= {first.app_id: first.number}
@@ -48,8 +48,8 @@ def test_a_request_waits_until_it_is_answered() -> None:
     assert (later.number > again.number, later.until) == (True, 6)
 
 
-def test_requests_are_told_apart() -> None:
-    """By what they ask for, by their letters and by the pipeline; drops come first, then the oldest."""
+def test_requests_differ_by_action_selection_and_pipeline() -> None:
+    """Drops come first, then the oldest."""
     of_key = LetterSelection(key="k/%\N{SNOWMAN}")
     later, other = {AppId.SUPERSTEP.of("p"): 7}, {AppId.SUPERSTEP.of("q"): 9}
     requests = [
@@ -64,8 +64,8 @@ def test_requests_are_told_apart() -> None:
     assert waiting_letter_requests(txns, "q") == tuple(requests[3:])
 
 
-def test_only_letters_of_its_pipeline_up_to_its_superstep_are_meant() -> None:
-    """A letter that fails again is of a later superstep, so it is not retried for ever."""
+def test_request_covers_letters_of_its_pipeline_up_to_its_superstep() -> None:
+    """A letter that fails again has a later superstep, so it is not retried indefinitely."""
     request = LetterRequest.next({AppId.SUPERSTEP.of("a/b"): 3}, "a/b", "retry", ALL)
 
     assert request.has(letter())
@@ -87,18 +87,19 @@ def test_only_letters_of_its_pipeline_up_to_its_superstep_are_meant() -> None:
         (LetterSelection(before_us=1_770_544_800_000_001), True),
     ],
 )
-def test_which_letters_a_selection_means(selection: LetterSelection, *, is_meant: bool) -> None:
-    """Those for which all that it says holds; as text it says the same."""
+def test_selection_matches_letters_that_meet_all_its_conditions(
+    selection: LetterSelection, *, is_meant: bool
+) -> None:
+    """Its text form must match the same letters."""
     assert selection.has(letter()) is is_meant
     assert LetterSelection.of(selection.text) == selection
 
 
-def test_letters_that_do_not_say_when_they_failed_are_old() -> None:
-    """The first versions wrote them so."""
+def test_letters_without_a_time_of_failure_are_old() -> None:
+    """The first versions did not store the time."""
     assert LetterSelection(before_us=0).has(letter(failed_at=None))
 
 
-def test_a_selection_of_the_wrong_type_is_refused() -> None:
-    """At the call."""
+def test_selection_of_the_wrong_type_is_refused() -> None:
     with pytest.raises(InvalidError, match="wrong type"):
         LetterSelection(key=7)  # type: ignore[arg-type]

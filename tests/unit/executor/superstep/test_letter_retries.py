@@ -1,4 +1,4 @@
-"""Retried letters take effect once: through crashes at each failpoint, takeovers, cuts, and several requests at a time."""
+"""Exactly-once retries of dead letters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Crash(BaseException):
 
 
 class Fickle(mp.Computation):
-    """Counts its records and forwards them; odd ones, and the timers of key ``a``, fail until it is mended."""
+    """Count and forward records; until mended, fail for odd ones and for timers of key ``a``."""
 
     def __init__(self, *, mended: bool) -> None:
         self.mended = mended
@@ -59,14 +59,14 @@ class Fickle(mp.Computation):
 
 
 class Seen(mp.Computation):
-    """Lists what it gets."""
+    """List all values."""
 
     def process_record(self, context, record):
         context.state.set(sorted([*context.state.get([]), orjson.dumps(record.value).decode()]))
 
 
 def pipeline(*, mended: bool, name: str = "fickle", **options: Any) -> mp.Pipeline:
-    """``in`` → ``fickle`` → ``seen``."""
+    """Chain ``in`` → ``fickle`` → ``seen``."""
     made = mp.Pipeline("p")
     stream = made.inject("in", key="k", at="n", id="n").apply(
         Fickle(mended=mended), name=name, produces="out", **options
@@ -76,7 +76,7 @@ def pipeline(*, mended: bool, name: str = "fickle", **options: Any) -> mp.Pipeli
 
 
 class Pond:
-    """A store in memory for several owners, one after the other."""
+    """A store in memory for several owners in turn."""
 
     def __init__(self) -> None:
         self.clock, self.rng = ManualClock(), SeededRng(1)
@@ -98,7 +98,7 @@ class Pond:
         return run
 
     def copy(self) -> Pond:
-        """Another store with the same contents."""
+        """Copy the store."""
         other = Pond()
         for path in self.disk.list(""):
             other.disk.put(path, self.disk.get(path))
@@ -132,7 +132,7 @@ def ended(run: LocalRun) -> None:
 
 @pytest.fixture(scope="module")
 def failed() -> Pond:
-    """A store whose pipeline has ended, with letters of records and timers."""
+    """A store whose pipeline has ended with letters of records and timers."""
     pond = Pond()
     run = pond.start(pipeline(mended=False))
     run.inject("in", rows())
@@ -144,7 +144,7 @@ def failed() -> Pond:
 
 @pytest.fixture(scope="module")
 def right() -> dict[str, dict[str, Any]]:
-    """The states of code that was right from the start."""
+    """The states that mended code has from the start."""
     pond = Pond()
     run = pond.start(pipeline(mended=True))
     run.inject("in", rows())
@@ -157,7 +157,7 @@ def coordinator_of(run: LocalRun) -> Coordinator:
 
 
 def dying_at(number: int) -> tuple[Callable[[str], None], list[str]]:
-    """A listener that ends the process at the failpoint of this number, and what it has reached."""
+    """Make a listener that ends the process at this failpoint, and the list of failpoints reached."""
     reached: list[str] = []
 
     def listen(name: str) -> None:
@@ -168,8 +168,10 @@ def dying_at(number: int) -> tuple[Callable[[str], None], list[str]]:
     return listen, reached
 
 
-def test_a_crash_at_any_failpoint(failed: Pond, right: dict[str, dict[str, Any]]) -> None:
-    """Whether the tool dies while it asks or the pipeline while it retries: the next run does what is left, once."""
+def test_letters_take_effect_once_after_a_crash_at_any_failpoint(
+    failed: Pond, right: dict[str, dict[str, Any]]
+) -> None:
+    """The tool dies while it asks, or the pipeline while it retries."""
     died_at = set()
     number = 0
     while True:
@@ -202,8 +204,8 @@ def test_a_crash_at_any_failpoint(failed: Pond, right: dict[str, dict[str, Any]]
     }
 
 
-def test_an_owner_that_was_taken_over_retries_nothing(failed: Pond, right: dict[str, dict[str, Any]]) -> None:
-    """It has the letters in a superstep that it cannot commit; the new owner retries them."""
+def test_fenced_owner_retries_nothing(failed: Pond, right: dict[str, dict[str, Any]]) -> None:
+    """The letters are in a superstep that it cannot commit; the new owner retries them."""
     pond = failed.copy()
     former = pond.start(pipeline(mended=True), deaf=True)
     former.run_until_quiet()
@@ -221,8 +223,9 @@ def test_an_owner_that_was_taken_over_retries_nothing(failed: Pond, right: dict[
     assert pond.states() == right
 
 
-def test_keys_are_cut_between_request_and_retry(failed: Pond, right: dict[str, dict[str, Any]]) -> None:
-    """Each letter goes to the interval that has its key by then."""
+def test_letters_follow_a_cut_between_request_and_retry(
+    failed: Pond, right: dict[str, dict[str, Any]]
+) -> None:
     pond = failed.copy()
     run = pond.start(pipeline(mended=True))
     run.run_until_quiet()
@@ -235,8 +238,9 @@ def test_keys_are_cut_between_request_and_retry(failed: Pond, right: dict[str, d
     assert len(pond.store().snapshot().live_intervals("fickle")) == 3
 
 
-def test_two_requests_that_overlap(failed: Pond, right: dict[str, dict[str, Any]]) -> None:
-    """A letter that both mean is retried once."""
+def test_letter_of_overlapping_requests_is_retried_once(
+    failed: Pond, right: dict[str, dict[str, Any]]
+) -> None:
     pond = failed.copy()
     assert pond.ask(selection=LetterSelection(key="x")) == 1
     assert pond.ask(selection=LetterSelection(stream="in")) == 5
@@ -249,8 +253,8 @@ def test_two_requests_that_overlap(failed: Pond, right: dict[str, dict[str, Any]
     assert pond.waiting() == ()
 
 
-def test_what_is_dropped_is_not_retried(failed: Pond, right: dict[str, dict[str, Any]]) -> None:
-    """Though the retry was asked for first, and has begun."""
+def test_dropped_letter_is_not_retried(failed: Pond, right: dict[str, dict[str, Any]]) -> None:
+    """The retry was requested first and has begun."""
     pond = failed.copy()
     pond.ask()
     run = pond.start(pipeline(mended=True))
@@ -264,8 +268,7 @@ def test_what_is_dropped_is_not_retried(failed: Pond, right: dict[str, dict[str,
     assert states["fickle"] == {**right["fickle"], "x": right["fickle"]["x"] - 1}
 
 
-def test_a_request_is_withdrawn_while_it_is_honoured(failed: Pond, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The letters that are left stay."""
+def test_withdrawn_request_keeps_the_remaining_letters(failed: Pond, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("millpond.executor.superstep.letter_retries._RETRIED_MAX", 2)
     pond = failed.copy()
     pond.ask()
@@ -281,10 +284,10 @@ def test_a_request_is_withdrawn_while_it_is_honoured(failed: Pond, monkeypatch: 
     assert pond.waiting() == ()
 
 
-def test_a_request_that_is_repeated_while_it_is_answered(
+def test_request_repeated_during_its_answer_is_answered_again(
     failed: Pond, right: dict[str, dict[str, Any]]
 ) -> None:
-    """The answer gives way, nothing is retried twice, and the next answer counts."""
+    """Nothing is retried twice."""
     pond = failed.copy()
     pond.ask()
     run = pond.start(pipeline(mended=True))
@@ -305,10 +308,10 @@ def test_a_request_that_is_repeated_while_it_is_answered(
     assert pond.states() == right
 
 
-def test_more_letters_than_a_superstep_retries(
+def test_letters_above_the_limit_are_retried_by_later_supersteps(
     failed: Pond, right: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next supersteps retry the others, each once, also if the run ends in between."""
+    """Each is retried once, even if the run ends in between."""
     monkeypatch.setattr("millpond.executor.superstep.letter_retries._RETRIED_MAX", 2)
     pond = failed.copy()
     pond.ask()
@@ -323,8 +326,7 @@ def test_more_letters_than_a_superstep_retries(
     assert pond.states() == right
 
 
-def test_letters_follow_a_computation_that_is_renamed(failed: Pond) -> None:
-    """Those of the former name go to the computation that has its rows."""
+def test_letters_follow_a_renamed_computation(failed: Pond) -> None:
     pond = failed.copy()
     pond.ask()
     ended(pond.start(pipeline(mended=True, name="steady", renamed_from="fickle")))
@@ -334,8 +336,10 @@ def test_letters_follow_a_computation_that_is_renamed(failed: Pond) -> None:
     assert {row["key"]: row["state"] for row in rows} == {"a": "4", "b": "4", "x": "5", "y": "4"}
 
 
-def test_letters_that_no_code_of_the_pipeline_gets(failed: Pond, caplog: pytest.LogCaptureFixture) -> None:
-    """They stay, a warning says why, and the request is answered."""
+def test_letters_without_a_consumer_stay_and_are_warned_of(
+    failed: Pond, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The request is answered."""
     pond = failed.copy()
     pond.ask()
     letters = pond.states()["dead_letters"]
@@ -349,8 +353,8 @@ def test_letters_that_no_code_of_the_pipeline_gets(failed: Pond, caplog: pytest.
     assert any("9 dead letters stay what they are" in record.getMessage() for record in caplog.records)
 
 
-def test_letters_of_a_computation_that_has_no_intervals(failed: Pond) -> None:
-    """Its rows were dropped with it, but not its letters; when it is back they are its first input."""
+def test_letters_are_the_first_input_of_a_restored_computation(failed: Pond) -> None:
+    """The drop removed the computation's rows and intervals, but not its letters."""
     pond = failed.copy()
     dropping = mp.Pipeline("p", drop=["fickle"])
     dropping.inject("in", key="k", at="n", id="n").apply(Seen(), name="seen")
@@ -363,8 +367,8 @@ def test_letters_of_a_computation_that_has_no_intervals(failed: Pond) -> None:
     assert {letter["error"] for letter in pond.states()["dead_letters"].values()} == {"ValueError: timer"}
 
 
-def test_an_extractor_that_never_does_the_same_twice() -> None:
-    """It has a key when the letter is looked for and none when it is read: the letter stays, and the run goes on."""
+def test_letter_stays_when_its_extractor_fails_at_the_retry() -> None:
+    """The extractor finds a key while letters are selected, but none when the letter is read."""
     keys = iter([None, "a", None])
     made = mp.Pipeline("p")
     made.inject("in", key=lambda _: next(keys), at="n").apply(Seen(), name="fickle")
@@ -382,8 +386,7 @@ def test_an_extractor_that_never_does_the_same_twice() -> None:
     assert pond.waiting() == ()
 
 
-def test_without_a_letter_nothing_is_asked(failed: Pond) -> None:
-    """A selection that means none is refused."""
+def test_request_without_matching_letters_is_refused(failed: Pond) -> None:
     pond = failed.copy()
     with pytest.raises(InvalidError, match="no such dead letter"):
         pond.ask(selection=LetterSelection(computation="seen"))
@@ -391,8 +394,7 @@ def test_without_a_letter_nothing_is_asked(failed: Pond) -> None:
 
 
 @pytest.mark.parametrize("options", [{"time_sorted": True}, {"productions": "weak"}, {"on_late": "drop"}])
-def test_other_kinds_of_computations(options: dict[str, Any]) -> None:
-    """In the order of time, with weak productions, and where late records are dropped."""
+def test_retries_work_with_time_sorted_weak_and_dropping_computations(options: dict[str, Any]) -> None:
     repaired, right = Pond(), Pond()
     for pond, mended in ((repaired, False), (right, True)):
         run = pond.start(pipeline(mended=mended, **options))

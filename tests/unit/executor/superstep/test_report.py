@@ -1,4 +1,4 @@
-"""Supersteps added up."""
+"""Sums of supersteps' reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ def _report(superstep: int, **figures: float) -> SuperstepReport:
 
 
 def test_counts_and_durations_add_up() -> None:
-    """Two supersteps as one have the sums of both."""
     both = _report(2, late=3, timers=1).after(_report(1, late=4, dead_letters=2))
 
     assert (both.records, both.late, both.timers, both.dead_letters) == (200, 7, 1, 2)
@@ -28,23 +27,21 @@ def test_counts_and_durations_add_up() -> None:
     assert both.records_per_second == 200.0
 
 
-def test_positions_are_those_of_the_later() -> None:
-    """Number, version, watermark, lag and what is pending are facts of a moment, and the later one counts."""
+def test_positions_come_from_the_later_superstep() -> None:
+    """Number, version, watermark, lag and pending productions are facts of a moment."""
     both = _report(2, lag_ms=7.0, pending=9).after(_report(1, lag_ms=8.0, pending=1))
 
     assert (both.superstep, both.version, both.watermark_us) == (2, 12, 2_000_000)
     assert (both.lag_ms, both.pending) == (7.0, 9)
 
 
-def test_first_superstep_stands_for_itself() -> None:
-    """After nothing, a superstep is what it is."""
+def test_report_after_none_is_itself() -> None:
     report = _report(1)
 
     assert report.after(None) is report
 
 
-def test_no_time_is_no_division_by_zero() -> None:
-    """Supersteps that took no measurable time still have a rate."""
+def test_supersteps_of_zero_duration_have_a_rate() -> None:
     both = _report(2, duration_ms=0.0).after(_report(1, duration_ms=0.0))
 
     assert both.records_per_second > 0

@@ -1,4 +1,4 @@
-"""Suspect times: what is likely a mistake is told once, and what is not is not."""
+"""Warnings of event times that are probably mistakes."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def told(caplog: pytest.LogCaptureFixture, times: SuspectTimes, *inputs: InputOb
     return caplog.messages
 
 
-def test_seconds_are_told_once_and_only_of_the_first_records(caplog: pytest.LogCaptureFixture) -> None:
-    """Dates of these years in seconds, all of them, and each task of a superstep counts."""
+def test_times_in_seconds_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """All times of the first superstep must be recent dates in seconds."""
     times = suspects()
     assert "at_unit" in told(caplog, times, seen(NOW_S, NOW_S + 5), seen(NOW_S, NOW_S))[0]
     assert told(caplog, times, seen(NOW_S, NOW_S)) == []
@@ -46,15 +46,15 @@ def test_seconds_are_told_once_and_only_of_the_first_records(caplog: pytest.LogC
     assert told(caplog, suspects(), seen(NOW_S, NOW_US)) == []
 
 
-def test_a_unit_that_was_said_is_believed(caplog: pytest.LogCaptureFixture) -> None:
-    """The same of a stream by time of arrival, and of a superstep without records."""
+def test_declared_unit_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither is ingress time, nor a superstep without records."""
     assert told(caplog, suspects(at_unit="us"), seen(NOW_S, NOW_S)) == []
     assert told(caplog, suspects(at=IngressTime()), seen(NOW_S, NOW_S + NOW_US + 2 * YEAR_US)) == []
     assert told(caplog, suspects(), InputObservation(stream="s", records=0, newest_at=None)) == []
 
 
-def test_the_far_future_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Within a year records are planned, later they are mistakes."""
+def test_times_beyond_a_year_ahead_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Earlier ones may be planned."""
     times = suspects()
     assert told(caplog, times, seen(NOW_US, NOW_US + YEAR_US)) == []
     [warning] = told(caplog, times, seen(NOW_US, NOW_US + YEAR_US + 1_000_000))

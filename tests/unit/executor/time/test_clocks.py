@@ -1,4 +1,4 @@
-"""Clocks: their names in rows, and what they show to timers."""
+"""Clocks of timers, and their names in rows."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ from millpond.statestore.types import TIME_MIN_US
         ((TimeDomain.EVENT, 99.99), "event@99.99"),
     ],
 )
-def test_a_clock_has_one_name(clock, name):
-    """What is written is what is read."""
+def test_clock_name_survives_a_round_trip(clock, name):
     assert clock_name(*clock) == name
     assert parse_clock(name) == clock
     assert parse_timer_clock(name) == (*clock, True)
@@ -39,27 +38,25 @@ def test_a_clock_has_one_name(clock, name):
 
 
 @pytest.mark.parametrize("name", ["", "evening", "event@", "event@0", "event@101", "event@ninety"])
-def test_a_clock_that_no_version_writes_is_damage(name):
-    """An unknown name in a row is an error of the data."""
+def test_unknown_clock_name_is_a_data_error(name):
     with pytest.raises(DataError):
         parse_clock(name)
 
 
-def test_a_percentile_that_is_not_tracked_is_the_low_watermark():
-    """A timer that waits for it fires, if later than it was meant to."""
+def test_untracked_percentile_reads_the_low_watermark():
+    """A timer at such a percentile fires late rather than never."""
     clocks = Clocks(watermark=5, wall_time=7, percentile_watermarks={90.0: 9})
 
     assert [clocks.of(TimeDomain.EVENT, each) for each in (EXACT, 90.0, 80.0)] == [5, 9, 5]
     assert (clocks.of(TimeDomain.WALL, EXACT), clocks.of(TimeDomain.HOLD, EXACT)) == (7, TIME_MIN_US)
 
 
-def test_percentiles_are_declared_once():
-    """They come sorted, and 100 needs no declaration."""
+def test_declared_percentiles_are_sorted_and_unique():
+    """The low watermark, percentile 100, needs no declaration."""
     assert declared_percentiles((90, 99.5, 100, 90.0), "c") == (99.5, 90.0)
 
 
 @pytest.mark.parametrize("declared", [90, "90", (0,), (101,), ("90",), None])
-def test_what_is_no_set_of_percentiles_is_refused(declared):
-    """A computation that declares anything else cannot be added."""
+def test_invalid_percentiles_are_refused(declared):
     with pytest.raises(InvalidError):
         declared_percentiles(declared, "c")

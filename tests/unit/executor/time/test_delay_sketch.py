@@ -1,4 +1,4 @@
-"""Delay sketches: percentiles of what was seen, on the way and over time."""
+"""Sketches of delays and their percentiles."""
 
 from __future__ import annotations
 
@@ -12,26 +12,23 @@ from millpond.statestore.errors import InvalidError
 
 
 def sketch(*delays: int) -> DelaySketch:
-    """A sketch of these delays."""
     made = DelaySketch()
     made.add(np.array(delays, np.int64))
     return made
 
 
-def test_nothing_seen_is_no_delay():
-    """An empty sketch answers 0 at every percentile."""
+def test_empty_sketch_has_no_delay():
     assert DelaySketch().at(99) == 0
     assert RecentDelays().at(100) == 0
 
 
-def test_the_hundredth_percentile_is_the_longest_delay():
-    """Nothing that was seen exceeds it."""
+def test_hundredth_percentile_is_the_longest_delay():
     assert sketch(3, 500, 20).at(100) == 500
 
 
 @pytest.mark.parametrize("percentile", [50, 90, 99, 99.9])
-def test_the_share_above_is_what_was_asked_for(percentile):
-    """On a heavily skewed distribution the rank is within a tenth of the tail."""
+def test_share_above_a_percentile_is_accurate(percentile):
+    """Even for a heavily skewed distribution the share is within a tenth."""
     delays = np.random.default_rng(4).lognormal(10, 2.5, 100_000).astype(np.int64)
     parts = [sketch(*part.tolist()) for part in np.array_split(delays, 7)]
     whole = DelaySketch()
@@ -43,23 +40,21 @@ def test_the_share_above_is_what_was_asked_for(percentile):
     assert share == pytest.approx(100 - percentile, rel=0.1)
 
 
-def test_it_travels():
-    """Pickled and back, a sketch answers as before and can be merged."""
+def test_sketch_survives_pickling():
     there = pickle.loads(pickle.dumps(sketch(1, 2, 3)))
     there.merge(sketch(10))
 
     assert (len(there), there.at(100)) == (4, 10)
 
 
-def test_the_same_delays_give_the_same_bytes():
-    """There is no randomness in a sketch: a simulation repeats itself."""
+def test_equal_delays_give_equal_bytes():
+    """The simulator needs sketches without randomness."""
     delays = np.random.default_rng(5).integers(0, 10**9, 50_000).tolist()
 
     assert pickle.dumps(sketch(*delays)) == pickle.dumps(sketch(*delays))
 
 
-def test_what_is_long_past_is_forgotten():
-    """Once 100,000 newer delays are known, the older ones no longer count."""
+def test_delays_are_forgotten_after_100000_newer_ones():
     recent = RecentDelays()
     recent.merge(sketch(*[1_000] * 100_000))
     recent.merge(sketch(*[10] * 50_000))
@@ -71,7 +66,6 @@ def test_what_is_long_past_is_forgotten():
 
 
 @pytest.mark.parametrize("percentile", [0, -1, 100.1, True, "99"])
-def test_what_is_no_percentile_is_refused(percentile):
-    """It lies above 0 and not above 100."""
+def test_invalid_percentile_is_refused(percentile):
     with pytest.raises(InvalidError):
         check_percentile(percentile)

@@ -1,4 +1,4 @@
-"""Observations of outside times: of a stream, of its members, of how late records come."""
+"""Observations of the times of outside records."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from millpond.executor.time.observations import DEFAULT_MEMBER, Watch
 from tests.fixtures.computations import Count
 
 
-def test_no_records_say_nothing():
-    """Without readable records there is no newest time."""
+def test_observation_without_records_has_no_times():
     seen = observe_times(Watch(stream="s"), np.array([], np.int64))
 
     assert (seen.records, seen.newest_at, seen.oldest_at, seen.members) == (0, None, None, {})
 
 
-def test_the_ends_of_time_are_kept():
-    """Newest and oldest are those of the records."""
+def test_observation_keeps_newest_and_oldest_times():
     seen = observe_times(Watch(stream="s"), np.array([5, 9, 2]))
 
     assert (seen.records, seen.newest_at, seen.oldest_at, seen.delays) == (3, 9, 2, None)
 
 
-def test_delays_are_measured_against_what_was_committed():
-    """A record in front of everything committed has no delay."""
+def test_delays_are_measured_against_the_newest_committed_time():
+    """A newer record has no delay."""
     watch = Watch(stream="s", newest={DEFAULT_MEMBER: 10}, with_delays=True)
 
     seen = observe_times(watch, np.array([4, 12]))
@@ -33,13 +31,12 @@ def test_delays_are_measured_against_what_was_committed():
     assert (len(seen.delays), seen.delays.at(1), seen.delays.at(100)) == (2, 0, 6)
 
 
-def test_nothing_is_measured_before_anything_was_committed():
-    """The first records have nothing to be late for."""
+def test_delays_are_not_measured_before_the_first_commit():
     assert observe_times(Watch(stream="s", with_delays=True), np.array([4])).delays is None
 
 
-def test_members_are_told_apart():
-    """Each member has its own times, measured against its own; unknown senders have none."""
+def test_members_have_their_own_times_and_delays():
+    """Records of unknown members are not observed."""
     watch = Watch(stream="s", newest={"a": 10, "b": 100}, with_delays=True)
 
     seen = observe_times(watch, np.array([8, 90, 95, 1]), ["a", "b", "b", None])
@@ -52,8 +49,8 @@ def test_members_are_told_apart():
     assert seen.members["b"].delays.at(100) == 10
 
 
-def test_a_row_that_any_consumer_can_read_moves_the_watermark() -> None:
-    """A row whose key only one of two consumers can read still counts for the watermark (I8)."""
+def test_row_readable_by_any_consumer_moves_the_watermark() -> None:
+    """This is promise I8; here only the second consumer finds a key."""
     pipeline = mp.Pipeline("observe")
     stream = pipeline.inject("in", key="k", at="at", watermark=mp.BoundedDisorder("0s"))
     stream.apply(Count(), name="first")

@@ -1,4 +1,4 @@
-"""Injector policies: in order, by observed percentile, by the user's function, and perfect."""
+"""Watermark policies of injectors."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ POLICIES = (
 
 
 def seen(newest_at: int, oldest_at: int | None = None) -> TimesSeen:
-    """Some records."""
     return TimesSeen(newest_at=newest_at, oldest_at=newest_at if oldest_at is None else oldest_at)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
-def test_all_of_them_keep_the_rules_of_a_watermark(policy):
-    """It starts where it was saved, never falls, takes promises, and ends after all time."""
+def test_every_policy_keeps_the_rules_of_a_watermark(policy):
+    """A watermark starts at its saved value, never falls, can be advanced, and ends after all time."""
     assert isinstance(policy, WatermarkPolicy)
     assert policy.start().watermark == TIME_MIN_US
     logic = policy.start(100)
@@ -49,8 +48,7 @@ def test_all_of_them_keep_the_rules_of_a_watermark(policy):
     assert logic.watermark == TIME_MAX_US
 
 
-def test_a_source_in_order_is_followed_closely():
-    """The watermark is the newest record's time."""
+def test_monotone_follows_the_newest_record():
     logic = Monotone().start()
 
     logic.observe(seen(70, 10))
@@ -58,8 +56,7 @@ def test_a_source_in_order_is_followed_closely():
     assert logic.watermark == 70
 
 
-def test_a_bounded_input_is_waited_for():
-    """Records move nothing before the end."""
+def test_perfect_waits_for_the_end():
     logic = Perfect().start()
 
     logic.observe(seen(70))
@@ -67,8 +64,8 @@ def test_a_bounded_input_is_waited_for():
     assert logic.watermark == TIME_MIN_US
 
 
-def test_the_sources_own_marks_are_followed():
-    """Records' times move nothing; marks do, and never back."""
+def test_mark_column_follows_the_sources_marks_only():
+    """The times of records do not matter, and marks never fall."""
     logic = MarkColumn("created").start()
 
     logic.observe(seen(70))
@@ -80,14 +77,13 @@ def test_the_sources_own_marks_are_followed():
 
 
 @pytest.mark.parametrize("column", ["", None, 5])
-def test_marks_need_a_column(column):
-    """Anything else is refused where it is written."""
+def test_mark_column_needs_a_name(column):
     with pytest.raises(InvalidError):
         MarkColumn(column)
 
 
-def test_the_users_function_decides():
-    """It is given what was seen, and may say nothing."""
+def test_user_watermark_follows_its_function():
+    """The function may return None."""
     logic = UserWatermark(lambda seen: seen.oldest_at - 5 if seen.oldest_at > 10 else None).start()
 
     logic.observe(seen(9, 8))
@@ -96,34 +92,30 @@ def test_the_users_function_decides():
     assert logic.watermark == 15
 
 
-def test_a_users_function_that_fails_is_named():
-    """What it raised is the error's cause."""
+def test_failing_watermark_function_is_named():
     logic = UserWatermark(lambda seen: 1 // 0).start()
 
     with pytest.raises(InvalidError, match="watermark's function raised ZeroDivisionError"):
         logic.observe(seen(5))
 
 
-def test_a_user_watermark_needs_a_function():
-    """Anything else is refused where it is written."""
+def test_user_watermark_needs_a_function():
     with pytest.raises(InvalidError):
         UserWatermark("newest")
 
 
-def test_only_the_percentile_asks_for_delays():
-    """Other policies do not pay for measuring them."""
+def test_only_observed_percentile_needs_delays():
+    """Other policies must not pay for the measurement."""
     assert [wants_delays(policy) for policy in POLICIES] == [False, True, False, False, False]
 
 
 @pytest.mark.parametrize("arguments", [(0,), (101,), (99, 0)])
-def test_a_percentile_that_cannot_work_is_refused(arguments):
-    """An impossible percentile or number of records is an error where it is written."""
+def test_observed_percentile_refuses_invalid_arguments(arguments):
     with pytest.raises(InvalidError):
         ObservedPercentile(*arguments)
 
 
-def test_the_percentile_waits_until_it_knows_enough():
-    """Before that many records have been measured, the watermark stands."""
+def test_observed_percentile_waits_for_records_min():
     logic = ObservedPercentile(50, records_min=3).start()
     watch = Watch(stream="s", newest={DEFAULT_MEMBER: 1_000}, with_delays=True)
 
@@ -135,8 +127,8 @@ def test_the_percentile_waits_until_it_knows_enough():
 
 
 @pytest.mark.parametrize("percentile", [90, 99])
-def test_about_that_many_records_are_late(percentile):
-    """With skewed disorder the share of late records is what the percentile leaves."""
+def test_observed_percentile_leaves_its_share_of_late_records(percentile):
+    """The disorder is skewed."""
     random = np.random.default_rng(7)
     count, size = 200_000, 500
     made = np.arange(count) * 1_000

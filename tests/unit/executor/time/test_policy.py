@@ -1,4 +1,4 @@
-"""Injector watermarks: bounded disorder, promises of the source, restarts."""
+"""Bounded disorder and manual watermarks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
 
 
 def seen(at: int) -> TimesSeen:
-    """One record at ``at``."""
     return TimesSeen(newest_at=at, oldest_at=at)
 
 
-def test_nothing_is_known_before_the_first_record():
-    """A new injector's watermark is before all time."""
+def test_watermark_before_the_first_record_is_the_least_time():
     assert BoundedDisorder("30s").start().watermark == TIME_MIN_US
 
 
-def test_it_follows_the_newest_record_at_the_bound():
-    """The watermark is the newest time less the bound."""
+def test_watermark_is_the_newest_time_less_the_bound():
     logic = BoundedDisorder("30s").start()
 
     logic.observe(seen(100_000_000))
@@ -31,8 +28,7 @@ def test_it_follows_the_newest_record_at_the_bound():
     assert logic.watermark == 70_000_000
 
 
-def test_it_never_falls():
-    """Older records and older promises change nothing."""
+def test_watermark_never_falls():
     logic = BoundedDisorder(0).start()
     logic.observe(seen(100))
 
@@ -42,8 +38,7 @@ def test_it_never_falls():
     assert logic.watermark == 100
 
 
-def test_the_source_may_promise_more():
-    """A promise moves the watermark past the records."""
+def test_advance_moves_the_watermark_past_the_records():
     logic = BoundedDisorder("1s").start()
     logic.observe(seen(100))
 
@@ -52,8 +47,7 @@ def test_the_source_may_promise_more():
     assert logic.watermark == 500
 
 
-def test_it_goes_on_from_a_saved_watermark():
-    """After a restart the watermark stands where it was journaled."""
+def test_saved_watermark_is_the_start():
     logic = BoundedDisorder(10).start(1_000)
 
     logic.observe(seen(1_005))
@@ -62,8 +56,7 @@ def test_it_goes_on_from_a_saved_watermark():
     assert logic.watermark == 1_010
 
 
-def test_a_finished_input_is_after_all_time():
-    """The end of the input is the greatest watermark, and stays."""
+def test_watermark_of_a_finished_input_is_the_greatest_time():
     logic = BoundedDisorder(0).start()
 
     logic.finish()
@@ -72,8 +65,7 @@ def test_a_finished_input_is_after_all_time():
     assert logic.watermark == TIME_MAX_US
 
 
-def test_a_very_old_record_does_not_underflow():
-    """A bound that reaches back before all time leaves the watermark there."""
+def test_large_bound_does_not_underflow():
     logic = BoundedDisorder(2**63 - 1).start()
 
     logic.observe(seen(-(2**55)))
@@ -81,8 +73,7 @@ def test_a_very_old_record_does_not_underflow():
     assert logic.watermark == TIME_MIN_US
 
 
-def test_a_manual_watermark_moves_only_by_promise():
-    """Records leave it where it is."""
+def test_manual_watermark_ignores_records():
     logic = ManualWatermark().start()
 
     logic.observe(seen(100))
@@ -92,13 +83,12 @@ def test_a_manual_watermark_moves_only_by_promise():
 
 
 @pytest.mark.parametrize("bound", ["-1s", -1, timedelta(seconds=-1), "soon", 1.5])
-def test_a_bound_that_cannot_work_is_refused_at_once(bound):
-    """A negative bound, or none at all, is an error where it is written."""
+def test_invalid_bound_is_refused_when_declared(bound):
     with pytest.raises(InvalidError):
         BoundedDisorder(bound)
 
 
-def test_both_are_policies():
-    """Runners know a policy by its protocol."""
+def test_both_policies_fulfil_the_protocol():
+    """Runners recognise a policy by its protocol."""
     assert isinstance(BoundedDisorder("1s"), WatermarkPolicy)
     assert isinstance(ManualWatermark(), WatermarkPolicy)

@@ -1,4 +1,4 @@
-"""Low watermarks: the equations, the interval map, and what a restart keeps."""
+"""Low watermarks of computations."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
 
 
 def a_chain() -> WatermarkAuthority:
-    """The stream s is injected, a consumes it, b consumes a."""
+    """Chain stream s → a → b."""
     pipeline = EnginePipeline("p")
     pipeline.inject("s", key="k", at="t").apply(Computation(), name="a").apply(Computation(), name="b")
     return WatermarkAuthority(pipeline.check())
 
 
 class TestEquations:
-    def test_nothing_is_known_at_first(self):
-        """Before an injector says anything every watermark is before all time."""
+    def test_watermarks_start_before_all_time(self):
         authority = a_chain()
 
         assert authority.input_watermark("b") == TIME_MIN_US
         assert authority.injector_watermark("s") == TIME_MIN_US
 
-    def test_the_injector_reaches_the_end_of_the_chain(self):
-        """With nothing pending, every computation is as far as the injector."""
+    def test_injector_watermark_reaches_the_end_of_the_chain(self):
+        """Nothing is pending."""
         authority = a_chain()
 
         authority.update_injector("s", 100)
@@ -37,8 +36,8 @@ class TestEquations:
         assert authority.input_watermarks() == {"a": 100, "b": 100}
         assert authority.output_watermark("b") == 100
 
-    def test_a_hold_binds_the_output_and_not_the_input(self):
-        """A pending timer holds what follows, and never its own firing."""
+    def test_hold_binds_the_output_but_not_the_input(self):
+        """Otherwise a pending timer would keep itself from firing."""
         authority = a_chain()
         authority.update_interval(Interval("a"), 1, 40)
 
@@ -48,8 +47,8 @@ class TestEquations:
         assert authority.output_watermark("a") == 40
         assert authority.input_watermark("b") == 40
 
-    def test_an_undelivered_production_binds_its_consumer(self):
-        """A production counts until it has been consumed, also once its producer owes nothing."""
+    def test_undelivered_production_binds_its_consumer(self):
+        """It counts until consumed, even when its producer has no holds."""
         authority = a_chain()
         authority.set_undelivered({"a": 30})
         authority.update_injector("s", 100)
@@ -59,8 +58,8 @@ class TestEquations:
         authority.set_undelivered({})
         assert authority.input_watermark("b") == 100
 
-    def test_a_published_watermark_never_falls(self):
-        """Late work holds nothing back that has been published, and counts again above it."""
+    def test_published_watermark_never_falls(self):
+        """Later work with an older time binds only above the published value."""
         authority = a_chain()
         authority.update_injector("s", 100)
         assert authority.input_watermark("b") == 100
@@ -73,8 +72,7 @@ class TestEquations:
         authority.update_interval(Interval("a"), 1, 150)
         assert authority.input_watermark("b") == 150
 
-    def test_the_slowest_of_several_inputs_counts(self):
-        """A computation with two inputs waits for both."""
+    def test_slowest_of_several_inputs_decides(self):
         pipeline = EnginePipeline("p")
         for name in ("s", "t"):
             pipeline.inject(name, key="k", at="t")
@@ -86,8 +84,8 @@ class TestEquations:
         authority.update_injector("t", 70)
         assert authority.input_watermark("join") == 70
 
-    def test_a_cycle_takes_the_greatest_solution(self):
-        """A computation that feeds itself waits for its productions and holds only."""
+    def test_cycle_takes_the_greatest_solution(self):
+        """The computation waits only for its productions and holds."""
         pipeline = EnginePipeline("p")
         pipeline.inject("s", key="k", at="t")
         pipeline.add(Computation(), name="loop", subscribes={"s": None, "again": None}, produces=["again"])
@@ -102,8 +100,8 @@ class TestEquations:
         authority.set_undelivered({})
         assert authority.input_watermark("loop") == 130
 
-    def test_dead_letters_come_from_every_computation(self):
-        """A consumer of dead letters waits for all computations and all injectors."""
+    def test_consumer_of_dead_letters_waits_for_every_computation(self):
+        """Any of them may still produce a letter."""
         pipeline = EnginePipeline("p")
         pipeline.inject("s", key="k", at="t").apply(Computation(), name="a")
         pipeline.inject("idle", key="k", at="t")
@@ -118,15 +116,15 @@ class TestEquations:
         authority.update_injector("s", 300)
         assert authority.input_watermark("mourner") == 100
 
-    def test_two_cycles_that_share_a_computation_are_solved(self):
-        """The least bound on any way to a computation is its input."""
+    def test_cycles_that_share_a_computation_are_solved(self):
+        """The least bound on any path to a computation is its input."""
         consumers = {"a": ["b", "c"], "b": ["a"], "c": ["a"]}
         inputs = solve_inputs(consumers, {"a": 90, "b": 80, "c": 95}, {"a": 85, "b": 99, "c": 70})
 
         assert inputs == {"a": 70, "b": 70, "c": 70}
 
-    def test_a_horizon_holds_back_all_that_follows(self):
-        """Also where the longer way round is the older one; the ends of time are not shifted."""
+    def test_late_data_horizon_lowers_the_watermarks_downstream(self):
+        """The longer path may give the lower bound; the ends of time are not shifted."""
         consumers = {"a": ["b", "c"], "b": ["c"], "c": []}
         free = dict.fromkeys("abc", TIME_MAX_US)
 
@@ -139,16 +137,15 @@ class TestEquations:
 
 
 class TestAuthority:
-    def test_a_former_owner_is_refused(self):
-        """Only the newest owner of an interval may speak for it."""
+    def test_report_of_a_former_owner_is_fenced(self):
         authority = a_chain()
         authority.update_interval(Interval("a"), 7, 10)
 
         with pytest.raises(FencedError, match="sequencer=`6`"):
             authority.update_interval(Interval("a"), 6, 99)
 
-    def test_a_restart_never_falls_below_the_journal(self):
-        """Journaled watermarks stand from the start; those of vanished computations are ignored."""
+    def test_restored_watermarks_are_the_start(self):
+        """Those of removed computations are ignored."""
         authority = a_chain()
 
         authority.restore({"a": 80, "gone": 5})
@@ -156,8 +153,7 @@ class TestAuthority:
         assert authority.input_watermark("a") == 80
         assert authority.input_watermark("b") == TIME_MIN_US
 
-    def test_an_injector_that_falls_back_changes_nothing(self):
-        """Injector watermarks are taken at their highest."""
+    def test_lower_injector_watermark_is_ignored(self):
         authority = a_chain()
         authority.update_injector("s", 100)
 
@@ -165,8 +161,7 @@ class TestAuthority:
 
         assert authority.injector_watermark("s") == 100
 
-    def test_strangers_are_refused_by_name(self):
-        """Streams and computations that the pipeline does not have are mistakes."""
+    def test_unknown_streams_and_computations_are_refused(self):
         with pytest.raises(InvalidError, match="stream=`x`"):
             a_chain().update_injector("x", 1)
         with pytest.raises(InvalidError, match="computation=`x`"):
@@ -174,8 +169,7 @@ class TestAuthority:
 
 
 class TestIntervalMap:
-    def test_the_oldest_hold_of_all_intervals_counts(self):
-        """The minimum follows every report."""
+    def test_oldest_hold_of_all_intervals_counts(self):
         holds = IntervalMap()
         assert holds.least == TIME_MAX_US
         holds.report(Interval("c", "", "m"), 1, 30)
@@ -184,8 +178,7 @@ class TestIntervalMap:
         holds.report(Interval("c", "m"), 1, None)
         assert holds.least == 30
 
-    def test_a_split_replaces_exactly_its_keys(self):
-        """Keys that a new interval does not cover keep what was last said of them."""
+    def test_report_after_a_split_replaces_only_its_keys(self):
         holds = IntervalMap()
         holds.report(Interval("c"), 1, 10)
 
@@ -196,8 +189,7 @@ class TestIntervalMap:
         holds.report(Interval("c", "p"), 2, 70)
         assert holds.least == 50
 
-    def test_a_merge_replaces_all_that_it_covers(self):
-        """One owner of all keys speaks for all of them."""
+    def test_report_after_a_merge_replaces_all_parts(self):
         holds = IntervalMap()
         for low, high in (("", "g"), ("g", "p"), ("p", None)):
             holds.report(Interval("c", low, high), 3, 10)
@@ -206,8 +198,8 @@ class TestIntervalMap:
 
         assert (len(holds), holds.least) == (1, 90)
 
-    def test_an_owner_is_fenced_by_any_part_that_it_lost(self):
-        """A report is refused whole, and nothing changes, if a part of it has a newer owner."""
+    def test_report_with_a_lost_part_is_fenced(self):
+        """Nothing may change, not even its other parts."""
         holds = IntervalMap()
         holds.report(Interval("c"), 1, 10)
         holds.report(Interval("c", "m"), 5, 40)
@@ -217,8 +209,7 @@ class TestIntervalMap:
 
         assert (len(holds), holds.least) == (2, 10)
 
-    def test_memory_does_not_grow_with_the_number_of_reports(self):
-        """Dead entries of the heap are swept out."""
+    def test_heap_does_not_grow_with_the_number_of_reports(self):
         holds = IntervalMap()
         for hold in range(10_000, 0, -1):
             holds.report(Interval("c"), 1, hold)

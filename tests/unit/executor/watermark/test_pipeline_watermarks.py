@@ -1,4 +1,4 @@
-"""The time of a pipeline: percentiles next to the low watermark, and what a restart keeps of them."""
+"""Percentile watermarks of a pipeline."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from millpond.testing.fixtures.determinism import ManualClock
 
 
 class Halves(Computation):
-    """Asks for the 50th percentile, and the 90th."""
+    """Declare the 50th and 90th percentiles."""
 
     percentiles = (50, 90)
 
 
 def keeper(positions: dict[str, int] | None = None) -> PipelineWatermarks:
-    """The stream s, a that consumes it, b that consumes a and asks for percentiles."""
+    """Chain stream s → a → b, where b declares percentiles."""
     pipeline = EnginePipeline("p")
     first = pipeline.inject("s", key="k", at="t", watermark=BoundedDisorder(1_000)).apply(
         Computation(), name="a"
@@ -36,19 +36,19 @@ def keeper(positions: dict[str, int] | None = None) -> PipelineWatermarks:
 
 
 def see(time: PipelineWatermarks, *at: int) -> None:
-    """Records of s, committed."""
+    """Commit records of s."""
     time.observe([observe_times(time.watch("s"), np.array(at))])
     time.take_effect()
 
 
 def disordered(time: PipelineWatermarks) -> None:
-    """100 records of which 30 come 40 late and 5 come 400 late; the newest is at 10,000."""
+    """Commit 100 records of which 30 are 40 late and 5 are 400 late; the newest is at 10,000."""
     see(time, 10_000)
     see(time, *[10_000] * 65, *[9_960] * 30, *[9_600] * 5)
 
 
-def test_percentiles_run_ahead_of_the_low_watermark():
-    """Each is as far behind the newest record as so many percent of them have come."""
+def test_percentiles_are_ahead_of_the_low_watermark():
+    """Each lags the newest record by the delay at its percentile."""
     time = keeper()
 
     disordered(time)
@@ -58,8 +58,7 @@ def test_percentiles_run_ahead_of_the_low_watermark():
     assert time.percentile_watermarks("b") == {90.0: 9_960, 50.0: 10_000}
 
 
-def test_with_little_seen_they_are_the_low_watermark():
-    """Before a hundred delays are known, no percentile is claimed."""
+def test_percentiles_equal_the_low_watermark_below_100_delays():
     time = keeper()
     see(time, 10_000)
 
@@ -68,16 +67,16 @@ def test_with_little_seen_they_are_the_low_watermark():
     assert time.percentile_watermarks("b") == {90.0: 9_000, 50.0: 9_000}
 
 
-def test_a_percentile_that_no_computation_declares_is_the_low_watermark():
-    """It is always safe to wait longer."""
+def test_undeclared_percentile_is_the_low_watermark():
+    """Waiting longer is always safe."""
     time = keeper()
     disordered(time)
 
     assert time.mark("b", 70) == 9_000
 
 
-def test_undelivered_productions_hold_by_their_own_percentiles():
-    """A share of what is pending inside is left out of account too."""
+def test_undelivered_productions_bind_each_percentile_separately():
+    """A percentile may ignore a share of the pending productions too."""
     time = keeper()
     disordered(time)
     waiting = ProductionSummary(
@@ -90,8 +89,7 @@ def test_undelivered_productions_hold_by_their_own_percentiles():
     assert time.percentile_watermarks("b") == {90.0: 100, 50.0: 9_970}
 
 
-def test_holds_hold_by_their_own_percentiles():
-    """So are the holds of single keys."""
+def test_holds_bind_each_percentile_separately():
     time = keeper()
 
     time.update_interval(Interval("a"), 1, 100, {90.0: 200, 50.0: 300})
@@ -101,8 +99,8 @@ def test_holds_hold_by_their_own_percentiles():
     assert (time.mark("b", 100), time.percentile_watermarks("b")) == (100, {90.0: 200, 50.0: 300})
 
 
-def test_a_greater_percentile_never_runs_ahead():
-    """Whatever is reported, the marks are ordered, and none lies behind the low watermark."""
+def test_percentile_watermarks_are_ordered():
+    """Reports may be inconsistent, but none falls behind the low watermark."""
     time = keeper()
     disordered(time)
 
@@ -111,8 +109,8 @@ def test_a_greater_percentile_never_runs_ahead():
     assert time.mark("b", 100) <= time.mark("b", 90) <= time.mark("b", 50)
 
 
-def test_they_never_fall():
-    """What comes late changes how far they trail, and never takes them back."""
+def test_percentile_watermarks_never_fall():
+    """Late records change only the distance to the newest record."""
     time = keeper()
     disordered(time)
     before = time.percentile_watermarks("b")
@@ -122,8 +120,7 @@ def test_they_never_fall():
     assert all(time.percentile_watermarks("b")[each] >= at for each, at in before.items())
 
 
-def test_a_restart_keeps_them():
-    """They are journaled like the low watermark."""
+def test_percentile_watermarks_survive_a_restart():
     time = keeper()
     disordered(time)
     positions = time.positions()
@@ -135,8 +132,8 @@ def test_a_restart_keeps_them():
     assert after.positions() == positions
 
 
-def test_without_percentiles_nothing_more_is_journaled():
-    """Who asks for none pays for none."""
+def test_pipeline_without_percentiles_journals_none():
+    """It must not pay for measuring delays either."""
     pipeline = EnginePipeline("p")
     pipeline.inject("s", key="k", at="t").apply(Computation(), name="a")
     time = PipelineWatermarks(pipeline.check(), ManualClock(0))
@@ -146,8 +143,7 @@ def test_without_percentiles_nothing_more_is_journaled():
     assert not time.watch("s").with_delays
 
 
-def test_a_finished_input_is_finished_at_every_percentile():
-    """After all time there is nothing to estimate."""
+def test_finished_input_is_finished_at_every_percentile():
     time = keeper()
 
     time.finish("s")
@@ -155,8 +151,8 @@ def test_a_finished_input_is_finished_at_every_percentile():
     assert set(time.percentile_watermarks("b").values()) == {time.input_watermark("b")}
 
 
-def test_time_of_arrival_passes_except_for_what_is_on_its_way():
-    """What is stamped and not yet committed holds the watermark; a later stamp is never before it."""
+def test_ingress_watermark_waits_for_stamped_records():
+    """Uncommitted stamps hold the watermark, and a later stamp is never before it."""
     pipeline, clock = EnginePipeline("p"), ManualClock(1_000)
     pipeline.inject("s", key="k", at=IngressTime()).apply(Computation(), name="a")
     time = PipelineWatermarks(pipeline.check(), clock)
@@ -182,8 +178,8 @@ def test_time_of_arrival_passes_except_for_what_is_on_its_way():
     assert restored.watch("s").stamp_at == 2_000
 
 
-def test_a_stream_may_get_another_policy_before_its_first_record():
-    """Its watermark stays, and what was declared of it; from then on its records count by the new policy."""
+def test_changed_policy_keeps_watermark_and_declarations():
+    """Later records count by the new policy."""
     time = keeper(keeper_at(5_000).positions())
     topology = time._topology
     injector = replace(topology.injectors["s"], watermark=BoundedDisorder(3_000))
@@ -201,7 +197,7 @@ def test_a_stream_may_get_another_policy_before_its_first_record():
 
 
 def keeper_at(watermark: int) -> PipelineWatermarks:
-    """A keeper whose stream has come to this watermark."""
+    """Return a keeper whose stream has reached this watermark."""
     time = keeper()
     see(time, watermark + 1_000)
     return time

@@ -1,4 +1,4 @@
-"""The time of one injected stream: members that are expected, silent, idle, gone."""
+"""The time of an injected stream and its members."""
 
 from __future__ import annotations
 
@@ -14,25 +14,23 @@ from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
 
 
 def injector(saved: int = TIME_MIN_US, **options: object) -> InjectorTime:
-    """A stream in order, at time 0 of the machine."""
+    """Make an ordered stream at time 0 of the machine."""
     pipeline = EnginePipeline("p")
     pipeline.inject("s", key="k", at="t", **options).apply(Computation(), name="c")
     return InjectorTime(pipeline.check().injectors["s"], saved, 0)
 
 
 def members(**options: object) -> InjectorTime:
-    """A stream with the members a and b."""
+    """Make a stream with the members a and b."""
     return injector(members=("a", "b"), member="host", **options)
 
 
 def observe(time: InjectorTime, now: int = 0, **newest: int) -> None:
-    """Records of members, one each."""
     at, names = np.array(list(newest.values())), list(newest)
     time.observe(observe_times(time.watch(0), at, names), now)
 
 
-def test_a_missing_member_holds_the_watermark():
-    """Until every expected member has been heard of, nothing is known."""
+def test_missing_member_holds_the_watermark():
     time = members()
 
     observe(time, a=100)
@@ -42,8 +40,7 @@ def test_a_missing_member_holds_the_watermark():
     assert time.watermark == 40
 
 
-def test_a_silent_member_holds_the_watermark():
-    """The slowest member decides."""
+def test_silent_member_holds_the_watermark():
     time = members()
     observe(time, a=100, b=40)
 
@@ -52,8 +49,8 @@ def test_a_silent_member_holds_the_watermark():
     assert time.watermark == 40
 
 
-def test_a_stranger_moves_nothing():
-    """Records of unexpected members are taken in without an effect on time."""
+def test_unexpected_member_does_not_affect_the_watermark():
+    """Its records are processed all the same."""
     time = members()
     observe(time, a=100, b=40)
 
@@ -63,8 +60,7 @@ def test_a_stranger_moves_nothing():
 
 
 @pytest.mark.parametrize("standing", ["idle", "gone"])
-def test_a_member_that_is_out_holds_no_longer(standing):
-    """The others advance without it."""
+def test_idle_or_gone_member_does_not_hold_the_watermark(standing):
     time = members()
     observe(time, a=100, b=40)
 
@@ -73,8 +69,8 @@ def test_a_member_that_is_out_holds_no_longer(standing):
     assert time.watermark == 100
 
 
-def test_an_idle_member_counts_again_with_its_next_record():
-    """What it brings may be late; from then on it holds again, and the watermark does not fall."""
+def test_idle_member_holds_again_from_its_next_record():
+    """The record itself may be late, because the watermark does not fall."""
     time = members()
     observe(time, a=100, b=40)
     time.declare("idle", 0, "b")
@@ -87,8 +83,8 @@ def test_an_idle_member_counts_again_with_its_next_record():
     assert time.watermark == 200
 
 
-def test_a_member_that_is_gone_stays_gone():
-    """Its stragglers hold no watermark back until it is expected again."""
+def test_gone_member_counts_again_only_when_expected():
+    """Its stragglers do not hold the watermark."""
     time = members()
     observe(time, a=100, b=40)
     time.declare("gone", 0, "b")
@@ -101,8 +97,7 @@ def test_a_member_that_is_gone_stays_gone():
     assert time.watermark == 300
 
 
-def test_silence_makes_a_member_idle():
-    """After the time that was allowed, and not before."""
+def test_member_is_idle_after_idle_after():
     time = members(idle_after="1s")
     observe(time, 0, a=100, b=40)
     observe(time, 999_999, a=200)
@@ -114,8 +109,7 @@ def test_silence_makes_a_member_idle():
     assert not time.is_idle(1_000_000)
 
 
-def test_when_no_member_is_left_time_stands_still():
-    """A stream that is idle as a whole keeps its watermark, and says that it is idle."""
+def test_idle_stream_keeps_its_watermark():
     time = injector(idle_after=10)
     time.observe(observe_times(time.watch(0), np.array([70])), 0)
 
@@ -124,8 +118,8 @@ def test_when_no_member_is_left_time_stands_still():
     assert (time.watermark, time.is_idle(9), time.is_idle(10)) == (70, False, True)
 
 
-def test_records_on_their_way_are_no_silence():
-    """A superstep that took long does not make its own next input idle."""
+def test_stream_with_records_in_processing_is_not_idle():
+    """Otherwise a long superstep would make its own next input idle."""
     time = injector(idle_after=10)
 
     time.hear(10)
@@ -133,8 +127,7 @@ def test_records_on_their_way_are_no_silence():
     assert not time.is_idle(19)
 
 
-def test_it_goes_on_from_the_saved_watermark():
-    """After a restart no member can pull time back, and each must be heard of again."""
+def test_restarted_stream_keeps_its_watermark_until_all_members_report():
     time = injector(1_000, members=("a", "b"), member="host")
 
     observe(time, a=5_000)
@@ -144,8 +137,7 @@ def test_it_goes_on_from_the_saved_watermark():
     assert time.watermark == 1_500
 
 
-def test_promises_may_be_a_members():
-    """A report without records moves the one member that it is about."""
+def test_advance_can_move_a_single_member():
     time = members()
     observe(time, a=100)
 
@@ -154,8 +146,7 @@ def test_promises_may_be_a_members():
     assert time.watermark == 60
 
 
-def test_the_end_waits_for_no_member():
-    """When the input has ended, missing members do not matter."""
+def test_finish_does_not_wait_for_missing_members():
     time = members()
 
     time.finish(0)
@@ -164,8 +155,7 @@ def test_the_end_waits_for_no_member():
     assert not time.is_idle(10**12)
 
 
-def test_a_member_that_is_not_expected_is_refused():
-    """A report about a misspelt member is an error."""
+def test_declaration_of_an_unknown_member_is_refused():
     with pytest.raises(InvalidError, match="no such member"):
         members().declare("gone", 0, "c")
 
@@ -183,7 +173,6 @@ def test_a_member_that_is_not_expected_is_refused():
     ],
     ids=str,
 )
-def test_what_cannot_work_is_refused_at_the_declaration(options):
-    """Members without a way to tell them, or an idle time of nothing, are errors where they are written."""
+def test_invalid_members_and_idle_times_are_refused(options):
     with pytest.raises(InvalidError):
         injector(**options)
