@@ -13,7 +13,7 @@ from millpond.executor.interval.eviction import Candidates, Waits
 
 
 def test_each_policy_is_measured_and_drawn(tmp_path: Path) -> None:
-    """All in memory misses nothing, nothing in memory misses all, and none of them misses less than the optimum."""
+    """With everything in memory nothing is missed, and no policy beats the optimum."""
     runs = measure(["sessions"], [0.3, 1.0], steps_max=12)
     misses = {(run["policy"], run["memory_share"]): run["misses"] for run in runs}
 
@@ -31,16 +31,15 @@ def test_each_policy_is_measured_and_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", LOADS)
-def test_each_load_makes_records(name: str) -> None:
-    """The same ones each time, and watermarks that do not fall."""
+def test_loads_are_reproducible_and_watermarks_do_not_fall(name: str) -> None:
     first, again = ([next(steps) for _ in range(3)] for steps in (LOADS[name].steps(), LOADS[name].steps()))
     assert [list(step.keys) for step in first] == [list(step.keys) for step in again]
     assert all(len(step.keys) == len(step.at) > 0 for step in first)
     assert first[0].watermark <= first[1].watermark <= first[2].watermark
 
 
-def test_the_optimum_evicts_what_is_used_last() -> None:
-    """And first what is never used again."""
+def test_optimum_evicts_rows_by_their_next_use() -> None:
+    """Rows that are never used again go first."""
     future = Future()
     for future.now, keys in enumerate(["abc", "a", "b", "a"]):
         future.record(keys)

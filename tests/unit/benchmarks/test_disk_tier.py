@@ -1,4 +1,4 @@
-"""The benchmark of the disk tier, on little."""
+"""The benchmark of the disk tier, with few rows."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from benchmarks.disk_tier import measure
 from millpond.statestore.rows import files
 
 
-def test_a_filled_tier_reads_nothing_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty one reads what it keeps, which is more than the pages that are wanted."""
-    # The benchmark replaces it.
+def test_full_disk_tier_reads_nothing_from_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty tier reads whole files, which is more than the needed pages."""
+    # The benchmark replaces this cache.
     monkeypatch.setattr(files, "PAGE_INDEXES", files.PAGE_INDEXES)
     result = measure(keys=12_000, touched=50, latency_ms=0.0, swept=10)
 

@@ -1,4 +1,4 @@
-"""The benchmark of the driver measures what it says, at three intervals."""
+"""The benchmark of the driver, with three intervals."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.gc.compaction import CompactionPolicy
 
 
-def test_each_phase_of_the_driver_is_measured() -> None:
-    """Every interval has work and one file for each superstep before; the plan lists all of them."""
+def test_driver_benchmark_measures_each_phase() -> None:
+    """Every interval has work and one file for each earlier superstep."""
     few, more = measure([1, 3], supersteps=3, files=2)
 
     assert [run["intervals"] for run in (few, more)] == [1, 3]
@@ -23,8 +23,7 @@ def test_each_phase_of_the_driver_is_measured() -> None:
     assert all(more[name] > few[name] > 0 for name in ("plan_kib", "reports_kib", "commit_kib"))
 
 
-def test_upkeep_keeps_files_few() -> None:
-    """With upkeep an interval has fewer files than it got."""
+def test_upkeep_reduces_the_files_of_an_interval() -> None:
     upkeep = UpkeepPolicy(compaction=CompactionPolicy(fan_in=2, files_max=2), background=False)
     (run,) = measure([3], supersteps=2, files=8, upkeep=upkeep)
 
@@ -32,8 +31,7 @@ def test_upkeep_keeps_files_few() -> None:
     assert run["files"] < 8
 
 
-def test_the_table_shows_all_runs() -> None:
-    """A row for each number of intervals."""
+def test_table_has_a_row_for_each_number_of_intervals() -> None:
     run = {f"{name}_ms": 1.0 for name in (*PHASES, "superstep", "total", "cpu")}
     run |= {f"{name}_kib": 1.0 for name in ("plan", "reports", "commit")}
     console = Console(file=StringIO(), record=True, width=200)

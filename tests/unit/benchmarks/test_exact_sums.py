@@ -1,12 +1,12 @@
-"""The benchmark of exact sums measures what it says, at sizes that cost a second."""
+"""The benchmark of exact sums, with few records."""
 
 from __future__ import annotations
 
 from benchmarks import exact_sums
 
 
-def test_both_sums_are_measured_in_each_way() -> None:
-    """The combiner is measured for each kind of numbers, and whole runs for each form of rows and trigger."""
+def test_exact_and_rounding_sums_are_measured_in_each_form() -> None:
+    """Forms are the kinds of numbers, of rows and of triggers."""
     combiners = exact_sums.of_the_combiner(count=200, rounds=1)
     runs = exact_sums.of_whole_runs(records=200, rounds=1, keys=20)
 

@@ -1,4 +1,4 @@
-"""The garbage benchmark on a small store: its bounds on bytes and files; times are for quiet machines."""
+"""The benchmark of garbage, on a small store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.garbage import POLICY, measure_commits, measure_garbage
 
 
 def test_bytes_and_files_stay_bounded(tmp_path: Path) -> None:
-    """The disk never holds more than three times the live bytes, log included, and a read touches few files."""
+    """The bounds are on bytes and files; times need a quiet machine."""
     figures = measure_garbage(160, 3_000, tmp_path, reads=3)
 
     assert figures["ratio"] <= figures["ratio_max"] <= 3.0
@@ -18,8 +18,7 @@ def test_bytes_and_files_stay_bounded(tmp_path: Path) -> None:
     assert figures["records"] == 40_000
 
 
-def test_old_and_young_stores_take_turns(tmp_path: Path) -> None:
-    """The benchmark measures commits at the requested version and at a young one."""
+def test_commits_are_measured_on_an_old_and_a_young_store(tmp_path: Path) -> None:
     figures = measure_commits(110, tmp_path, turns=3)
 
     assert figures["commit_version"] >= 113

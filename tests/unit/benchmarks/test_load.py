@@ -1,4 +1,4 @@
-"""The benchmark of loads, with few rows: it measures what it says."""
+"""The benchmark of loads, with few rows."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from benchmarks.load import measure
 pytestmark = pytest.mark.zookeeper
 
 
-def test_each_kind_of_source_is_loaded_and_worked_on() -> None:
-    """All rows are there, and a pipeline starts on them."""
+def test_each_kind_of_source_is_loaded_and_opened() -> None:
+    """A pipeline starts on the loaded rows."""
     figures = measure(rows=5_000, intervals=2)
 
     assert figures["sources"].keys() == {"arrow", "parquet", "csv", "mappings"}

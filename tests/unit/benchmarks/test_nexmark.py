@@ -1,4 +1,4 @@
-"""The Nexmark benchmark measures what it says, at a size that costs seconds."""
+"""The Nexmark benchmark, with few events."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from examples.nexmark.generator import Generator
 from examples.nexmark.queries import QUERIES
 
 
-def test_a_query_has_its_figure() -> None:
-    """A query's figure has its row count and its rate, and no Spark rate when Spark is left out."""
+def test_query_has_rows_and_a_rate() -> None:
+    """The Spark rate is missing when Spark is left out."""
     figure = nexmark.measure(QUERIES["q0"], [Generator(seed=1).events(1_000)], None)
 
     assert (figure.query, figure.events, figure.rows) == ("q0", 920, 920)
@@ -19,13 +19,11 @@ def test_a_query_has_its_figure() -> None:
     assert figure.spark_per_local is None
 
 
-def test_the_generator_is_measured() -> None:
-    """The generator has a positive rate."""
+def test_generator_has_a_positive_rate() -> None:
     assert nexmark.generator_speed(1_000) > 0
 
 
-def test_a_dead_letter_is_no_figure() -> None:
-    """A run with dead letters is refused."""
+def test_run_with_dead_letters_is_refused() -> None:
     piece = Generator(seed=1).events(50)
     bids = piece["bids"]
     index = bids.column_names.index("date_time")

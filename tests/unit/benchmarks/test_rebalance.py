@@ -1,4 +1,4 @@
-"""The benchmark of a hot range that wanders: what it says of the runs."""
+"""The benchmark of a wandering hot range."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from benchmarks.rebalance import draw, measure, summarise
 
 
 def run(load: str, *rates: int) -> dict[str, Any]:
-    """Figures of a run whose hot range moves every thirty supersteps."""
+    """Make figures of a run whose hot range moves every thirty supersteps."""
     steps = [
         {"superstep": number, "records_per_second": rate, "intervals": 8} for number, rate in enumerate(rates)
     ]
     return {"load": load, "wander_every": 30, "supersteps": steps}
 
 
-def test_rates_are_told_by_the_even_one(tmp_path: Path) -> None:
-    """Right after a move, and twenty supersteps later; before the first move nothing counts."""
+def test_rates_are_relative_to_the_even_load(tmp_path: Path) -> None:
+    """They are taken right after a move and twenty supersteps later."""
     even = run("even", *[7] * 30, *[100] * 60)
     balanced = run("balanced", *[7] * 30, *([50] * 10 + [90] * 20) * 2)
 
@@ -30,8 +30,7 @@ def test_rates_are_told_by_the_even_one(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.spark_all
-def test_what_is_counted_is_right_with_cuts_and_another_owner() -> None:
-    """A tiny load, the hot range of which is cut."""
+def test_counts_are_right_across_cuts_and_a_takeover() -> None:
     (figures,) = measure(["balanced"], 12, 2_000, 3, faults=True)
 
     assert figures["counted"] == figures["expected"] == 24_000

@@ -1,4 +1,4 @@
-"""What a retention costs on disk."""
+"""The benchmark of a retention's disk space."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.retention import measure_retention
 
 
 def test_an_hour_of_versions_stays_below_three_times_the_live_bytes(tmp_path: Path) -> None:
-    """Where each row changes 3.6 times a day, by what the log says and by what lies on the disk."""
+    """Each row changes 3.6 times a day; the log and the disk must agree."""
     figures = measure_retention(tmp_path, hours=10, superstep_s=120, keys=20_000, records=100, check="1h")
 
     assert figures["updates_per_key_per_day"] == 3.6

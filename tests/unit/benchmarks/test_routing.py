@@ -1,4 +1,4 @@
-"""The benchmark of finding the interval of each record."""
+"""The benchmark of routing records to intervals."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.spark
-def test_each_number_of_intervals_is_measured(spark: SparkSession) -> None:
-    """With the same records unrouted next to it."""
+def test_routing_is_measured_for_each_number_of_intervals(spark: SparkSession) -> None:
+    """Unrouted records are the baseline."""
     frame = spark.range(0, 100, 1, 2).selectExpr("lpad(hex(xxhash64(id)), 16, '0') AS k", "id AS at")
     runs = measure(frame, [1, 300])
 

@@ -1,4 +1,4 @@
-"""The arithmetic of a large pipeline: each figure follows its cause."""
+"""The arithmetic of a large pipeline."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from benchmarks.scale_arithmetic import Load, measure_sizes, multiply
 
 
-def test_figures_follow_their_causes() -> None:
-    """Twice the intervals are twice the bytes, twice the seconds half the log entries, a file more a larger plan."""
+def test_figures_are_proportional_to_their_causes() -> None:
+    """Doubled intervals double the bytes, and doubled seconds halve the log entries."""
     sizes = measure_sizes()
     load = Load(intervals=500, seconds=10)
     few, many = multiply(load, sizes), multiply(replace(load, intervals=1_000), sizes)
@@ -26,8 +26,8 @@ def test_figures_follow_their_causes() -> None:
     assert many["zookeeper_nodes"] - few["zookeeper_nodes"] == 1_000
 
 
-def test_compactions_have_a_bound() -> None:
-    """Where more intervals are due than one commit takes, each compaction has more files."""
+def test_compactions_of_a_commit_are_bounded() -> None:
+    """Beyond the bound, each compaction has more files."""
     sizes = measure_sizes()
     few, many = (multiply(Load(intervals=count), sizes) for count in (80, 1_000))
 

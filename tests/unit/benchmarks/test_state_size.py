@@ -1,4 +1,4 @@
-"""The benchmark of state that is larger than memory, on little of it."""
+"""The benchmark of state larger than memory, with little state."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from benchmarks.state_size import ENGINE, ROCKSDB, measure
 @pytest.mark.spark
 @pytest.mark.spark_all
 @pytest.mark.timeout(600)
-def test_both_engines_are_measured() -> None:
-    """Each engine has rates, times and memory for the same keys."""
+def test_both_engines_have_rates_times_and_memory() -> None:
     runs = measure([2_000], [100], limit_s=120.0)
 
     assert [run["engine"] for run in runs] == [ENGINE, ROCKSDB]

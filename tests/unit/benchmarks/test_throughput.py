@@ -1,4 +1,4 @@
-"""The benchmark gives both engines the same records, and reports every batch of both."""
+"""The benchmark of throughput on two engines."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ def _batches(folder: Path) -> list[pa.Table]:
     return [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
 
 
-def test_every_batch_has_every_key_equally_often(tmp_path: Path) -> None:
-    """A batch has the rows and keys of its load, each key equally often."""
+def test_batches_have_all_keys_equally_often(tmp_path: Path) -> None:
     batches = _batches(write_batches(tmp_path / "inputs", LOAD))
     assert len(batches) == LOAD.files
     for batch in batches:
@@ -34,14 +33,14 @@ def test_every_batch_has_every_key_equally_often(tmp_path: Path) -> None:
         assert len(counts) == LOAD.keys_per_batch
 
 
-def test_no_record_id_comes_twice(tmp_path: Path) -> None:
-    """Record ids are unique over all batches, so deduplication finds nothing to drop."""
+def test_record_ids_are_unique_over_all_batches(tmp_path: Path) -> None:
+    """Deduplication must find nothing to drop."""
     ids = pa.concat_tables(_batches(write_batches(tmp_path / "inputs", LOAD))).column("id")
     assert len(ids.unique()) == LOAD.files * LOAD.rows_per_batch
 
 
-def test_the_warm_up_is_reported_and_does_not_count() -> None:
-    """The rate covers the measured batches only; the raw times include the warm-up."""
+def test_rate_excludes_the_warm_up() -> None:
+    """The raw times include it."""
     times = [BatchTime(rows_read=400, batch_ms=ms, parts_ms={}) for ms in (9_000.0, 100.0, 300.0)]
     result = EngineResult(engine="x", load=LOAD, times=tuple(times)).to_json()
     assert result["records_per_second"] == 2_000.0
@@ -50,13 +49,12 @@ def test_the_warm_up_is_reported_and_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 2.0), (0.99, 4.0), (0.25, 1.0)])
-def test_a_percentile_is_one_of_the_values(share: float, expected: float) -> None:
-    """A percentile is the smallest value that enough of the values do not exceed."""
+def test_percentile_is_one_of_the_values(share: float, expected: float) -> None:
+    """It is the smallest value that at least the given share of values does not exceed."""
     assert percentile([4.0, 1.0, 3.0, 2.0], share) == expected
 
 
-def test_both_engines_consume_every_batch(spark: SparkSession, tmp_path: Path) -> None:
-    """Millpond and Spark's own state consume the same batches, and count every record once."""
+def test_both_engines_count_every_record_once(spark: SparkSession, tmp_path: Path) -> None:
     inputs = write_batches(tmp_path / "inputs", LOAD)
     ours = millpond_spark.measure(spark, tmp_path / "pond", LOAD, inputs)
     theirs = transform_with_state.measure(spark, tmp_path / "checkpoint", LOAD, inputs)
@@ -66,8 +64,7 @@ def test_both_engines_consume_every_batch(spark: SparkSession, tmp_path: Path) -
     assert states == ["24"] * LOAD.keys_per_batch
 
 
-def test_commits_leave_the_number_of_live_files_as_it_is() -> None:
-    """Commits are measured on tables of the reported size."""
+def test_commits_are_measured_on_tables_of_constant_size() -> None:
     (result,) = commit_time.measure(2, shapes=((1_000, 10),))
     assert (result["keys"], result["live_files"], result["commits"]) == (1_000, 10, 2)
     assert len(result["commit_ms"]) == 2

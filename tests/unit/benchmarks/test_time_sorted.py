@@ -1,4 +1,4 @@
-"""The benchmark of records in the order of time measures what it says."""
+"""The benchmark of time-sorted records."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from benchmarks.time_sorted import FORMS, run_once
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_records_wait_where_the_form_says_so(form: str) -> None:
-    """As they come none waits, in order only the last of each piece, out of order some, and unforeseen all."""
+def test_number_of_waiting_records_follows_the_form(form: str) -> None:
+    """In order, only the last record of each piece waits."""
     waited = run_once(form, records=400, keys=3, pieces=4)["waited"]
 
     is_sorted, disorder_s, is_foreseen = FORMS[form]

@@ -1,4 +1,4 @@
-"""The example on an auction site: its generator's rules, and the arithmetic of its queries."""
+"""The Nexmark example: its generator and the arithmetic of its queries."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ _COUNT = 20_000
 
 @pytest.fixture(scope="module")
 def events() -> Events:
-    """A stream's first events."""
     return Generator(seed=1).events(_COUNT)
 
 
@@ -41,26 +40,22 @@ def _numbers(table: pa.Table, column: str) -> Any:
 
 
 class TestGenerator:
-    """The rules of the generator."""
-
-    def test_of_fifty_events_one_is_a_person_and_three_are_auctions(self, events: Events) -> None:
-        """People, auctions and bids come as 1 to 3 to 46."""
+    def test_people_auctions_and_bids_occur_as_1_to_3_to_46(self, events: Events) -> None:
         assert [events[kind].num_rows for kind in KINDS] == [
             _COUNT // 50,
             3 * _COUNT // 50,
             46 * _COUNT // 50,
         ]
 
-    def test_the_same_seed_gives_the_same_events(self, events: Events) -> None:
-        """A seed is a stream, and another seed another one."""
+    def test_same_seed_gives_the_same_events(self, events: Events) -> None:
         again, other = Generator(seed=1).events(_COUNT), Generator(seed=2).events(_COUNT)
 
         assert all(events[kind].equals(again[kind]) for kind in KINDS)
         assert not any(events[kind].equals(other[kind]) for kind in KINDS)
 
     @pytest.mark.parametrize("first", [0, 17, BLOCK - 40, BLOCK])
-    def test_any_part_can_be_made_alone(self, first: int) -> None:
-        """Events made from the middle on are those that come there in the whole."""
+    def test_part_of_the_events_can_be_generated_alone(self, first: int) -> None:
+        """A part must equal the same slice of the whole."""
         generator = Generator(seed=3, out_of_order=10)
         whole, before = generator.events(first + 120), generator.events(first) if first else None
         part = generator.events(120, first)
@@ -68,8 +63,7 @@ class TestGenerator:
             skipped = before[kind].num_rows if before else 0
             assert part[kind].equals(whole[kind].slice(skipped).combine_chunks())
 
-    def test_ids_count_up(self, events: Events) -> None:
-        """People and auctions are numbered from 1,000 on."""
+    def test_ids_count_up_from_1000(self, events: Events) -> None:
         for kind in ("persons", "auctions"):
             assert _numbers(events[kind], "id").tolist() == list(range(1_000, 1_000 + events[kind].num_rows))
 
@@ -84,8 +78,7 @@ class TestGenerator:
         assert text_of(int(_numbers(events["persons"], "date_time")[-1])) == "2015-07-15 00:00:01.995"
         assert not np.any(np.diff(_numbers(events["bids"], "date_time")) < 0)
 
-    def test_events_may_come_out_of_order(self) -> None:
-        """With groups of ten the same ids and times come, shuffled within each group alone."""
+    def test_out_of_order_shuffles_events_within_groups(self) -> None:
         orderly, shuffled = (
             Generator(rate=1_000).events(1_000),
             Generator(rate=1_000, out_of_order=10).events(1_000),
@@ -96,15 +89,15 @@ class TestGenerator:
         assert -9_000 <= np.min(np.diff(times)) < 0
         assert np.max(np.maximum.accumulate(times) - times) <= 9_000
 
-    def test_groups_fit_into_blocks(self) -> None:
-        """A group that is not a part of a block, and a rate of nothing, are refused."""
+    def test_invalid_group_size_and_rate_are_refused(self) -> None:
+        """A group must be a part of a block."""
         with pytest.raises(ValueError, match="divides"):
             Generator(out_of_order=7)
         with pytest.raises(ValueError, match="more than none"):
             Generator(rate=0)
 
     def test_prices_are_log_uniform(self, events: Events) -> None:
-        """Prices lie between 100 and 100,000,000, a sixth of them in each power of ten."""
+        """A sixth of them lies in each power of ten from 100 on."""
         prices = _numbers(events["bids"], "price")
         shares = np.histogram(np.log10(prices), bins=6, range=(2, 8))[0] / len(prices)
 
@@ -112,7 +105,9 @@ class TestGenerator:
         assert np.all(np.abs(shares - 1 / 6) < 0.02)
 
     def test_half_of_the_bids_go_to_the_hot_auction(self, events: Events) -> None:
-        """The hot auction is the first of the current hundred; other bids go to the last 100 and up to ten to come."""
+        """The hot auction is the first of the current hundred; others are among the last 100 and the next
+        ten.
+        """
         auctions, times = (_numbers(events["bids"], name) for name in ("auction", "date_time"))
         opened = np.searchsorted(_numbers(events["auctions"], "date_time"), times, side="right")
         newest = 999 + opened
@@ -126,26 +121,25 @@ class TestGenerator:
     @pytest.mark.parametrize(
         ("kind", "column", "remainder"), [("bids", "bidder", 1), ("auctions", "seller", 0)]
     )
-    def test_three_quarters_are_of_hot_people(
+    def test_three_quarters_of_bids_and_auctions_have_hot_people(
         self, events: Events, kind: str, column: str, remainder: int
     ) -> None:
-        """The hot bidder is the second, the hot seller the first of the current hundred people."""
+        """The hot bidder is the second of the current hundred people, the hot seller the first."""
         people = _numbers(events[kind], column)
         share = np.mean(people % 100 == remainder)
 
         assert 0.72 < share < 0.80
         assert people.max() <= 999 + events["persons"].num_rows + 10
 
-    def test_auctions_end_while_others_are_open(self, events: Events) -> None:
-        """An auction lasts at most twice the time in which a hundred others are opened."""
+    def test_auctions_last_at_most_twice_as_long_as_a_hundred_openings(self, events: Events) -> None:
         lengths = _numbers(events["auctions"], "expires") - _numbers(events["auctions"], "date_time")
 
         assert lengths.min() >= 1_000
         assert lengths.max() <= 2 * 167_000
         assert np.all(_numbers(events["auctions"], "reserve") > _numbers(events["auctions"], "initial_bid"))
 
-    def test_half_of_the_bids_come_through_hot_channels(self, events: Events) -> None:
-        """Hot channels have one url each; of the other channels nine in ten have their number in it."""
+    def test_half_of_the_bids_use_hot_channels(self, events: Events) -> None:
+        """Each hot channel has one url; nine in ten other urls contain the channel's number."""
         bids = events["bids"]
         is_hot = pc.is_in(bids["channel"], pa.array(HOT_CHANNELS))
         urls = bids.filter(is_hot)["url"]
@@ -155,8 +149,10 @@ class TestGenerator:
         assert len(pc.unique(urls)) == 4
         assert abs(pc.mean(pc.match_substring(others, "channel_id=").cast(pa.float64())).as_py() - 0.9) < 0.02
 
-    def test_events_are_as_long_as_they_should_be(self, events: Events) -> None:
-        """People, auctions and bids are 200, 500 and 100 bytes on average; numbers count eight, channel and url nothing."""
+    def test_events_have_nexmarks_average_sizes(self, events: Events) -> None:
+        """People, auctions and bids are 200, 500 and 100 bytes; a number counts eight, channel and url
+        nothing.
+        """
         for kind, size in zip(KINDS, (200, 500, 100), strict=True):
             names = [name for name in events[kind].column_names if not name.endswith("_key")]
             columns = [events[kind][name] for name in names if name not in {"channel", "url"}]
@@ -166,14 +162,12 @@ class TestGenerator:
 
 
 class TestArithmetic:
-    """What queries compute."""
-
-    def test_prices_are_converted_exactly(self) -> None:
-        """0.908 times a price has three decimals, whatever the price."""
+    def test_prices_in_euro_are_exact(self) -> None:
+        """0.908 times a price has three decimals."""
         assert [in_euro(price) for price in (1, 1_000, 99_999_999)] == ["0.908", "908.000", "90799999.092"]
 
-    def test_running_means_look_back_ten_sales(self) -> None:
-        """The mean is over a sale and up to ten before it, by time."""
+    def test_running_mean_is_over_a_sale_and_ten_before(self) -> None:
+        """Sales are ordered by time."""
         sales = [
             {"seller": 1, "auction": index, "date_time": index, "price": index}
             for index in reversed(range(13))
@@ -182,8 +176,8 @@ class TestArithmetic:
         assert [row["avg"] for row in running_means(sales)][:2] == [0.0, 0.5]
         assert [row["avg"] for row in running_means(sales)][-1] == sum(range(2, 13)) / 11
 
-    def test_the_average_is_rounded_down(self) -> None:
-        """With 5 and 2 bids the average is 3, and an auction whose count is taken back does not count."""
+    def test_average_of_counts_is_rounded_down(self) -> None:
+        """The average of 5 and 2 bids is 3; a retracted count does not matter."""
         combine = AtLeastAverage()
         counts = [{"auction": name, "bid_count": count} for name, count in (("a", 5), ("b", 2), ("c", 9))]
         full = combine.add_all(combine.create(), counts)
@@ -193,8 +187,7 @@ class TestArithmetic:
         assert combine.extract(combine.create()) == []
 
     @pytest.mark.parametrize("combine", [BidStatistics(), PriceStatistics(), Highest("price")])
-    def test_statistics_merge(self, combine: Any) -> None:
-        """Merging the parts gives what adding everything gives."""
+    def test_merged_statistics_equal_the_whole(self, combine: Any) -> None:
         bids = load_events(DATA)["bids"].to_pylist()
         parts = [
             combine.add_all(combine.create(), bids[start : start + 7]) for start in range(0, len(bids), 7)
@@ -205,32 +198,26 @@ class TestArithmetic:
 
 
 class TestCommand:
-    """``python -m examples.nexmark``."""
-
-    def test_without_a_query_it_lists_them(self) -> None:
-        """The list has every query with its line."""
+    def test_command_without_a_query_lists_all(self) -> None:
         shown = CliRunner().invoke(main, [], env={"COLUMNS": "200"})
 
         assert shown.exit_code == 0
         assert all(query.title in shown.output for query in QUERIES.values())
 
-    def test_missing_events_are_told(self, tmp_path: Path) -> None:
-        """The refusal names the file, and says what to do without it."""
+    def test_missing_events_are_named_with_a_way_out(self, tmp_path: Path) -> None:
         shown = CliRunner().invoke(main, ["--query", "q0", "--check", str(tmp_path)], env={"COLUMNS": "400"})
 
         assert shown.exit_code == 2
         assert "person.jsonl" in shown.output
         assert "--generate" in shown.output
 
-    def test_an_unknown_query_is_refused(self) -> None:
-        """The refusal names what there is."""
+    def test_unknown_query_is_refused_with_the_known_ones(self) -> None:
         shown = CliRunner().invoke(main, ["--query", "q99"], env={"COLUMNS": "200"})
 
         assert shown.exit_code == 2
         assert "q106" in shown.output
 
-    def test_a_wrong_answer_ends_with_an_error(self, tmp_path: Path) -> None:
-        """Where the expected rows are others, the differences are shown and the exit code is 1."""
+    def test_wrong_answer_exits_with_1_and_shows_the_differences(self, tmp_path: Path) -> None:
         shutil.copytree(DATA, tmp_path / "data")
         answers = json.loads(gzip.decompress((DATA / ANSWERS).read_bytes()))
         answers["q2"]["rows"][0][1] += 1
@@ -241,16 +228,14 @@ class TestCommand:
         assert shown.exit_code == 1
         assert f"missing 1 x {tuple(answers['q2']['rows'][0])}" in shown.output
 
-    def test_its_own_events_need_no_option(self, tmp_path: Path) -> None:
-        """A query alone runs on the example's own events and finds the answer that is expected."""
+    def test_query_runs_on_the_examples_own_events_by_default(self, tmp_path: Path) -> None:
         arguments = ["--query", "q2", "--output", str(tmp_path)]
         shown = CliRunner().invoke(main, arguments, env={"COLUMNS": "200"})
 
         assert shown.exit_code == 0, shown.output
         assert "1,840 events" in shown.output
 
-    def test_generated_events_are_asked_for(self, tmp_path: Path) -> None:
-        """A query over generated events shows its answer, and the table has it."""
+    def test_generate_runs_a_query_on_generated_events(self, tmp_path: Path) -> None:
         arguments = ["--query", "q0", "--generate", "500", "--seed", "4", "--output", str(tmp_path)]
         shown = CliRunner().invoke(main, arguments, env={"COLUMNS": "200"})
 
@@ -259,8 +244,7 @@ class TestCommand:
         assert "460 events" in shown.output
 
 
-def test_differences_go_both_ways() -> None:
-    """A row that is missing and one that is too much are two differences."""
+def test_differences_include_missing_and_additional_rows() -> None:
     expected = Counter({(1007, 242): 2})
 
     assert differences(expected, expected) == []

@@ -1,4 +1,4 @@
-"""*Streaming 102*: every figure of the article, and the nine events of the book, through the public API."""
+"""The figures of the article *Streaming 102*, and the nine events of the book, through the public API."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _Played = Mapping[int, list[tuple[Panel, list[Shown]]]]
 
 @pytest.fixture(scope="module")
 def played() -> _Played:
-    """All figures on the local runner."""
+    """Play all figures on the local runner."""
     return play_figures(FIGURES)
 
 
 @pytest.mark.parametrize("number", FIGURES)
-def test_the_figure_is_that_of_the_article(number: int, played: _Played) -> None:
-    """Every pane has the article's value, window, timing and time; where the article errs, those of its own data."""
+def test_figure_has_the_panes_of_the_article(number: int, played: _Played) -> None:
+    """Where the article errs, the panes follow from its own data."""
     figure = FIGURES[number]
     for panel, shown in played[number]:
         expected = figure.expected(panel)
@@ -40,14 +40,13 @@ def test_the_figure_is_that_of_the_article(number: int, played: _Played) -> None
         assert differences(expected, shown) == []
 
 
-def test_all_figures_with_panes_are_there() -> None:
-    """Each figure of the data has its pipeline: 2, 4, 6, 7, 8, 9, 10, 13, 14, 15 and 17."""
+def test_every_figure_of_the_data_has_a_pipeline() -> None:
     assert list(FIGURES) == list(article()["figures"])
     assert list(FIGURES) == [2, 4, 6, 7, 8, 9, 10, 13, 14, 15, 17]
 
 
-def test_table_1(played: _Played) -> None:
-    """The second window's panes in each mode are the article's, and add up to 22, 43 and 22: its 51 is an error."""
+def test_table_1_is_that_of_the_article_except_for_its_sum(played: _Played) -> None:
+    """The article's sum of 51 in accumulating mode is an error; its panes add up to 43."""
     window = next(pane.window for pane in played[9][0][1] if pane.value == 8)
     figures = {"discarding": 9, "accumulating": 7, "accumulating_and_retracting": 10}
     sums = {}
@@ -60,8 +59,8 @@ def test_table_1(played: _Played) -> None:
     assert sums == {"discarding": 22, "accumulating": 43, "accumulating_and_retracting": 22}
 
 
-def test_what_is_dropped_is_counted() -> None:
-    """In figure 8 the 6 comes within the allowed lateness and the 9 does not: one element is dropped."""
+def test_late_element_of_figure_8_is_counted_as_dropped() -> None:
+    """The 6 is within the allowed lateness, the 9 is not."""
     panel = FIGURES[8].panels[0]
     outcome = play(stories()[panel.story], {"sums": panel.step})["sums"]
 
@@ -69,8 +68,7 @@ def test_what_is_dropped_is_counted() -> None:
     assert outcome.dropped == 1
 
 
-def test_differences_are_seen(played: _Played) -> None:
-    """A pane that is missing, has another value, or comes at another time is a difference."""
+def test_missing_reordered_and_additional_panes_are_differences(played: _Played) -> None:
     ((panel, shown),) = played[10]
     expected = FIGURES[10].expected(panel)
 
@@ -80,13 +78,12 @@ def test_differences_are_seen(played: _Played) -> None:
 
 
 @pytest.mark.parametrize("name", book_cases())
-def test_the_books_nine_events(name: str) -> None:
-    """The nine events of the book give the panes that Beam gives: values, windows, timing, indices and times."""
+def test_nine_events_of_the_book_give_beams_panes(name: str) -> None:
+    """Values, windows, timing, indices and times must agree."""
     assert book_differences(name, play_book(name)) == []
 
 
-def test_the_books_cases_are_all_there() -> None:
-    """Of the book's 13 cases two are left out, each for a reason that the file gives."""
+def test_every_case_of_the_book_is_played_or_left_out_with_a_reason() -> None:
     left_out = {case["name"]: case["why"] for case in book()["left_out"]}
 
     assert len({*book_cases(), *left_out}) == 13
@@ -94,8 +91,7 @@ def test_the_books_cases_are_all_there() -> None:
     assert all(left_out.values())
 
 
-def test_scores_add_up_to_those_of_the_article_and_the_book() -> None:
-    """The article's ten scores sum to 51 in both orders of arrival, and the book's nine to 48."""
+def test_scores_have_the_sums_of_article_and_book() -> None:
     sums = {name: sum(score.value for score in story.scores) for name, story in stories().items()}
     batch = [row for row in rows(book()["streams"]["batch_bounded"]) if row[0] == "score"]
 
@@ -104,8 +100,8 @@ def test_scores_add_up_to_those_of_the_article_and_the_book() -> None:
     assert (len(batch), sum(int(row[1]) for row in batch)) == (9, 48)
 
 
-def test_some_on_spark(spark: SparkSession) -> None:
-    """On Spark the figures about accumulation have the article's panes too, all from one run."""
+def test_figures_9_and_10_have_the_articles_panes_on_spark(spark: SparkSession) -> None:
+    """Both figures are played in one run."""
     for number, panels in play_figures([9, 10], spark).items():
         for panel, shown in panels:
             assert differences(FIGURES[number].expected(panel), shown) == []
@@ -113,15 +109,13 @@ def test_some_on_spark(spark: SparkSession) -> None:
 
 @pytest.mark.spark_all
 @pytest.mark.timeout(1_800)
-def test_all_on_spark(spark: SparkSession) -> None:
-    """On Spark every figure has the article's panes."""
+def test_all_figures_have_the_articles_panes_on_spark(spark: SparkSession) -> None:
     for number, panels in play_figures(FIGURES, spark).items():
         for panel, shown in panels:
             assert differences(FIGURES[number].expected(panel), shown) == []
 
 
-def test_the_command_prints_and_draws(tmp_path: Path) -> None:
-    """The command prints each pane, says that it is the article's, and draws a picture."""
+def test_command_prints_panes_and_draws_a_picture(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["--figure", "17", "--out", str(tmp_path)], catch_exceptions=False)
 
     assert result.exit_code == 0
@@ -130,8 +124,7 @@ def test_the_command_prints_and_draws(tmp_path: Path) -> None:
     assert (tmp_path / "figure_17.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_pipelines_are_of_the_public_library() -> None:
-    """What a figure asks is a windowed stream of the public API."""
+def test_figures_are_windowed_streams_of_the_public_api() -> None:
     pipeline = mp.Pipeline("asked")
     scores = pipeline.inject("scores", key="team", at="at")
 

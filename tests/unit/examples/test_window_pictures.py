@@ -1,4 +1,4 @@
-"""The pictures of docs/windows.md: the document names what the generator draws, and is as complete as the library."""
+"""The pictures of docs/windows.md."""
 
 from __future__ import annotations
 
@@ -26,16 +26,14 @@ def _named() -> set[str]:
     return {link.removeprefix("pictures/") for link in _PAGE.links() if link.startswith("pictures/")}
 
 
-def test_the_generator_makes_every_picture_of_the_document(tmp_path: Path) -> None:
-    """The generator draws each picture that the document names from a run, and no others."""
+def test_generator_draws_exactly_the_pictures_of_the_document(tmp_path: Path) -> None:
     draw_all(tmp_path)
 
     assert {path.name for path in tmp_path.iterdir()} == set(names()) == _named()
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())
 
 
-def test_the_pictures_are_there_and_small() -> None:
-    """Each picture of a run is in the repository, in less than 50 KB, and no other is."""
+def test_pictures_are_in_the_repository_and_below_50_kb() -> None:
     sizes = {path.name: path.stat().st_size for path in _FOLDER.glob("*.png")}
 
     for of_a_benchmark in ("cache.png", "rebalance.png", "windows_of_a_key.png"):
@@ -52,10 +50,9 @@ def test_the_pictures_are_there_and_small() -> None:
     ],
     ids=["triggers", "windows"],
 )
-def test_every_trigger_and_window_function_has_a_picture(
+def test_every_public_trigger_and_window_function_has_a_picture(
     base: type, pictures: set[str], others: set[str]
 ) -> None:
-    """Each public trigger and window function has a picture called like it."""
     kinds = {name: getattr(mp, name) for name in mp.__all__} | vars(mp.windows)
     public = {
         _snake(name) for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, base)
@@ -64,13 +61,11 @@ def test_every_trigger_and_window_function_has_a_picture(
     assert public - pictures == others
 
 
-def test_every_mode_has_a_picture() -> None:
-    """Each accumulation mode has a picture called like it."""
+def test_every_accumulation_mode_has_a_picture() -> None:
     assert {str(mode) for mode in mp.windows.Accumulation} <= set(MODES)
 
 
 def test_transcripts_named_in_the_document_exist() -> None:
-    """Each transcript that the table of triggers calls an example is a document of the transcripts."""
     rows = [line for line in _PAGE.text.splitlines() if "<br>transcript" in line]
     named = [re.findall(r"<br>transcript `(\w+)`", row) for row in rows]
     known = {

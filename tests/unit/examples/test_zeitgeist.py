@@ -1,4 +1,4 @@
-"""Zeitgeist on flights: its stream, its arithmetic, and its answer against a plain computation."""
+"""Zeitgeist on flights, compared with a plain computation."""
 
 from __future__ import annotations
 
@@ -29,25 +29,22 @@ FIRST, LAST = date(2013, 1, 20), date(2013, 2, 10)
 
 @pytest.fixture(scope="module")
 def year() -> pd.DataFrame:
-    """All flights as a stream."""
     return arrivals(load_flights())
 
 
 @pytest.fixture(scope="module")
 def weeks() -> pd.DataFrame:
-    """Three weeks up to the blizzard."""
+    """Load three weeks up to the blizzard."""
     return arrivals(load_flights(), FIRST, LAST)
 
 
 @pytest.fixture(scope="module")
 def answer_of_year(year: pd.DataFrame) -> oracle.Answer:
-    """The plain computation over all flights."""
     return oracle.compute(year)
 
 
 @pytest.fixture(scope="module")
 def answer_of_weeks(weeks: pd.DataFrame) -> oracle.Answer:
-    """The plain computation over the three weeks."""
     return oracle.compute(weeks)
 
 
@@ -65,7 +62,7 @@ def _run(
     sensitivity: float = 1,
     store: mp.Store | None = None,
 ) -> oracle.Answer:
-    """The job's answer when its stream comes in pieces of this size."""
+    """Return the job's answer with its stream in pieces of ``size``."""
     store = store or mp.Store.in_memory()
     pipeline = zeitgeist(folder, Detector(sensitivity))
     with mp.LocalRunner(store, progress=False).start(pipeline, stepping=True) as run:
@@ -77,23 +74,23 @@ def _run(
     return read_results(folder).answer(late_flights(store))
 
 
-def test_the_stream_has_every_flight_once(year: pd.DataFrame) -> None:
-    """All 336,776 flights are in the stream, each with an id of its own; 8,255 of them were cancelled."""
+def test_stream_has_every_flight_of_the_year_once(year: pd.DataFrame) -> None:
+    """8,255 of the flights were cancelled."""
     assert len(year) == 336_776
     assert year["id"].is_unique
     assert year["delay_minutes"].isna().sum() == 8_255
 
 
-def test_the_stream_is_in_order_of_report_and_out_of_order_in_event_time(year: pd.DataFrame) -> None:
-    """Flights come as they are reported, so more than half come after one that was scheduled later."""
+def test_stream_is_ordered_by_report_and_disordered_in_event_time(year: pd.DataFrame) -> None:
+    """More than half of the flights follow another that was scheduled later."""
     reported = year["scheduled"] + pd.to_timedelta(year["delay_minutes"].fillna(0), unit="m")
     disorder = year["scheduled"].cummax() - year["scheduled"]
     assert reported.is_monotonic_increasing
     assert (disorder > pd.Timedelta(0)).mean() > 0.5
 
 
-def test_no_flight_that_is_counted_can_be_behind_the_watermark(year: pd.DataFrame) -> None:
-    """The bound on disorder covers every flight that the counter's own rule does not call late."""
+def test_disorder_bound_covers_every_counted_flight(year: pd.DataFrame) -> None:
+    """The counter itself ignores the other 610."""
     disorder = year["scheduled"].cummax() - year["scheduled"]
     counted = ~(year["delay_minutes"] > PATIENCE_MINUTES).fillna(value=False).astype(bool)
     policy = zeitgeist(Path("out")).check().injectors["flights"].watermark
@@ -103,24 +100,23 @@ def test_no_flight_that_is_counted_can_be_behind_the_watermark(year: pd.DataFram
     assert (~counted).sum() == 610
 
 
-def test_the_files_have_the_same_bytes_every_time(tmp_path: Path) -> None:
-    """Preparing the input twice gives the same files, in the same order of modification."""
+def test_prepared_input_has_the_same_bytes_every_time(tmp_path: Path) -> None:
+    """Spark reads files in the order of their modification times."""
     folders = [prepare_input(tmp_path / name, flights_per_file=1_000, first=LAST, last=LAST) for name in "ab"]
     first, second = (sorted(folder.glob("*.parquet")) for folder in folders)
     assert [_digest(path) for path in first] == [_digest(path) for path in second]
     assert [path.stat().st_mtime for path in first] == sorted(path.stat().st_mtime for path in second)
 
 
-def test_input_left_half_written_is_written_again(tmp_path: Path) -> None:
-    """What a killed preparation left behind does not end up in the stream."""
+def test_unfinished_input_is_written_again(tmp_path: Path) -> None:
+    """Files of a killed preparation must not enter the stream."""
     (tmp_path / "input.unfinished").mkdir()
     (tmp_path / "input.unfinished" / "flights-0099.parquet").write_bytes(b"half")
     folder = prepare_input(tmp_path / "input", flights_per_file=1_000, first=LAST, last=LAST)
     assert [path.name for path in folder.glob("*.parquet")] == ["flights-0000.parquet"]
 
 
-def test_input_cut_differently_is_refused(tmp_path: Path) -> None:
-    """Going on with a stream that is cut in other pieces is refused, with the way out."""
+def test_input_in_other_pieces_is_refused(tmp_path: Path) -> None:
     prepare_input(tmp_path / "input", flights_per_file=1_000, first=LAST, last=LAST)
     with pytest.raises(SystemExit, match="--fresh"):
         prepare_input(tmp_path / "input", flights_per_file=500, first=LAST, last=LAST)
@@ -130,8 +126,7 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_hours_have_names_that_can_be_read_back() -> None:
-    """The name of an hour says when it began and when it ends, in UTC."""
+def test_names_of_hours_are_utc_and_can_be_parsed() -> None:
     assert hour_of(start_of("2013-02-08T21:00Z") + 1) == "2013-02-08T21:00Z"
     assert hour_of(end_of("2013-02-08T21:00Z")) == "2013-02-08T22:00Z"
     assert local_hour("2013-02-08T21:00Z") == 16
@@ -145,45 +140,43 @@ def test_hours_have_names_that_can_be_read_back() -> None:
         ("2013-11-02T12:00Z", "2013-11-03T13:00Z"),
     ],
 )
-def test_the_next_day_has_the_same_hour_in_new_york(hour: str, following: str) -> None:
-    """The day after is 23, 24 or 25 hours later, as the clocks in New York have it."""
+def test_next_day_is_the_same_hour_in_new_york(hour: str, following: str) -> None:
+    """When clocks change, a day has 23 or 25 hours."""
     assert next_day(hour) == following
     assert local_hour(hour) == local_hour(following)
 
 
-def test_a_wild_day_teaches_no_more_than_three_deviations() -> None:
-    """After the blizzard the model expects little more than before it."""
+def test_model_learns_at_most_three_deviations_from_a_day() -> None:
+    """Otherwise the model would expect another blizzard."""
     measure = MEASURES["cancelled"]
     normal = {"mean": 1.0, "variance": 2.0}
     after = learned(normal, 30, 500, measure)
     assert after["mean"] == pytest.approx(1.0 + 0.1 * 3 * 2**0.5)
 
 
-def test_the_deviation_never_falls_below_that_of_counting() -> None:
-    """A quiet month does not make a single cancellation a sensation."""
+def test_deviation_is_at_least_that_of_counting() -> None:
+    """After a quiet month a single cancellation must not raise an alert."""
     quiet = expectation({"mean": 0.0, "variance": 0.0}, MEASURES["cancelled"])
     assert quiet.spike_limit() == 6.0
 
 
 @pytest.mark.parametrize(("limit", "first"), [(0.0, 3), (2.9, 3), (3.0, 6), (7.2, 9)])
-def test_the_first_step_above_a_limit_is_above_it(limit: float, first: int) -> None:
-    """The step at which a spike is reported is the smallest multiple greater than the limit."""
+def test_first_step_above_a_limit_is_the_next_multiple(limit: float, first: int) -> None:
     assert first_step_above(limit, 3) == first
 
 
 @pytest.mark.parametrize("size", [997, 6_000, 1_000_000])
-def test_every_cut_of_the_stream_gives_the_answer_of_a_plain_computation(
+def test_answer_equals_the_plain_computation_for_any_batch_size(
     weeks: pd.DataFrame, answer_of_weeks: oracle.Answer, size: int, tmp_path: Path
 ) -> None:
-    """Counts, expectations and alerts agree with the oracle, in small pieces, in large ones, and all at once."""
     assert answer_of_weeks.alerts
     assert oracle.differences(answer_of_weeks, _run(_rows(weeks), size, tmp_path)) == []
 
 
-def test_a_more_sensitive_alarm_gives_the_answer_of_a_plain_computation(
+def test_more_sensitive_alarm_equals_the_plain_computation(
     weeks: pd.DataFrame, answer_of_weeks: oracle.Answer, tmp_path: Path
 ) -> None:
-    """With half the distance to its limits it finds all that the other one finds, and more."""
+    """It finds all alerts of the less sensitive one, and more."""
     answer = oracle.compute(weeks, sensitivity=2)
     found = _run(_rows(weeks), 6_000, tmp_path, sensitivity=2)
     assert oracle.differences(answer, found) == []
@@ -194,8 +187,7 @@ def test_a_more_sensitive_alarm_gives_the_answer_of_a_plain_computation(
     assert final > final_before
 
 
-def test_a_replay_begins_before_the_day_is_complete(weeks: pd.DataFrame, tmp_path: Path) -> None:
-    """At the version nothing of the day is counted to its end, and at the next one something is."""
+def test_replay_starts_at_the_last_version_before_a_complete_day(weeks: pd.DataFrame, tmp_path: Path) -> None:
     store = mp.Store.in_memory()
     _run(_rows(weeks), 1_000, tmp_path, store=store)
     version, day = version_before(store, date(2013, 2, 1)), "2013-02-01T05:00Z"
@@ -208,18 +200,18 @@ def test_a_replay_begins_before_the_day_is_complete(weeks: pd.DataFrame, tmp_pat
     assert version_before(store, date(2012, 1, 1)) < version < version_before(store, date(2014, 1, 1))
 
 
-def test_what_a_replay_has_come_to_is_read_back(tmp_path: Path) -> None:
-    """A demo that has finished shows it once more without replaying."""
+def test_result_of_a_replay_survives_a_round_trip(tmp_path: Path) -> None:
+    """A finished demo shows it again without another replay."""
     part = mp.types.PartDifference(name="alerts", equal=3, changed=0, added=2, missing=1)
     what_if = WhatIf(version=7, day="2013-01-15", computations=[], tables=[part])
     what_if.write(tmp_path / "what_if.json")
     assert WhatIf.read(tmp_path / "what_if.json") == what_if
 
 
-def test_flights_that_are_reported_again_change_nothing(
+def test_repeated_flights_change_nothing(
     weeks: pd.DataFrame, answer_of_weeks: oracle.Answer, tmp_path: Path
 ) -> None:
-    """Each flight delivered up to three times, near and far apart, gives the same answer as once."""
+    """Each flight is delivered up to three times, near and far apart."""
     rows = _rows(weeks)
     back = (0, 40, 150)
     again = [rows[max(0, index - far)] for index in range(len(rows)) for far in back[: 1 + index % 3]]
@@ -227,16 +219,15 @@ def test_flights_that_are_reported_again_change_nothing(
     assert oracle.differences(answer_of_weeks, _run(again, 3_000, tmp_path)) == []
 
 
-def test_differences_are_named() -> None:
-    """The comparison with the oracle finds what is missing, what is too much and what is wrong."""
+def test_differences_name_missing_additional_and_wrong_counts() -> None:
     ours = oracle.Answer(counts={("EWR", "a"): {"flights": 1}, ("EWR", "b"): {"flights": 2}}, late=1)
     theirs = oracle.Answer(counts={("EWR", "b"): {"flights": 3}, ("EWR", "c"): {"flights": 2}}, late=2)
     text = " ".join(oracle.differences(ours, theirs))
     assert all(word in text for word in ("late", "'a') is missing", "'c') is too much", "instead of"))
 
 
-def test_the_blizzard_is_strongest(answer_of_year: oracle.Answer) -> None:
-    """8 and 9 February have the strongest alerts of the year."""
+def test_blizzard_has_the_strongest_alerts_of_the_year(answer_of_year: oracle.Answer) -> None:
+    """The blizzard was on 8 and 9 February."""
     strength: dict[str, float] = {}
     for (_, hour, _, _, stage), (_, _, deviations) in answer_of_year.alerts.items():
         if stage == "final":
@@ -245,7 +236,6 @@ def test_the_blizzard_is_strongest(answer_of_year: oracle.Answer) -> None:
 
 
 def test_days_are_ranked_by_the_strength_of_their_alerts(weeks: pd.DataFrame, tmp_path: Path) -> None:
-    """The day table begins with the blizzard and says how many flights it cost."""
     _run(_rows(weeks), 5_000, tmp_path)
     days = days_of(read_results(tmp_path))
     assert [f"{day:%m-%d}" for day in days.index[:2]] == ["02-08", "02-09"]
@@ -255,7 +245,7 @@ def test_days_are_ranked_by_the_strength_of_their_alerts(weeks: pd.DataFrame, tm
 def _days_of_two_airports(
     days: int, silent_from: pd.Timestamp, silent_until: pd.Timestamp
 ) -> list[dict[str, Any]]:
-    """Three flights an hour by day at two airports, of which one is silent for a while."""
+    """Make three flights an hour by day at two airports, one of which is silent for a while."""
     hours = pd.date_range("2013-05-01", periods=days * 24, freq="h", tz="America/New_York")
     return [
         {
@@ -272,8 +262,8 @@ def _days_of_two_airports(
     ]
 
 
-def test_a_silence_is_judged_when_the_watermark_passes_it(tmp_path: Path) -> None:
-    """Hours of which nothing comes are dips before the airport is heard of again, and its nights are none."""
+def test_silence_raises_an_alert_when_the_watermark_passes_it(tmp_path: Path) -> None:
+    """The airport has not been heard of again; its nights raise none."""
     silent = pd.Timestamp("2013-05-20 14:00", tz="America/New_York")
     rows = _days_of_two_airports(20, silent, silent + pd.Timedelta(days=2))
     store = mp.Store.in_memory()
@@ -284,13 +274,13 @@ def test_a_silence_is_judged_when_the_watermark_passes_it(tmp_path: Path) -> Non
     results = read_results(tmp_path)
     alerts = results.alerts
     raised = [(row.origin, row.local_time, row.kind, row.measure) for row in alerts.itertuples()]
-    # The last flight of the day is at 21:40, and others may be reported six hours behind it.
+    # The last flight of the day is at 21:40, and others may be reported six hours later.
     assert raised == [("AAA", "2013-05-20 14:00", "dip", "silent")]
     assert len(results.standstills) == 1
 
 
-def test_the_silences_of_the_year(answer_of_year: oracle.Answer) -> None:
-    """Six hours of the year are silent that never are, on Thanksgiving's evening at two airports, and no night."""
+def test_silences_of_the_year_are_six_unusual_hours(answer_of_year: oracle.Answer) -> None:
+    """The evening of Thanksgiving is silent at two airports, and no night counts."""
     silent = [alert[:2] for alert in answer_of_year.alerts if alert[3] == "silent"]
     assert sorted(silent, key=lambda alert: alert[1]) == [
         ("EWR", "2013-02-03T10:00Z"),

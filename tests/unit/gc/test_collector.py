@@ -1,4 +1,4 @@
-"""Garbage collection across changes of owner: files that a live owner needs are never collected."""
+"""Garbage collection across changes of owner."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HOUR_MS = 3_600_000
 
 
 class Pond:
-    """A store in memory, with owners that may not know of each other."""
+    """A store in memory whose owners may not know of each other."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -52,13 +52,13 @@ class Pond:
 
 
 def owned_by(run: LocalRun, store: Store) -> dict[Interval, Owned]:
-    """What a run's owner passes to a collection: its sequencer and superstep."""
+    """Return a run's sequencer and superstep, as its owner passes them to a collection."""
     fence = store.committer.snapshot.fence_of(DEFAULT_MEMBER)
     return {DEFAULT_MEMBER: Owned(fence.sequencer, Superstep(run.summary().superstep))}
 
 
 def a_compaction(store: Store) -> Compacted:
-    """A full compaction, written and not yet committed."""
+    """Write a full compaction without committing it."""
     snapshot = store.committer.snapshot
     newest = Superstep(max(int(file.tags["superstep"]) for file in snapshot.files_of(DEFAULT_MEMBER)))
     compaction = plan_compaction(
@@ -85,8 +85,8 @@ def a_run_of(pond: Pond, supersteps: int) -> tuple[Store, LocalRun]:
     return store, run
 
 
-def test_a_former_owner_keeps_an_uncommitted_compaction_of_its_successor() -> None:
-    """A file that the new owner is about to commit is no orphan to the former owner."""
+def test_former_owner_keeps_its_successors_uncommitted_compaction() -> None:
+    """The new owner is about to commit the file, so it is no orphan."""
     pond = Pond()
     former_store, former = a_run_of(pond, 6)
     owned = owned_by(former, former_store)
@@ -98,8 +98,8 @@ def test_a_former_owner_keeps_an_uncommitted_compaction_of_its_successor() -> No
     assert prepared.file.path in pond.objects.list("")
 
 
-def test_an_owner_collects_its_own_orphans() -> None:
-    """A file written in a past superstep and never committed is an orphan to the fence's holder."""
+def test_owner_collects_its_own_orphans() -> None:
+    """The file is of a past superstep and was never committed."""
     pond = Pond()
     store, run = a_run_of(pond, 6)
     orphan = a_compaction(store)
@@ -111,8 +111,8 @@ def test_an_owner_collects_its_own_orphans() -> None:
 
 
 @pytest.mark.parametrize("jump_ms", [0, 2 * HOUR_MS, -2 * HOUR_MS])
-def test_a_jump_of_the_wall_clock_costs_no_commit(jump_ms: int) -> None:
-    """After the collector's clock jumps by hours, other writers can still follow the log and commit."""
+def test_jump_of_the_collectors_clock_fails_no_other_writer(jump_ms: int) -> None:
+    """The other writer must still be able to follow the log."""
     pond = Pond()
     upkeep = UpkeepPolicy(background=False, collect_every=4)
     _, run = pond.start(upkeep)
@@ -132,8 +132,7 @@ def test_a_jump_of_the_wall_clock_costs_no_commit(jump_ms: int) -> None:
     assert load(Log(pond.objects)).fence_of(neighbour) == Fence(Sequencer(1), CommitNumber(1))
 
 
-def test_the_log_of_a_running_pipeline_is_truncated() -> None:
-    """Versions older than the retention and before a checkpoint are removed from the log."""
+def test_log_of_a_running_pipeline_is_truncated() -> None:
     pond = Pond()
     _, run = pond.start(UpkeepPolicy(background=False, collect_every=4, retention="1m"))
     for number in range(100):
@@ -145,6 +144,5 @@ def test_the_log_of_a_running_pipeline_is_truncated() -> None:
 
 
 def fence_of(interval: Interval, number: int) -> CommitRequest:
-    """A commit of another interval, without files."""
     fence = Fence(Sequencer(1), CommitNumber(number))
     return CommitRequest(kind="test", writes=(IntervalWrite(interval=interval, fence=fence),))

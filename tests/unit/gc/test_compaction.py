@@ -1,4 +1,4 @@
-"""The rows, productions, ids and tombstones that a compaction keeps and drops."""
+"""The rows, productions, ids and tombstones that a compaction keeps."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def produced(*values: str) -> list[dict[str, object]]:
 
 
 @given(history=row_histories(), cut=st.integers(0, 10))
-def test_a_compaction_changes_no_answer(history, cut):
-    """Readers see the same rows before and after any compaction of the oldest, or of the newest, updates."""
+def test_compaction_changes_no_merged_rows(history, cut):
+    """It may cover the oldest updates or the newest."""
     if not history:
         return
     old = [entry for entry in history if entry["superstep"] <= cut]
@@ -70,8 +70,7 @@ def test_a_compaction_changes_no_answer(history, cut):
     assert merge_updates(row_updates([*old, *compacted_new])).to_pylist() == seen
 
 
-def test_ids_are_joined_until_they_expire():
-    """A key keeps the ids of all its updates, but for those before the horizon."""
+def test_ids_of_all_updates_are_kept_until_they_expire():
     updates = row_updates(
         [
             update("a", 1, state="1", record_ids=identified(("x", 1), ("y", 5))),
@@ -85,8 +84,8 @@ def test_ids_are_joined_until_they_expire():
     assert rows[1]["record_ids"] is None
 
 
-def test_ids_stay_until_both_clocks_have_passed():
-    """An id goes when it has expired in event time and by its arrival, and not when only one of the two is over."""
+def test_ids_are_kept_until_both_clocks_have_passed():
+    """One clock is event time, the other the wall time of the arrival."""
     updates = row_updates(
         [
             update("a", 1, record_ids=identified(("old", 1), ("ahead", 9), arrived_at=MINUTE)),
@@ -102,8 +101,8 @@ def test_ids_stay_until_both_clocks_have_passed():
     assert last.num_rows == 0
 
 
-def test_an_id_without_an_arrival_arrives_when_it_is_compacted():
-    """What an older version has written, or another engine rewritten, is kept for a whole slack from now on."""
+def test_id_without_an_arrival_is_kept_for_a_slack_from_now():
+    """Older versions did not write arrivals, and other engines may drop them."""
     updates = row_updates([update("a", 1, record_ids=identified(("x", 1), arrived_at=None))])
     first = compact_updates(updates, rules(ids_from=5, arrived_from=NOW), is_complete=True)
     second = compact_updates(first, rules(ids_from=5, arrived_from=NOW), is_complete=True)
@@ -114,8 +113,8 @@ def test_an_id_without_an_arrival_arrives_when_it_is_compacted():
     assert gone.num_rows == 0
 
 
-def test_productions_go_when_they_are_delivered():
-    """Only the productions of the last superstep stay, in their order."""
+def test_delivered_productions_are_dropped():
+    """The last superstep's productions stay in order."""
     updates = row_updates(
         [
             update("a", 1, state="1", productions=produced("old")),
@@ -130,16 +129,16 @@ def test_productions_go_when_they_are_delivered():
     assert rows[1]["productions"] is None
 
 
-def test_tombstones_stay_while_older_files_are_left():
-    """A partial compaction keeps tombstones."""
+def test_partial_compaction_keeps_tombstones():
+    """Older files may still contain the deleted rows."""
     updates = row_updates([update("a", 2, deleted=True), update("b", 2, state="1")])
 
     assert compact_updates(updates, ALL, is_complete=False).column("key").to_pylist() == ["a", "b"]
     assert compact_updates(updates, ALL, is_complete=True).column("key").to_pylist() == ["b"]
 
 
-def test_a_deleted_row_with_an_id_stays():
-    """A key without state still knows which records it has consumed, until they expire."""
+def test_deleted_row_is_kept_until_its_ids_expire():
+    """The key must still recognise duplicates."""
     updates = row_updates([update("a", 2, deleted=True, record_ids=identified(("x", 7)))])
 
     assert compact_updates(updates, rules(ids_from=7), is_complete=True).num_rows == 1
@@ -147,7 +146,7 @@ def test_a_deleted_row_with_an_id_stays():
 
 
 class Files:
-    """Row files of one interval, as committed."""
+    """Committed row files of an interval."""
 
     def __init__(self) -> None:
         self.objects = MemoryObjects()
@@ -170,8 +169,8 @@ class Files:
         return Compaction(interval=INTERVAL, files=tuple(self.live), is_complete=is_complete)
 
 
-def test_a_compaction_writes_one_file_for_the_owners_commit():
-    """The new file claims the fence under which it is committed, whenever it was prepared."""
+def test_compacted_file_takes_the_fence_of_its_commit():
+    """It may have been prepared under an earlier one."""
     files = Files()
     files.write(1, update("a", 1, state="1"), update("b", 1, state="1"))
     files.write(2, update("a", 2, state="2"))
@@ -188,8 +187,7 @@ def test_a_compaction_writes_one_file_for_the_owners_commit():
     ]
 
 
-def test_a_compaction_of_nothing_needed_writes_nothing():
-    """Files whose rows are all deleted are removed without a successor."""
+def test_compaction_of_deleted_rows_writes_no_file():
     files = Files()
     files.write(1, update("a", 1, state="1"))
     files.write(2, update("a", 2, deleted=True))
@@ -201,8 +199,8 @@ def test_a_compaction_of_nothing_needed_writes_nothing():
     assert compacted.freed_bytes == sum(file.size_bytes for file in files.live)
 
 
-def test_a_damaged_file_is_not_compacted():
-    """A flipped bit stops the compaction instead of being rewritten under a fresh checksum."""
+def test_damaged_file_is_not_compacted():
+    """Rewriting it would give the damage a valid checksum."""
     files = Files()
     files.write(1, update("a", 1, state="1"))
     files.write(2, update("a", 2, state="2"))

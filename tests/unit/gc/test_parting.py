@@ -1,4 +1,4 @@
-"""Which files are parted after a split, and in which order."""
+"""The choice of files to part after a split."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOW, HIGH = intervals_from_boundaries("counter", ["m"])
 
 
 def file(superstep: int, interval: Interval = WHOLE, low: str = "a", high: str = "z") -> LiveFile:
-    """A file of a superstep with keys from ``low`` to ``high``."""
+    """Make a file of a superstep with keys from ``low`` to ``high``."""
     return LiveFile(
         path=f"{superstep}-{low}.parquet",
         size_bytes=10,
@@ -40,8 +40,8 @@ def supersteps(parts: tuple[Compaction, ...]) -> list[int | None]:
     return [one.max_superstep for one in parts[0].files] if parts else []
 
 
-def test_shared_files_are_parted_together() -> None:
-    """Each interval gets one file of all of them, from which tombstones may go: nothing is older."""
+def test_shared_files_are_parted_together_and_completely() -> None:
+    """Nothing is older than the parts, so they may drop tombstones."""
     parts = plan(file(2), file(1), file(3, LOW, "a", "b"), file(4, HIGH, "n", "z"))
 
     assert supersteps(parts) == [1, 2]
@@ -49,20 +49,20 @@ def test_shared_files_are_parted_together() -> None:
     assert parts[0].size_bytes == 20
 
 
-def test_files_that_lie_in_one_interval_stay() -> None:
-    """What the interval's own compactions replace is left to them."""
+def test_files_within_one_interval_are_not_parted() -> None:
+    """The interval's own compactions replace them."""
     assert plan(file(1, WHOLE, "a", "c"), file(2, WHOLE, "n", "z")) == ()
     assert plan(file(1, LOW, "a", "c"), intervals=(LOW, HIGH)) == ()
     assert plan(file(1), intervals=(WHOLE,)) == ()
 
 
-def test_a_file_between_two_shared_ones_goes_along() -> None:
-    """So that the stretch has no gap in time; one behind the last shared file stays."""
+def test_file_between_two_shared_ones_is_parted_with_them() -> None:
+    """A parting covers supersteps without gaps; files after the last shared one stay."""
     assert supersteps(plan(file(1), file(2, WHOLE, "a", "c"), file(3), file(4, WHOLE, "a", "c"))) == [1, 2, 3]
 
 
-def test_of_two_splits_the_older_files_come_first() -> None:
-    """The next stretch is not complete where a file of its own is older."""
+def test_files_of_the_older_split_are_parted_first() -> None:
+    """A part is not complete where the interval has an older file."""
     lower, upper = intervals_from_boundaries("counter", ["g", "m"])[:2]
     intervals = (lower, upper, HIGH)
 
@@ -74,18 +74,17 @@ def test_of_two_splits_the_older_files_come_first() -> None:
     assert [(part.interval, part.is_complete) for part in then] == [(lower, False), (upper, True)]
 
 
-def test_the_last_superstep_waits() -> None:
-    """Its productions may be undelivered."""
+def test_files_of_the_last_superstep_are_not_parted() -> None:
+    """Their productions may be undelivered."""
     assert supersteps(plan(file(1), file(2), before=2)) == [1]
     assert plan(file(2), before=2) == ()
 
 
-def test_files_of_other_engines_end_it() -> None:
-    """They mix old rows with new ones, so no stretch of time is certain."""
+def test_file_of_another_engine_stops_parting() -> None:
+    """It mixes old rows with new ones."""
     assert plan(file(1), replace(file(2), tags={})) == ()
     assert plan(replace(file(1), max_superstep=None), file(2)) == ()
 
 
-def test_unknown_bounds_may_be_anywhere() -> None:
-    """A file whose range of keys is not known is shared."""
+def test_file_with_unknown_bounds_is_shared() -> None:
     assert supersteps(plan(replace(file(1), max_key=None))) == [1]

@@ -1,4 +1,4 @@
-"""A round of garbage collection: what goes, what stays, and that the store reads as before."""
+"""Rounds of garbage collection."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Count(Computation):
 
 
 class Pond:
-    """A store, and a pipeline that is stepped over it, one minute a superstep."""
+    """A store, and a stepped pipeline on it with one superstep a minute."""
 
     def __init__(self, objects: Any = None) -> None:
         self.objects = MemoryObjects() if objects is None else objects
@@ -110,7 +110,7 @@ class Pond:
 
 @pytest.fixture(params=["memory", "folder"])
 def pond(request, tmp_path: Path) -> Pond:
-    """The same on both kinds of object store."""
+    """Run on both kinds of object store."""
     made = Pond(MemoryObjects() if request.param == "memory" else open_objects(str(tmp_path / "rows")))
     made.steps(30)
     return made
@@ -120,8 +120,8 @@ def by_kind(collected: CollectionRound) -> dict[str, tuple[str, ...]]:
     return {entry.kind: entry.paths for entry in collected.collections}
 
 
-def test_a_round_leaves_what_is_live_and_nothing_else(pond):
-    """Without retention, only live files stay, and the log of the last half minute."""
+def test_round_without_retention_leaves_live_files_only(pond):
+    """A second round finds nothing to delete."""
     live = {file.path for file in pond.store.committer.snapshot.files}
     assert live < pond.data_files()
     before = pond.counts()
@@ -133,8 +133,8 @@ def test_a_round_leaves_what_is_live_and_nothing_else(pond):
     assert by_kind(pond.collect()) == {"vacuum": (), "orphans": (), "log": ()}
 
 
-def test_the_log_is_cut_behind_a_checkpoint(pond):
-    """A cold open needs neither version 0 nor any commit before the checkpoint, and knows the digest."""
+def test_log_is_truncated_before_a_checkpoint(pond):
+    """A cold open must find the same state and digest without version 0."""
     pond.collect()
     pond.steps(10)
     pond.collect()
@@ -149,16 +149,14 @@ def test_the_log_is_cut_behind_a_checkpoint(pond):
     check_high_water(mark, snapshot, Log(pond.objects))
 
 
-def test_the_running_pipeline_goes_on_over_a_cut_log(pond):
-    """A round changes nothing for running writers."""
+def test_running_pipeline_continues_over_a_truncated_log(pond):
     pond.collect()
     pond.steps(5)
 
     assert pond.counts() == ["35", "35"]
 
 
-def test_a_dry_run_changes_nothing(pond):
-    """It names what would go, and the round after it takes just that."""
+def test_dry_run_deletes_nothing_and_names_the_paths(pond):
     before = set(pond.objects.list(""))
     named = by_kind(pond.collect(dry_run=True))
 
@@ -168,7 +166,6 @@ def test_a_dry_run_changes_nothing(pond):
 
 
 def test_versions_within_the_retention_stay_readable(pond):
-    """Every version of the last ten minutes reads as it did."""
     retention = Retention(keep_ms=10 * MINUTE_MS, checkpoint_every=1)
     newest = pond.store.committer.snapshot.version
     before = {version: pond.counts(version) for version in range(newest - 9, newest + 1)}
@@ -182,8 +179,8 @@ def test_versions_within_the_retention_stay_readable(pond):
     assert all(before[version] == counts for version, counts in kept.items())
 
 
-def test_a_savepoint_keeps_its_version(pond):
-    """Of what is older than the horizon it keeps its own version and no other; once it is dropped, its files go."""
+def test_savepoint_keeps_its_version_until_dropped(pond):
+    """Other versions before the horizon are still collected."""
     version = TableVersion(12)
     before, needed = pond.counts(version), {file.path for file in pond.store.snapshot(version).files}
     pond.savepoint("mine", version)
@@ -203,8 +200,8 @@ def test_a_savepoint_keeps_its_version(pond):
     assert pond.data_files() == {file.path for file in pond.store.committer.snapshot.files}
 
 
-def test_where_inputs_are_in_their_sources_outlives_the_log(pond):
-    """The commits that said so first are gone, and those of a checkpoint's and of a savepoint's version repeat it."""
+def test_source_offsets_survive_truncation_of_the_log(pond):
+    """The commit of a checkpoint's or savepoint's version repeats them."""
     pond.store.committer.commit(
         CommitRequest(kind="request", positions={"a": 1}, source_offsets={"p/clicks/q": "offset 7"})
     )
@@ -222,8 +219,8 @@ def test_where_inputs_are_in_their_sources_outlives_the_log(pond):
     assert load(Log(pond.objects), version).source_offsets == {"p/clicks/q": "offset 7"}
 
 
-def test_a_savepoint_of_a_log_without_its_checkpoint_gets_one(pond):
-    """One that an older writer committed stays readable when the log before it goes."""
+def test_savepoint_without_a_checkpoint_gets_one(pond):
+    """Older writers committed savepoints without a checkpoint, which the truncated log needs."""
     version = TableVersion(12)
     before = pond.counts(version)
     pond.store.committer.commit(
@@ -235,8 +232,7 @@ def test_a_savepoint_of_a_log_without_its_checkpoint_gets_one(pond):
     assert pond.counts(version) == before
 
 
-def test_a_savepoint_that_comes_too_late_is_refused(pond):
-    """A version that is being collected gets no name."""
+def test_savepoint_of_a_collected_version_is_refused(pond):
     pond.collect()
 
     with pytest.raises(ConflictError, match="has been collected"):
@@ -244,8 +240,8 @@ def test_a_savepoint_that_comes_too_late_is_refused(pond):
     assert open_savepoints(pond.store.committer.refresh().txns) == ()
 
 
-def test_a_savepoint_whose_maker_was_killed_is_refused_when_it_is_made_again(pond):
-    """It is in the log, and a collector was quicker, which its maker did not live to see."""
+def test_savepoint_of_a_killed_maker_is_refused_when_repeated_after_collection(pond):
+    """The savepoint is in the log, but its maker died before it found the version collected."""
     pond.collect()
     pond.store.committer.commit(CommitRequest(kind="savepoint", positions={AppId.SAVEPOINT.of("mine"): 3}))
 
@@ -254,8 +250,8 @@ def test_a_savepoint_whose_maker_was_killed_is_refused_when_it_is_made_again(pon
     assert open_savepoints(pond.store.committer.refresh().txns) == ()
 
 
-def test_a_savepoint_that_is_made_again_long_after_is_the_one_that_is_there(pond):
-    """Though its version is behind what collectors have passed."""
+def test_savepoint_repeated_after_collections_is_the_existing_one(pond):
+    """Its version lies before the collectors' horizon by then."""
     version = TableVersion(12)
     made = pond.savepoint("mine", version)
     pond.collect()
@@ -266,7 +262,7 @@ def test_a_savepoint_that_is_made_again_long_after_is_the_one_that_is_there(pond
 
 
 class Interrupted:
-    """Objects that do something else right before they put a file for the first time."""
+    """Objects that call an action just before the first put in a folder."""
 
     def __init__(self, objects: Any, folder: str) -> None:
         self._objects, self._folder = objects, folder
@@ -282,8 +278,7 @@ class Interrupted:
         return getattr(self._objects, name)
 
 
-def test_a_collector_sees_the_savepoint_that_came_before_its_horizon(pond):
-    """One that is made while the collector is about to publish is kept."""
+def test_collector_keeps_a_savepoint_made_before_its_horizon_is_published(pond):
     version = TableVersion(12)
     before, needed = pond.counts(version), {file.path for file in pond.store.snapshot(version).files}
     objects = Interrupted(pond.objects, HORIZON_FOLDER)
@@ -295,11 +290,10 @@ def test_a_collector_sees_the_savepoint_that_came_before_its_horizon(pond):
     assert pond.counts(version) == before
 
 
-def test_a_savepoint_sees_the_collector_that_came_before_its_commit(pond):
-    """One whose version is collected before it is committed is refused, and leaves nothing."""
+def test_savepoint_is_refused_if_its_version_is_collected_before_the_commit(pond):
     objects = Interrupted(pond.objects, "_delta_log/")
     writer = Committer(Log(objects), pond.clock, SeededRng(3), pond.store.leases.high_water)
-    # What it puts first is the checkpoint.
+    # Its first put is the checkpoint.
     objects.meanwhile = lambda: setattr(objects, "meanwhile", pond.collect)
 
     with pytest.raises(ConflictError, match="has been collected"):
@@ -308,8 +302,7 @@ def test_a_savepoint_sees_the_collector_that_came_before_its_commit(pond):
     assert open_savepoints(load(Log(pond.objects)).txns) == ()
 
 
-def test_a_reader_keeps_its_version_until_it_expires(pond):
-    """A published reader is waited for, as long as its horizon lives."""
+def test_reader_keeps_its_version_until_its_horizon_expires(pond):
     version = TableVersion(12)
     pond.catalog.publish_horizon("reader", version, lifetime_ms=MINUTE_MS)
 
@@ -318,16 +311,15 @@ def test_a_reader_keeps_its_version_until_it_expires(pond):
     assert pond.collect().horizon > version
 
 
-def test_a_reader_that_comes_too_late_is_refused(pond):
-    """A version that is being collected cannot be pinned."""
+def test_reader_of_a_collected_version_is_refused(pond):
     pond.collect()
 
     with pytest.raises(ConflictError):
         pond.catalog.publish_horizon("reader", TableVersion(3), lifetime_ms=MINUTE_MS)
 
 
-def test_orphans_of_past_supersteps_go(pond):
-    """A file that no commit names goes once its superstep is past; one of the next superstep stays."""
+def test_orphans_of_past_supersteps_are_deleted(pond):
+    """A file of the next superstep may still be committed."""
 
     def orphan(superstep: int, token: str) -> str:
         return write_row_file(
@@ -346,8 +338,8 @@ def test_orphans_of_past_supersteps_go(pond):
     assert coming in pond.data_files()
 
 
-def test_a_checkpoint_that_forgets_removed_files_costs_no_savepoint(tmp_path):
-    """Other engines' checkpoints leave out what was removed a week ago: an open savepoint's files are no orphans."""
+def test_savepoint_survives_a_checkpoint_without_removed_files(tmp_path):
+    """Other engines' checkpoints omit files removed more than a week ago."""
     folder = tmp_path / "rows"
     pond = Pond(open_objects(str(folder)))
     pond.steps(30)
@@ -356,7 +348,7 @@ def test_a_checkpoint_that_forgets_removed_files_costs_no_savepoint(tmp_path):
     pond.savepoint("mine", version)
     pond.collect()
     pond.steps(5)
-    # By the pond's clock all of it was removed in 1970.
+    # By the pond's clock every removal was in 1970.
     DeltaTable(str(folder)).create_checkpoint()
 
     pond.collect()
@@ -370,8 +362,8 @@ def test_a_checkpoint_that_forgets_removed_files_costs_no_savepoint(tmp_path):
     }
 
 
-def test_a_checkpoint_that_forgets_removed_files_costs_no_version_within_the_retention(tmp_path):
-    """Unpinned versions stay readable too, all of them, and files that no commit named are still deleted."""
+def test_versions_within_the_retention_survive_a_checkpoint_without_removed_files(tmp_path):
+    """Uncommitted files are still deleted."""
     folder = tmp_path / "rows"
     pond = Pond(open_objects(str(folder)))
     pond.steps(30)
@@ -396,8 +388,8 @@ def test_a_checkpoint_that_forgets_removed_files_costs_no_version_within_the_ret
     assert at_the_ends < at_some_time <= pond.data_files()
 
 
-def test_other_pipelines_dead_letters_are_not_ours(pond):
-    """Where pipelines share a computation, only files of one's own keys are orphans."""
+def test_other_pipelines_dead_letters_are_not_orphans(pond):
+    """Pipelines share the computation of dead letters but not its keys."""
 
     def letter(pipeline: str, token: str) -> str:
         return write_row_file(
@@ -417,7 +409,7 @@ def test_other_pipelines_dead_letters_are_not_ours(pond):
 
 
 def test_files_of_other_engines_are_never_orphans(pond):
-    """What does not carry our name is not ours to judge."""
+    """Their names do not have our form."""
     path = f"computation={NAME}/part-00000-abc.parquet"
     pond.objects.put(path, b"PAR1")
     pond.collect()
@@ -425,8 +417,8 @@ def test_files_of_other_engines_are_never_orphans(pond):
     assert path in pond.data_files()
 
 
-def test_a_checkpoint_with_a_flipped_bit_is_refused():
-    """A damaged checkpoint is an error, and an open goes around it when the log still can."""
+def test_checkpoint_with_a_flipped_bit_is_refused():
+    """Opening the store avoids the damaged checkpoint if the log suffices."""
     pond = Pond()
     pond.steps(12)
     pond.collect()
@@ -448,8 +440,8 @@ def test_a_checkpoint_with_a_flipped_bit_is_refused():
     assert load(Log(pond.objects)).txns == pond.store.committer.snapshot.txns
 
 
-def test_an_older_checkpoint_in_a_newer_ones_place_is_refused():
-    """A whole checkpoint under another version's name is an error, not an older table."""
+def test_checkpoint_under_another_versions_name_is_refused():
+    """It would silently restore an older table."""
     pond = Pond()
     pond.steps(12)
     pond.collect()
@@ -462,8 +454,7 @@ def test_an_older_checkpoint_in_a_newer_ones_place_is_refused():
         list(read_part(older, path))
 
 
-def test_delta_rs_reads_the_table_through_our_checkpoint(tmp_path):
-    """Another engine opens the cut log and finds the same rows and transactions."""
+def test_delta_rs_reads_the_truncated_log_through_our_checkpoint(tmp_path):
     objects = open_objects(str(tmp_path / "rows"))
     pond = Pond(objects)
     for _ in range(2):
@@ -480,8 +471,7 @@ def test_delta_rs_reads_the_table_through_our_checkpoint(tmp_path):
     assert isinstance(table.to_pyarrow_table(), pa.Table)
 
 
-def test_a_checkpoint_is_written_once_in_a_while():
-    """Not before so many versions have passed, and not twice."""
+def test_checkpoint_is_written_every_so_many_versions():
     pond = Pond()
     pond.steps(5)
     newest = pond.store.committer.snapshot.version
@@ -491,8 +481,8 @@ def test_a_checkpoint_is_written_once_in_a_while():
     assert write_checkpoint(pond.objects, every=1) is None
 
 
-def test_a_young_catalog_may_not_know_all_readers():
-    """After the catalog was lost, collectors wait as long as a reader may live unheard of."""
+def test_new_catalog_delays_collection():
+    """After a lost catalog, readers from before may be unknown for as long as a horizon lives."""
     pond = Pond()
     pond.steps(60)
     pond.catalog = Catalog.open("sqlite://", pond.clock)
@@ -502,8 +492,7 @@ def test_a_young_catalog_may_not_know_all_readers():
     assert pond.collect(Retention(keep_ms=30 * MINUTE_MS, checkpoint_every=1)).horizon > 0
 
 
-def test_upkeep_collects_by_itself():
-    """A running pipeline writes checkpoints and deletes what its retention allows."""
+def test_running_pipeline_writes_checkpoints_and_collects_garbage():
     clock, objects = ManualClock(), MemoryObjects()
     store = Store.in_memory(objects=objects, clock=clock, rng=SeededRng(1))
     pipeline = EnginePipeline("p")
@@ -525,7 +514,6 @@ def test_upkeep_collects_by_itself():
     assert store.rows_view("count").to_arrow().column("state").to_pylist() == ["120"]
 
 
-def test_a_negative_retention_is_refused():
-    """Nothing is older than now."""
+def test_negative_retention_is_refused():
     with pytest.raises(InvalidError):
         Retention(keep_ms=-1)
