@@ -165,6 +165,7 @@ def test_open_server_without_users_is_replaced_and_its_data_kept(use: Use, folde
     mark = json.dumps({"version": 7, "digest": "seven"}).encode()
     client.create("/millpond/store/high_water", mark, makepath=True)
     client.stop()
+    client.close()
     hosts = use().start_or_join()
 
     assert not old.is_running()
