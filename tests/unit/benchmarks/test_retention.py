@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.retention import measure_retention
 
 
-def test_an_hour_of_versions_stays_below_three_times_the_live_bytes(tmp_path: Path) -> None:
+def test_hour_of_versions_is_below_three_times_the_live_bytes(tmp_path: Path) -> None:
     """Each row changes 3.6 times a day; the log and the disk must agree."""
     figures = measure_retention(tmp_path, hours=10, superstep_s=120, keys=20_000, records=100, check="1h")
 

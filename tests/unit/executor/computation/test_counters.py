@@ -15,7 +15,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Picky(mp.Computation):
-    """Count each record, then fail for odd numbers."""
+    """A count of records that fails for odd numbers after counting them."""
 
     counters = ("seen", "sum")
 

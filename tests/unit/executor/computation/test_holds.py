@@ -26,7 +26,7 @@ Hook = Callable[[Any], None]
 
 
 class Call(Computation):
-    """Call the function that each record carries."""
+    """A computation that calls the function in each record."""
 
     percentiles = (50,)
 
@@ -174,7 +174,7 @@ def test_unbounded_horizon_allows_any_production_time():
     assert times(call(start(Back()), 10, hook, watermark=10)) == [-1_000, -1_990]
 
 
-def test_a_hold_below_the_input_is_refused():
+def test_hold_below_the_input_is_refused():
     """The watermark may already have passed that time."""
     with pytest.raises(InvalidError, match="must not be before the input"):
         call(start(), 10, lambda context: context.state.hold(9))

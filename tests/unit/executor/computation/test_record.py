@@ -111,7 +111,7 @@ def test_records_compare_copy_and_pickle_by_their_fields() -> None:
     assert repr(record) == "Record(key='k', value=20, at=20, stream='b', late=False)"
 
 
-def test_an_unknown_attribute_is_an_attribute_error() -> None:
+def test_unknown_attribute_is_an_attribute_error() -> None:
     """The lazily filled fields must not swallow typing mistakes."""
     with pytest.raises(AttributeError, match="valeu"):
         _ = records_of(columns_of())[0][0].valeu  # type: ignore[attr-defined]

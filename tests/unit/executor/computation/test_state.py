@@ -94,7 +94,7 @@ def test_changes_after_set_do_not_reach_the_state() -> None:
     assert state.settle() == '{"seen":[1]}'
 
 
-def test_a_value_that_cannot_be_encoded_is_refused_by_set() -> None:
+def test_set_refuses_a_value_that_cannot_be_encoded() -> None:
     with pytest.raises(mp.InvalidError, match="the codec cannot encode this value"):
         _state().set({"at": object()})
 
@@ -115,7 +115,7 @@ def _shape(value: Any) -> Any:
 
 
 class _Careless(mp.Computation):
-    """Set tuples, change the same objects later, and remember every state read."""
+    """Code that stores tuples, changes them later, and remembers every state it has read."""
 
     def __init__(self) -> None:
         self.read: list[str] = []

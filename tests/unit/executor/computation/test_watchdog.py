@@ -170,7 +170,7 @@ def test_turn_without_an_end_is_over_with_its_bundle():
 
 
 class Slow(Computation):
-    """Hang at the number thirteen, spinning or blocking."""
+    """Code that hangs at the number thirteen, spinning or blocking."""
 
     def __init__(self, way: str) -> None:
         self.way = way

@@ -102,7 +102,7 @@ def test_decoder_error_is_the_reason_unless_a_service_is_unavailable() -> None:
 
 
 def test_decoding_again_must_succeed_again() -> None:
-    """On Spark the driver and the task decode the same bytes."""
+    """On Spark, routing and the task both decode the bytes."""
     rows = [{"value": b'{"a":1}'}, {"value": b'{"a":2}'}]
 
     assert decoded_values(_PAYLOAD, rows, stream="s") == [{"a": 1}, {"a": 2}]

@@ -28,7 +28,7 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Log(Computation):
-    """Log everything to the state; "fail", "timer:<at>" and "delete" are commands."""
+    """A log in the state; the values "fail", "timer:<at>" and "delete" are commands."""
 
     def process_record(self, context: Context, record: Record) -> None:
         self._log(context, record.value)
@@ -52,7 +52,7 @@ class Log(Computation):
 
 
 class LogTogether(Log):
-    """Log all records at once, and how many there were."""
+    """The same log, of all records at once."""
 
     def process_records(self, context: Context, records: Records) -> None:
         self._log(context, len(records))

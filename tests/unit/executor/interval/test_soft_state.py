@@ -29,8 +29,6 @@ INTERVAL = Interval("c")
 
 
 class Append(Computation):
-    """Append the value to the state, and set a timer at the value."""
-
     def process_record(self, context: Context, record: Record) -> None:
         context.state.set([*context.state.get([]), record.value])
         context.set_timer(record.value)
@@ -40,7 +38,7 @@ class Append(Computation):
 
 
 class CountingReader(RowReader):
-    """Record every read."""
+    """A reader that records every read."""
 
     def __init__(self, run: IntervalRun) -> None:
         super().__init__(run.objects)

@@ -37,7 +37,7 @@ NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
 
 
 class Seen(Computation):
-    """Keep and forward every input in its order."""
+    """A list of all inputs in order, which are also forwarded."""
 
     def process_record(self, context: Context, record: Record) -> None:
         mark = "late" if record.late else "record"
@@ -51,8 +51,6 @@ class Seen(Computation):
 
 
 class Kept(Computation):
-    """Count the records, and the late ones among them."""
-
     def process_record(self, context: Context, record: Record) -> None:
         count, late = context.state.get([0, 0])
         context.state.set([count + 1, late + record.late])
@@ -266,8 +264,6 @@ class TestOrder:
 
 
 class Panes(Computation):
-    """Keep the values of panes."""
-
     def process_record(self, context: Context, record: Record) -> None:
         context.state.set([*context.state.get([]), record.value["value"]])
 

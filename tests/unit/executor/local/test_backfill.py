@@ -32,15 +32,11 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Count(mp.Computation):
-    """Count a key's records."""
-
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
 
 
 class Seen(mp.Computation):
-    """Keep each record's number and whether it was late."""
-
     def process_record(self, context, record):
         context.state.set([*context.state.get([]), [record.value["n"], record.late]])
 
@@ -52,7 +48,7 @@ class Forward(Count):
 
 
 class Alarm(mp.Computation):
-    """Set a timer two seconds after each record, and keep numbers and alarms in order."""
+    """A list of numbers, and of alarms that follow them by two seconds."""
 
     def process_record(self, context, record):
         context.state.set([*context.state.get([]), record.value["n"]])

@@ -32,8 +32,6 @@ _TEN = 10
 
 
 class _Seen(Computation):
-    """Keep each pane and the watermark at its arrival."""
-
     def __init__(self) -> None:
         self.panes: list[tuple[int, Any]] = []
         self.watermarks: list[int] = []
@@ -44,8 +42,6 @@ class _Seen(Computation):
 
 
 class _Panes(Computation):
-    """Keep each pane's start, value and timing."""
-
     def __init__(self) -> None:
         self.seen: list[tuple[int, int, str]] = []
 

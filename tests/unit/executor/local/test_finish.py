@@ -24,8 +24,6 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Late(Computation):
-    """Keep whether each record was late, and forward it."""
-
     def process_record(self, context: Context, record: Record) -> None:
         context.state.set([*context.state.get([]), [record.value["n"], record.late]])
         context.produce("seen", record.value)

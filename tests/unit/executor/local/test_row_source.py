@@ -62,8 +62,6 @@ class Numbered(RowSource):
 
 
 class Seen(Computation):
-    """Keep each pane and the watermark at its arrival."""
-
     def __init__(self) -> None:
         self.panes: list[tuple[int, Any, int]] = []
 

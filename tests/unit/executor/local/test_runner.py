@@ -28,8 +28,6 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Collect(Computation):
-    """Keep values in order of arrival, and forward them."""
-
     def __init__(self, output: str | None = None) -> None:
         self.output = output
 
@@ -40,7 +38,7 @@ class Collect(Computation):
 
 
 class CountDown(Computation):
-    """Send the number less one to itself, until zero."""
+    """A countdown by productions to itself."""
 
     def process_record(self, context, record):
         context.state.set([*(context.state.get() or []), record.value["n"]])
@@ -49,7 +47,7 @@ class CountDown(Computation):
 
 
 class Alarm(Computation):
-    """Set a timer ten microseconds after each record, and keep the timers that fired."""
+    """A list of the timers that fired, each ten microseconds after its record."""
 
     def __init__(self, domain: str) -> None:
         self.domain = domain
@@ -609,7 +607,7 @@ class TestBounded:
 
 
 class WakingClock(ManualClock):
-    """Call an action after a number of sleeps."""
+    """A clock that calls an action after a number of sleeps."""
 
     def __init__(self, sleeps: int) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ UPDATES = 12
 
 
 class Sum(Computation):
-    """Add up a key's numbers, and forward each; ``generation`` changes the code."""
+    """A sum that forwards its numbers; ``generation`` stands for a change of the code."""
 
     def __init__(self, generation: int = 0) -> None:
         self.generation = generation

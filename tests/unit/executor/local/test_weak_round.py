@@ -29,8 +29,8 @@ GATE = threading.Event()
 
 
 class Pass(Computation):
-    """Forward records, or count them without an ``output``; take time on the test's clock, or wait for the
-    gate.
+    """A step that forwards records, or counts them without an ``output``. It takes time on the test's clock
+    or waits for the gate.
     """
 
     def __init__(self, output: str | None = None, takes_ms: float = 0, *, waits: bool = False) -> None:

@@ -26,7 +26,7 @@ SECOND_US = 1_000_000
 
 
 class Count(Computation):
-    """Count, with a timer and a hold."""
+    """A count with a timer and a hold."""
 
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
@@ -38,7 +38,7 @@ class Count(Computation):
 
 
 class Packed(Count):
-    """Count in a dict with another codec; fail for the state 13."""
+    """The count in a dict and another codec; the upgrade fails for the state 13."""
 
     state_version = 1
     codec: Codec = MsgpackCodec()

@@ -32,7 +32,7 @@ COMPACTIONS = CompactionPolicy(fan_in=4, files_max=8)
 
 
 class Window(Computation):
-    """Count a key's records, and delete the state ten seconds after the first."""
+    """A count that is deleted ten seconds after its first record."""
 
     def process_record(self, context, record):
         count = context.state.get()
@@ -258,7 +258,7 @@ def test_restart_with_the_same_seed_chooses_new_file_names():
 
 
 class Held(Executor):
-    """Keep the work until released."""
+    """An executor that keeps its work until released."""
 
     def __init__(self) -> None:
         self.work: list[tuple[Future[Compacted], partial[Compacted]]] = []

@@ -27,7 +27,7 @@ CLOCK = ManualClock()
 
 
 class Costly(Computation):
-    """Count a key's records; each takes a millisecond on the test's clock."""
+    """A count whose records take a millisecond each on the test's clock."""
 
     def process_record(self, context, record):
         CLOCK.advance_ms(1)
@@ -138,7 +138,7 @@ def test_single_hot_key_is_warned_of_once(pond: Pond, caplog: pytest.LogCaptureF
     ] == ["key 'b1' of costly"]
 
 
-class TestByHand:
+class TestRequests:
     @pytest.fixture
     def pond(self) -> Iterator[Pond]:
         """Run a pipeline without balancing."""

@@ -16,7 +16,7 @@ from millpond.testing.servers.zookeeper import wait_until
 CLOCK = SystemClock()
 
 
-def test_a_locked_catalog_delays_no_pipeline(tmp_path: Path) -> None:
+def test_locked_catalog_delays_no_pipeline(tmp_path: Path) -> None:
     """The topology reaches the catalog once the lock is released."""
     registry = MemoryRegistry()
 

@@ -24,7 +24,7 @@ def test_merge_of_a_split_restores_the_interval(keys: list[str]) -> None:
 
 
 @pytest.mark.parametrize("keys", [[], ["a"], ["g", "e"], ["e", "e"], ["z"]])
-def test_a_split_needs_rising_keys_inside(keys: list[str]) -> None:
+def test_split_needs_rising_keys_inside_the_interval(keys: list[str]) -> None:
     """The first key of an interval divides nothing."""
     with pytest.raises(InvalidError, match="rising keys inside"):
         Cut.split(Interval("c", "a", "m"), keys)

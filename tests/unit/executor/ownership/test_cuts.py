@@ -48,7 +48,7 @@ def test_hot_interval_is_split_into_fair_shares() -> None:
     assert len(cut.by) == 3
 
 
-def test_a_single_interval_is_split_for_all_tasks() -> None:
+def test_single_interval_is_split_for_all_tasks() -> None:
     """A computation whose first input had one key starts with one interval."""
     (cut,) = cuts(loads(1_000), parallelism=4)
 

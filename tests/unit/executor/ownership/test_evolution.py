@@ -25,8 +25,6 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Last(Computation):
-    """Keep the time of the last record."""
-
     def process_record(self, context, record):
         context.state.set(record.at)
 

@@ -29,8 +29,6 @@ LOW, HIGH = Cut.split(WHOLE, ["m"]).by
 
 
 class Alarm(Computation):
-    """Count a key's records, and set a timer for each."""
-
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
         context.set_timer(record.at + 10)
@@ -40,8 +38,6 @@ class Alarm(Computation):
 
 
 class Rung(Computation):
-    """Count the timers that fired."""
-
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
 

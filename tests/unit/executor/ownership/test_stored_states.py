@@ -27,15 +27,13 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Last(Computation):
-    """Keep the time of the last record."""
-
     def process_record(self, context, record):
         context.state.get()
         context.state.set(record.at)
 
 
 class LastIn(Last):
-    """Keep it in MessagePack, with a version."""
+    """The same state in MessagePack, with a version."""
 
     state_version = 1
     codec = MsgpackCodec()
@@ -46,13 +44,13 @@ class LastIn(Last):
 
 
 class Without(Last):
-    """Declare a version but no upgrade."""
+    """A version without an upgrade."""
 
     state_version = 1
 
 
 class Forgetful(LastIn):
-    """Change the state in place and forget to return it."""
+    """An upgrade in place that forgets to return the state."""
 
     codec = JsonCodec()
     codecs = {}  # noqa: RUF012

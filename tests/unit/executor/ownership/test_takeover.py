@@ -21,8 +21,6 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Alarm(Computation):
-    """Set a timer for each record."""
-
     def process_record(self, context, record):
         context.set_timer(record.at + 10)
 
@@ -31,8 +29,6 @@ class Alarm(Computation):
 
 
 class Collect(Computation):
-    """Append each record's number to the state, and forward the record."""
-
     def __init__(self, *outputs: str) -> None:
         self.outputs = outputs
 

@@ -11,7 +11,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Split(mp.Computation):
-    """Split numbers into even and odd, to streams named as in the composite."""
+    """A split into even and odd numbers, whose streams have the composite's names."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.produce("odd" if record.value["number"] % 2 else "even", record.value)
@@ -23,7 +23,7 @@ class Tally(mp.Computation):
 
 
 class Halve(mp.Computation):
-    """Halve a number until it is odd, in a cycle."""
+    """The odd part of a number, computed in a cycle."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         number = record.value["number"]

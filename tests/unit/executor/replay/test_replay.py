@@ -20,7 +20,7 @@ ROWS = [{"k": key, "at": at, "n": at % 7} for at in range(1, 13) for key in "ab"
 
 
 class Alarm(mp.Computation):
-    """Sum a key's numbers; raise an alarm at a limit, and again a second of wall time later."""
+    """A sum with an alarm at a limit, and another alarm a second of wall time later."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

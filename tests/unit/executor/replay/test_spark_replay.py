@@ -25,8 +25,8 @@ ROWS: Final = [{"k": key, "at": at * 1_000_000, "n": at} for at in range(1, 11) 
 
 
 class Alarm(mp.Computation):
-    """Sum a key's numbers; raise an alarm at a limit, and again three seconds later in event time. Only key
-    a's limit can change, and key c has none.
+    """A sum with an alarm at a limit, and another alarm three seconds of event time later. Only key a's limit
+    can change, and key c has none.
     """
 
     def __init__(self, limit: int) -> None:

@@ -45,7 +45,7 @@ def open_store(path: Path) -> Store:
 
 
 class Played:
-    """Run six supersteps of a record each, and let compactions finish after each."""
+    """Six supersteps of a record each, with time for compactions after each."""
 
     def __init__(self, store: Store, spark: SparkSession, policy: UpkeepPolicy) -> None:
         run = SparkRunner(store, spark=spark, intervals=1, progress=False, upkeep=policy).open(

@@ -25,8 +25,6 @@ SUPERSTEPS, KEYS = 4, 40
 
 
 class Count(mp.Computation):
-    """Count a key's records, and forward them."""
-
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.state.set(context.state.get(0) + 1)
         context.produce("passed", {"n": record.value["n"]})

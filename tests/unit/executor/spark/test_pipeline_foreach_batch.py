@@ -43,7 +43,7 @@ SCHEMA: Final = "k string, us long, id string, amount long"
 
 
 class Balance(Computation):
-    """Subtract a customer's orders from the payments; fail at the amount ``poison``."""
+    """A customer's payments less the orders; the amount ``poison`` fails."""
 
     def __init__(self, poison: int | None = None) -> None:
         self.poison = poison
@@ -317,7 +317,7 @@ def test_query_waiting_for_its_skew_limit_can_be_stopped(shop: Shop) -> None:
 
 
 class Slow(Computation):
-    """Signal the start by a file in ``folder``, and work until there is another file."""
+    """Code that signals its start by a file in ``folder``, and works until there is another file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

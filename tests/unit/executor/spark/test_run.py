@@ -42,8 +42,6 @@ SCHEMA = "k string, t long, id string, n long, do string"
 
 
 class Sleeper(Computation):
-    """Set a wall timer a moment after each record, and produce when it fires."""
-
     def process_record(self, context: Context, record: Record) -> None:
         context.set_timer(context.wall_time + 200_000, domain="wall")
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 class Forward(Computation):
-    """Count records, and forward them."""
-
     def __init__(self, *outputs: str) -> None:
         self.outputs = outputs
 

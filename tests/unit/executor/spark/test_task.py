@@ -46,7 +46,7 @@ SECOND_LOW, SECOND_HIGH = Interval("second", "", "m"), Interval("second", "m")
 
 
 class Forward(Computation):
-    """Count records and forward them; fail for thirteen."""
+    """A count that forwards its records and fails for thirteen."""
 
     def __init__(self, output: str | None = None) -> None:
         self.output = output

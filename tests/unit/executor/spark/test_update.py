@@ -29,7 +29,7 @@ FILES = 12
 
 
 class Add(Computation):
-    """Count how often ``by`` was added."""
+    """Counts of the numbers ``by`` that were added."""
 
     def __init__(self, by: int) -> None:
         self.by = by

@@ -29,7 +29,7 @@ _FOR_EVER_MS = 10**12
 
 
 class Wallet(StatefulProcessor):
-    """Declare a value, a list and a map, with times to live if given, and whatever a test adds."""
+    """A value, a list and a map, with times to live if given, and any declarations of a test."""
 
     def __init__(
         self, declare: Callable[[StatefulProcessorHandle], object] = lambda _: None, ttl_ms: int | None = None

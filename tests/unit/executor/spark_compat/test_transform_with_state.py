@@ -28,7 +28,9 @@ SECOND_MS = 1_000
 
 
 class Told(StatefulProcessor):
-    """Call ``declare`` in ``init``, and ``act`` with the fields of each row; yield the result, if any."""
+    """A processor that calls ``declare`` in ``init``, and ``act`` with the fields of each row. Results of
+    ``act`` are yielded.
+    """
 
     def __init__(
         self,
@@ -257,7 +259,7 @@ def test_deleted_variable_is_removed_when_its_key_is_processed() -> None:
 
 
 class Counter(StatefulProcessor):
-    """Count calls of ``init`` and ``close`` in class attributes."""
+    """A count of the calls of ``init`` and ``close``, in class attributes."""
 
     began = 0
     ended = 0

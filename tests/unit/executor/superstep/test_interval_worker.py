@@ -29,8 +29,6 @@ INTERVAL = Interval("c")
 
 
 class Sum(Computation):
-    """Add numbers up, and fail for thirteen."""
-
     def process_record(self, context, record):
         if record.value == 13:
             raise ValueError("thirteen")

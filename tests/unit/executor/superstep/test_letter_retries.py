@@ -40,7 +40,7 @@ class Crash(BaseException):
 
 
 class Fickle(mp.Computation):
-    """Count and forward records; until mended, fail for odd ones and for timers of key ``a``."""
+    """A count that forwards its records. Until mended, odd records and timers of key ``a`` fail."""
 
     def __init__(self, *, mended: bool) -> None:
         self.mended = mended
@@ -59,8 +59,6 @@ class Fickle(mp.Computation):
 
 
 class Seen(mp.Computation):
-    """List all values."""
-
     def process_record(self, context, record):
         context.state.set(sorted([*context.state.get([]), orjson.dumps(record.value).decode()]))
 

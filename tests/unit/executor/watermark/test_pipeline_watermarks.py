@@ -18,8 +18,6 @@ from millpond.testing.fixtures.determinism import ManualClock
 
 
 class Halves(Computation):
-    """Declare the 50th and 90th percentiles."""
-
     percentiles = (50, 90)
 
 

@@ -24,7 +24,7 @@ from tests.fixtures.feedback import DAY_US, pages, pages_by_day
 
 
 class _Late(Computation):
-    """Set an event timer that fires at ten and holds a production at five."""
+    """An event timer at ten that holds a production at five."""
 
     def __init__(self, holds: bool = True, at: int = 10) -> None:
         self.holds = holds
@@ -54,7 +54,7 @@ def _run(pipeline: Pipeline, stream: str, rows: list[dict[str, Any]]) -> Store:
     return store
 
 
-class TestWhatIsRefused:
+class TestRefusedCycles:
     """Topologies in which a step would wait for its own output."""
 
     def test_windows_in_a_cycle_are_refused_and_the_cycle_is_named(self):
@@ -131,7 +131,7 @@ class TestWhatIsRefused:
             pipeline.check()
 
 
-class TestWhatAFeedbackGives:
+class TestFeedback:
     """A cycle in which one edge does not hold the watermark."""
 
     def test_bounded_run_emits_every_window_of_a_cycle(self):

@@ -150,6 +150,6 @@ def test_merging_windows_need_a_trigger_that_can_merge() -> None:
     ],
     ids=repr,
 )
-def test_a_strategy_refuses_invalid_arguments(arguments: dict[str, Any]) -> None:
+def test_strategy_refuses_invalid_arguments(arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidError):
         WindowingStrategy(**arguments)

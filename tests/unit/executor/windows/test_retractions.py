@@ -53,7 +53,7 @@ _REVISED = [[_score("x", -1e17, 1)], [_score("y", 2.5, 2)], [_score("x", 0.0, 3)
 
 @pytest.mark.parametrize(("combine", "shown"), [(mp.Sum("most"), 2.5), (mp.Mean("most"), 1.25)], ids=repr)
 @pytest.mark.parametrize("accumulation", ["accumulating", "retracting"])
-def test_a_retracted_float_leaves_nothing_in_a_total(
+def test_retracted_float_leaves_no_rounding_error_in_a_total(
     combine: mp.CombineFn, shown: float, accumulation: str
 ) -> None:
     """Adding -1e17 to a float sum rounds 2.5 away; exact sums restore it."""

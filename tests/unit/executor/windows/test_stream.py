@@ -76,7 +76,7 @@ def test_each_key_and_window_gets_one_pane() -> None:
     assert sorted(shelf.panes) == [("a", 6, False), ("a", 7, False), ("b", 5, False)]
 
 
-def test_a_windowed_result_may_be_windowed_again() -> None:
+def test_windowed_result_can_be_windowed_again() -> None:
     """Panes keep their event time, so each falls into the right outer window."""
     shelf, pipeline = _Shelf(), Pipeline("p")
     seconds = _injected(pipeline).window(FixedWindows("1s")).combine(Sum("score"), name="seconds")
@@ -286,7 +286,7 @@ def test_window_holds_the_watermark_at_its_last_instant() -> None:
 
 
 @pytest.mark.parametrize("lateness", [0, 50])
-def test_a_closing_pane_is_in_time_downstream(lateness: int) -> None:
+def test_closing_pane_is_not_late_downstream(lateness: int) -> None:
     """The next step must not take a pane emitted at expiry for late data."""
     pipeline, shelf = Pipeline("p"), _Shelf()
     windowed = _injected(pipeline).window(FixedWindows(10), trigger=Never(), allowed_lateness=lateness)
@@ -297,7 +297,7 @@ def test_a_closing_pane_is_in_time_downstream(lateness: int) -> None:
     assert shelf.panes == [("a", 2, False)]
 
 
-def test_an_on_time_pane_frees_the_watermark() -> None:
+def test_on_time_pane_releases_the_watermark() -> None:
     """A window that only waits for late elements does not hold the watermark."""
     pipeline, clock = Pipeline("p"), ManualClock()
     windowed = _injected(pipeline).window(FixedWindows(10), allowed_lateness=1_000)

@@ -112,7 +112,7 @@ def test_top_refuses_a_count_below_one_and_a_plain_function() -> None:
         stream.top(1, len, name="best")
 
 
-def test_a_union_has_the_records_of_all_its_streams() -> None:
+def test_union_has_the_records_of_all_its_streams() -> None:
     """Windows count rows and panes of the union together."""
     pipeline = Pipeline("p")
     first = pipeline.inject("a", key="k", at="at", watermark=BoundedDisorder(1_000))

@@ -23,7 +23,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class _AtTag(Trigger):
-    """Fire five microseconds after each element, by a timer with the given tag."""
+    """A trigger that fires five microseconds after each element, by a timer with the given tag."""
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
@@ -48,7 +48,7 @@ class _Keep(Computation):
 
 
 @pytest.mark.parametrize("tag", ["a|b", "|", "a%7Cb", "50%", "~x", "ü|ß", ""])
-def test_a_timer_of_a_trigger_fires_whatever_its_tag(tag):
+def test_triggers_timer_fires_with_any_tag(tag):
     pipeline = Pipeline("p")
     stream = pipeline.inject("in", key="k", at="at")
     counts = stream.window(FixedWindows(100), trigger=Repeatedly(_AtTag(tag))).combine(Count(), name="counts")

@@ -41,7 +41,7 @@ def _at(at: int, key: str = "k") -> Element:
 
 @pytest.mark.parametrize("window_fn", _FUNCTIONS, ids=repr)
 @given(at=_TIMES)
-def test_an_element_is_inside_its_windows(window_fn: WindowFn, at: int) -> None:
+def test_element_is_inside_its_windows(window_fn: WindowFn, at: int) -> None:
     windows = window_fn.assign(_at(at))
 
     assert windows

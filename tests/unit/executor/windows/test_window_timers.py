@@ -23,7 +23,7 @@ def _wanted(state: WindowState, watermark: int = 0) -> dict[str, Wanted]:
     return wanted
 
 
-def test_a_window_expires_after_its_lateness() -> None:
+def test_window_expires_after_its_allowed_lateness() -> None:
     """The expiry timer holds no watermark."""
     assert _wanted(WindowState(window=Window(0, 10))) == {"~0/10": Wanted(16, _EVENT, 16)}
 
