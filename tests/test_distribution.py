@@ -26,7 +26,12 @@ def test_all_users_of_the_shared_session_are_in_one_group(request):
     users = {item.nodeid for item in request.session.items if "spark" in getattr(item, "fixturenames", ())}
 
     assert {group_of(ROOT, user) for user in users} <= {SPARK}
-    assert group_of(ROOT, "tests/conformance/test_table_readers.py::test_with_spark") == SPARK
+    assert (
+        group_of(
+            ROOT, "tests/conformance/test_table_readers.py::test_readers_with_spark_agree_at_every_version"
+        )
+        == SPARK
+    )
 
 
 def test_users_of_a_module_stay_together():
@@ -93,7 +98,10 @@ def test_few_processes_have_a_session(processes, sessions):
 def test_users_are_found_however_they_ask_for_the_session():
     """By an argument, by a fixture of the class or the module, or by name in those cases that are named after Spark."""
     by_class = (f"{TIME}::TestSpark::test_it", f"{TIME}::TestLocalRunner::test_it")
-    by_fixture = (f"{LETTERS}::test_what_a_letter_has[{play}]" for play in ("SparkPlay", "LocalPlay"))
+    by_fixture = (
+        f"{LETTERS}::test_letter_has_id_time_attempt_and_typed_value[{play}]"
+        for play in ("SparkPlay", "LocalPlay")
+    )
     by_name = (
         f"{WINDOWS}::test_bounded_input_gives_the_final_panes[{runner}]" for runner in ("spark", "local")
     )
@@ -105,7 +113,12 @@ def test_users_are_found_however_they_ask_for_the_session():
 
 def test_tests_without_the_session_are_free_though_their_module_has_one_with_it():
     """They go where there is room: most modules with a test on Spark have more without."""
-    assert group_of(ROOT, "tests/conformance/test_table_readers.py::test_without_spark") != SPARK
+    assert (
+        group_of(
+            ROOT, "tests/conformance/test_table_readers.py::test_readers_without_spark_agree_at_every_version"
+        )
+        != SPARK
+    )
     assert group_of(ROOT, f"{ORACLE}::test_it") == ORACLE
 
 

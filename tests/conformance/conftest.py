@@ -1,4 +1,4 @@
-"""What tests share that compare engines: one ZooKeeper for their stores, and Spark with the state store of its operators."""
+"""Fixtures for comparing engines: one ZooKeeper for their stores, and Spark with RocksDB state."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ _start_or_join = EmbeddedZooKeeper.start_or_join
 
 @pytest.fixture(autouse=True)
 def one_zookeeper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a store that is opened without ``zookeeper`` use the run's server, which starts with the first of them.
-
-    None of these tests is about a store's own server.
-    """
+    """Share one server among stores opened without ``zookeeper``: none of these tests is about it."""
 
     def join(_: EmbeddedZooKeeper) -> str:
         with monkeypatch.context() as patched:
@@ -35,7 +32,10 @@ def one_zookeeper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def spark(spark: SparkSession) -> Iterator[SparkSession]:
-    """Have the session interpret its plans: they run once, on few rows. `tests/unit` has them compiled, as users have."""
+    """Let Spark interpret its plans: each runs once, on few rows.
+
+    `tests/unit` compiles them, as users do.
+    """
     for name, value in INTERPRETED_PLANS.items():
         spark.conf.set(name, value)
     yield spark
@@ -45,7 +45,6 @@ def spark(spark: SparkSession) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def rocksdb(spark: SparkSession) -> Iterator[SparkSession]:
-    """Give the session the state store that Spark's operators need."""
     spark.conf.set(STATE_STORE, ROCKSDB)
     yield spark
     spark.conf.unset(STATE_STORE)

@@ -1,7 +1,4 @@
-"""A computation that joins a pipeline with a backfill has, in the end, what it would have had from the start.
-
-On both runners; what has to come of the records is worked out here in plain Python.
-"""
+"""Backfills that give a computation joining a pipeline its history, on both runners."""
 
 from __future__ import annotations
 
@@ -35,33 +32,28 @@ ROWS: Final = [
 
 
 class Count(mp.Computation):
-    """Counts a key's records."""
-
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Add one."""
         context.state.set(context.state.get(0) + 1)
 
 
 class Order(mp.Computation):
-    """Keeps the numbers of a key's records in the order in which they are given, and whether any was late."""
+    """Keeps the numbers of a key's records in arrival order, and whether any was late."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Append the number."""
         numbers, late = context.state.get([[], False])
         context.state.set([[*numbers, record.value["n"]], late or record.late])
 
 
 class Kept(mp.Computation):
-    """Keeps what each window of a key showed."""
+    """Keeps the panes of each window."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Append the start and the count."""
         pane = record.value
         context.state.set(sorted([*context.state.get([]), [pane["window"][0], pane["value"]]]))
 
 
 def pipeline(joins: bool, backfill: Any = None, *, ids: bool = False) -> mp.Pipeline:
-    """Counts from the start; with ``joins`` also a count, an order and windows that are kept."""
+    """Counts from the start; with ``joins`` also a count, an order and windows that are backfilled."""
     made = mp.Pipeline("p")
     events = made.inject(
         "events", key="k", at="at", id="id" if ids else None, watermark=mp.BoundedDisorder("2s")
@@ -76,20 +68,17 @@ def pipeline(joins: bool, backfill: Any = None, *, ids: bool = False) -> mp.Pipe
 
 
 def expected_windows(key: str, until: int) -> list[list[int]]:
-    """The windows of a key that end at or before a time, with their counts."""
     counts = Counter(row["at"] // (10 * SECOND) * 10 * SECOND for row in ROWS if row["k"] == key)
     return [[start, count] for start, count in sorted(counts.items()) if start + 10 * SECOND <= until]
 
 
 @pytest.fixture(params=["local", pytest.param("spark", marks=pytest.mark.spark)])
 def runner_name(request: pytest.FixtureRequest) -> str:
-    """Which runner."""
     return str(request.param)
 
 
 @pytest.fixture
 def start(request: pytest.FixtureRequest, runner_name: str, tmp_path: Path) -> Iterator[Callable[..., Play]]:
-    """Starts plays on one runner."""
     spark = request.getfixturevalue("spark") if runner_name == "spark" else None
     with plays(tmp_path, ManualClock, spark) as starting:
         yield starting
@@ -107,13 +96,11 @@ def joined(start: Callable[..., Play], backfill: Any, *, ids: bool = False) -> P
 
 
 def go_on(play: Play) -> None:
-    """Start again, and do what is due."""
     play.restart()
     play.settle()
 
 
 def check_whole(play: Play) -> None:
-    """All records count once, in their order, and none was late."""
     counts = Counter(row["k"] for row in ROWS)
     assert play.states("old") == play.states("new") == {key: str(count) for key, count in counts.items()}
     numbers = {key: [row["n"] for row in ROWS if row["k"] == key] for key in counts}
@@ -127,10 +114,10 @@ def check_whole(play: Play) -> None:
     }
 
 
-def test_history_and_then_what_comes_is_what_would_have_come_from_the_start(
+def test_history_and_later_records_equal_a_run_from_the_start(
     start: Callable[..., Play],
 ) -> None:
-    """Rows in any order are given in that of their times."""
+    """The rows of the history are sorted by time."""
     play = joined(start, list(reversed(ROWS[:HISTORY])))
     assert sum(map(int, play.states("new").values())) == HISTORY
 
@@ -141,8 +128,8 @@ def test_history_and_then_what_comes_is_what_would_have_come_from_the_start(
     check_whole(play)
 
 
-def test_history_is_not_given_again_by_the_next_run(start: Callable[..., Play]) -> None:
-    """Though the declaration stays in the code."""
+def test_next_run_does_not_repeat_the_history(start: Callable[..., Play]) -> None:
+    """The declaration stays in the code."""
     play = joined(start, ROWS[:HISTORY])
     for _ in range(2):
         play.restart()
@@ -158,10 +145,7 @@ class Died(BaseException):
 
 
 @pytest.mark.parametrize("place", ["lease.fenced", "superstep.before_commit", "superstep.committed"])
-def test_a_driver_that_dies_while_it_gives_history_gives_it_once(
-    start: Callable[..., Play], place: str
-) -> None:
-    """Before anything of it is committed, and after."""
+def test_driver_that_dies_during_a_backfill_gives_it_once(start: Callable[..., Play], place: str) -> None:
     play = start(lambda: pipeline(False))
     play.inject("events", ROWS[:HISTORY])
     play.settle()
@@ -170,7 +154,7 @@ def test_a_driver_that_dies_while_it_gives_history_gives_it_once(
 
     def die(name: str) -> None:
         reached[name] += 1
-        # The first fence is that of the intervals which are there already.
+        # Fence existing intervals first.
         if name == place and reached[name] == 2:
             raise Died(name)
 
@@ -183,8 +167,8 @@ def test_a_driver_that_dies_while_it_gives_history_gives_it_once(
     check_whole(play)
 
 
-def test_a_record_that_is_in_history_and_comes_again_counts_once(start: Callable[..., Play]) -> None:
-    """By its id: 22 records of history overlap 11 that come afterwards."""
+def test_record_in_history_and_input_counts_once(start: Callable[..., Play]) -> None:
+    """Record ids match: 22 records of history overlap 11 later ones."""
     play = joined(start, ROWS, ids=True)
     play.inject("events", ROWS[HISTORY:])
     play.settle()
@@ -192,8 +176,8 @@ def test_a_record_that_is_in_history_and_comes_again_counts_once(start: Callable
     check_whole(play)
 
 
-def test_only_the_computation_that_joins_gets_the_history(start: Callable[..., Play]) -> None:
-    """And the watermark of the stream stays where it was."""
+def test_only_the_joining_computation_gets_the_history(start: Callable[..., Play]) -> None:
+    """The stream's watermark does not move."""
     play = joined(start, ROWS)
 
     assert sum(map(int, play.states("old").values())) == HISTORY
@@ -202,8 +186,8 @@ def test_only_the_computation_that_joins_gets_the_history(start: Callable[..., P
     assert play.watermark("new") == play.watermark("old")
 
 
-def test_a_computation_that_has_run_takes_no_backfill(start: Callable[..., Play]) -> None:
-    """It would count twice what it has."""
+def test_computation_that_has_run_takes_no_backfill(start: Callable[..., Play]) -> None:
+    """Its records would count twice."""
     play = start(lambda: pipeline(True))
     play.inject("events", ROWS[:HISTORY])
     play.settle()
@@ -217,8 +201,8 @@ def test_a_computation_that_has_run_takes_no_backfill(start: Callable[..., Play]
     assert play.states("new") == play.states("old")
 
 
-def test_the_input_of_start_is_no_history(start: Callable[..., Play]) -> None:
-    """Nothing says what came of it."""
+def test_input_of_start_is_no_history(start: Callable[..., Play]) -> None:
+    """Millpond does not know which of its rows were consumed."""
     play = start(lambda: pipeline(False))
     play.inject("events", ROWS[:HISTORY])
     play.make = lambda: pipeline(True, "input")
@@ -231,8 +215,8 @@ def test_the_input_of_start_is_no_history(start: Callable[..., Play]) -> None:
 
 
 @pytest.mark.spark
-def test_a_bounded_frame_that_was_consumed_is_the_history(spark: SparkSession, tmp_path: Path) -> None:
-    """Without being given twice; and one that was not is none."""
+def test_consumed_bounded_frame_is_the_history(spark: SparkSession, tmp_path: Path) -> None:
+    """A bounded frame that was not consumed is no history."""
     for name, first in (("later", False), ("at once", True)):
         runner = mp.SparkRunner(tmp_path / name, spark=spark, intervals=2, progress=False)
         frame = spark.createDataFrame(ROWS)
@@ -255,8 +239,7 @@ def test_a_bounded_frame_that_was_consumed_is_the_history(spark: SparkSession, t
 
 
 @pytest.mark.spark
-def test_a_frame_may_be_history(spark: SparkSession, tmp_path: Path) -> None:
-    """Or the path of a Parquet file."""
+def test_history_may_be_a_frame_or_a_parquet_file(spark: SparkSession, tmp_path: Path) -> None:
     frame = spark.createDataFrame(ROWS[:HISTORY])
     frame.write.parquet(str(tmp_path / "rows"))
     for number, backfill in enumerate((frame, str(tmp_path / "rows"))):

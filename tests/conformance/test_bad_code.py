@@ -32,7 +32,6 @@ class Bad(Computation):
     """Keeps and forwards its records, and fails as they say."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Half of the effects come before the failure, half after it."""
         n, does, call = record.value["n"], record.value["does"], next(CALLS)
         context.produce("out", {"n": n, "call": call})
         context.state.set([*context.state.get([]), n])
@@ -51,7 +50,6 @@ class Pairs(Computation):
     """Keeps its records: both halves of a record must come from one call."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Append."""
         context.state.set([*context.state.get([]), [record.value["n"], record.value["call"]]])
 
 
@@ -70,7 +68,6 @@ def bad(on_error: OnError = "dead_letter") -> Callable[[], EnginePipeline]:
 
 
 def rows(*does: str) -> list[dict[str, Any]]:
-    """Records of a good and a bad key, alternating."""
     records = []
     for number, action in enumerate(does):
         records.append({"k": "bad", "n": 2 * number, "does": action})
@@ -80,14 +77,12 @@ def rows(*does: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(params=[LocalPlay, pytest.param(SparkPlay, marks=pytest.mark.spark)])
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
-    """Opens a pipeline on the current runner."""
     spark = request.getfixturevalue("spark") if request.param is SparkPlay else None
     with plays(tmp_path, ManualClock, spark) as start:
         yield start
 
 
 def letters(pond: Play) -> list[dict[str, Any]]:
-    """The dead letters, by time."""
     dead = [orjson.loads(state) for state in pond.states("dead_letters").values()]
     return sorted(dead, key=lambda letter: str(letter["at"]))
 
@@ -101,8 +96,8 @@ def kept(pond: Play) -> tuple[list[int], list[int]]:
     return states.get("bad", []), states.get("good", [])
 
 
-def test_code_that_raises_or_hangs(play: Open) -> None:
-    """Its records become dead letters with the reason; the records before and after them count once."""
+def test_record_whose_code_raises_or_hangs_becomes_a_dead_letter(play: Open) -> None:
+    """The records before and after it count once."""
     pond = play(bad())
     pond.inject("in", rows("nothing", "raises", "nothing", "spins", "nothing"))
     pond.settle()
@@ -114,8 +109,7 @@ def test_code_that_raises_or_hangs(play: Open) -> None:
     assert (second["computation"], second["key"]) == ("bad", "bad")
 
 
-def test_code_that_never_does_the_same_twice(play: Open) -> None:
-    """After any number of attempts, exactly one call's effects count."""
+def test_nondeterministic_code_has_the_effects_of_one_call(play: Open) -> None:
     pond = play(bad())
     pond.inject("in", rows(*["raises now and then"] * 6))
     pond.restart()
@@ -128,8 +122,8 @@ def test_code_that_never_does_the_same_twice(play: Open) -> None:
     assert len(letters(pond)) == 6 - len(survivors)
 
 
-def test_code_that_hangs_may_stop_the_pipeline(play: Open) -> None:
-    """The error names computation and key, and the superstep leaves no effect."""
+def test_hanging_code_may_stop_the_pipeline(play: Open) -> None:
+    """The error names computation and key, and the superstep has no effect."""
     pond = play(bad(on_error="stop"))
     with pytest.raises(InvalidError, match=r"user code failed.*`bad`.*`bad`.*exceeds its time limit"):
         pond.inject("in", rows("nothing", "spins"))
@@ -138,8 +132,7 @@ def test_code_that_hangs_may_stop_the_pipeline(play: Open) -> None:
 
 
 @pytest.mark.spark
-def test_a_call_that_blocks_in_a_task(tmp_path: Path, spark: SparkSession) -> None:
-    """On Spark, code that sleeps for ever is interrupted as well."""
+def test_blocking_call_in_a_task_is_interrupted(tmp_path: Path, spark: SparkSession) -> None:
     pond = SparkPlay(bad(), tmp_path, ManualClock())
     pond.spark = spark
     pond.start()

@@ -35,17 +35,15 @@ _ROWS = [
 
 
 class Even(WindowFn):
-    """A user's window function: windows of ten, of which an odd one merges with its predecessor."""
+    """A user's window function: windows of ten, the odd ones merged with their predecessors."""
 
     is_merging = True
 
     def assign(self, element: Element) -> Sequence[Window]:
-        """The window of ten that contains the element."""
         start = element.at // 10 * 10
         return (Window(start, start + 10),)
 
     def merge(self, windows: Sequence[Window]) -> Sequence[Merge]:
-        """Merge two windows of ten into one of twenty."""
         pairs: dict[int, list[Window]] = {}
         for window in windows:
             pairs.setdefault(window.start // 20 * 20, []).append(window)
@@ -55,10 +53,7 @@ class Even(WindowFn):
 
 
 class Final(Computation):
-    """Keeps the last pane of each window."""
-
     def process_record(self, context: Context, record: Record) -> None:
-        """Replace the window's previous pane."""
         shown, kept = record.value, context.state.get({})
         assert not record.late
         context.state.set({**kept, str(shown["window"]): shown["value"]})
@@ -96,7 +91,7 @@ def finals(store: Store) -> dict[str, dict[str, Any]]:
 
 
 def streamed() -> dict[str, dict[str, Any]]:
-    """The final panes of the stream, record by record."""
+    """Return the final panes of the stream, fed record by record."""
     clock = ManualClock()
     store = Store.in_memory(clock=clock, rng=SeededRng(1))
     run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(make(), stepping=True)
@@ -110,14 +105,12 @@ def streamed() -> dict[str, dict[str, Any]]:
 
 
 def local(folder: Path, _: Callable[[], SparkSession]) -> dict[str, dict[str, Any]]:
-    """The same rows, bounded, on the local runner."""
     with Store.open(folder / "pond") as store:
         LocalRunner(store, progress=False).run(make(), {"s": _ROWS})
         return finals(store)
 
 
 def spark(folder: Path, session: Callable[[], SparkSession]) -> dict[str, dict[str, Any]]:
-    """The same rows, bounded, on Spark."""
     with Store.open(folder / "pond") as store:
         SparkRunner(store, spark=session(), progress=False, intervals=1).run(
             make(), {"s": session().createDataFrame(_ROWS)}
@@ -129,7 +122,6 @@ def spark(folder: Path, session: Callable[[], SparkSession]) -> dict[str, dict[s
 def test_bounded_input_gives_the_final_panes(
     runner: Callable[..., Any], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Fixed windows, sessions, the user's own windows, and windows of windows."""
     expected = streamed()
 
     assert runner(tmp_path, lambda: request.getfixturevalue("spark")) == expected

@@ -1,4 +1,4 @@
-"""One suite for every database that may hold a catalog: SQLite in memory and in files, and a PostgreSQL server."""
+"""One suite for every catalog database: SQLite in memory and in files, and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / request.param}.db"
 
 
-def test_a_pipeline_is_read_back(url: str) -> None:
-    """Declared computations come back as they were, with any text in them."""
+def test_pipeline_is_read_back_with_any_text(url: str) -> None:
     definition = PipelineDefinition(
         name="p",
         computations=(ComputationDefinition(name="ü % ' \U0001f600", code_hash="1", options={"a": [1]}),),
@@ -44,8 +43,7 @@ def test_a_pipeline_is_read_back(url: str) -> None:
         assert [each.code_hash for each in catalog.code_versions("ü % ' \U0001f600")] == ["1"]
 
 
-def test_the_steps_of_the_migrations_make_the_same_catalog(url: str) -> None:
-    """What older releases made and this one migrates has the tables that a new catalog has."""
+def test_migrated_catalog_has_the_tables_of_a_new_one(url: str) -> None:
     engine = connect(url, SystemClock(), create=True)
     options = {"version_table": migrations.VERSION_TABLE, "compare_type": True}
     try:
@@ -59,8 +57,7 @@ def test_the_steps_of_the_migrations_make_the_same_catalog(url: str) -> None:
         engine.dispose()
 
 
-def test_pins_exclude_each_other(url: str) -> None:
-    """Readers and collectors are refused what contradicts the other side."""
+def test_readers_and_collectors_exclude_each_other(url: str) -> None:
     with Catalog.open(url) as catalog:
         catalog.publish_horizon("reader", TableVersion(5), lifetime_ms=60_000)
         with pytest.raises(ConflictError):
@@ -70,8 +67,7 @@ def test_pins_exclude_each_other(url: str) -> None:
             catalog.publish_horizon("late reader", TableVersion(4), lifetime_ms=60_000)
 
 
-def test_threads_share_a_catalog(url: str) -> None:
-    """Threads record through one catalog at once, and nothing is lost."""
+def test_threads_record_through_one_catalog_at_once(url: str) -> None:
     with closing(Catalog.open(url)) as catalog:
         threads = [
             threading.Thread(target=catalog.publish_horizon, args=(f"reader {number}", TableVersion(2**40)))

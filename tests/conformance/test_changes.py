@@ -1,4 +1,4 @@
-"""Changes of a table as input mean the same on both runners, and a real Delta change data feed is one of them."""
+"""Table changes as input on both runners, also from a real Delta change data feed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,6 @@ SCHEMAS = {
 
 
 def image(name: str, team: str, score: int, at: int = 5) -> dict[str, Any]:
-    """A row of the table."""
     return {"id": name, "team": team, "score": score, "at": at}
 
 
@@ -73,12 +72,12 @@ STEPS: list[Step] = [
 
 
 def table(form: Form, rows: list[dict[str, Any]]) -> pa.Table:
-    """Changes as a source hands them over, in columns."""
+    """Return changes in columns, as a source passes them."""
     return pa.Table.from_pylist(rows, schema=SCHEMAS[form])
 
 
 def standing(run: Any) -> dict[str, dict[int, int]]:
-    """The sum of each team and window that has been shown last."""
+    """Return the last sum of each team and window."""
     shown = {key: orjson.loads(state) for key, state in run.states("standing").items()}
     return {team: {max(0, int(start)): total for start, total in of.items()} for team, of in shown.items()}
 
@@ -87,8 +86,8 @@ class Facts:
     """One test per fact; subclasses provide the runner."""
 
     @pytest.mark.parametrize("form", ["debezium", "delta", "words"])
-    def test_sums_follow_the_table(self, play: Open, form: Form) -> None:
-        """Updates and deletes take back what they replace, also under another key, in its window, after a restart."""
+    def test_sums_follow_updates_and_deletes(self, play: Open, form: Form) -> None:
+        """Changes retract the old row under its old key and window, also after a restart."""
         run = play(partial(scores_of_teams, form, window_fn=FixedWindows(10)))
         run.inject("scores", table(form, changes_in(form, STEPS)[:4]))
         run.settle()
@@ -99,8 +98,8 @@ class Facts:
         assert standing(run) == standing_sums(STEPS, 10)
         assert run.run.summary().totals.dead_letters == 0
 
-    def test_changes_that_come_again_count_once(self, play: Open) -> None:
-        """Both images of a change have an id of their own, made of that of the change."""
+    def test_redelivered_changes_count_once(self, play: Open) -> None:
+        """Each image of a change has an id derived from the id of the change."""
         run = play(partial(scores_of_teams, "debezium", ids=True))
         changes = table("debezium", changes_in("debezium", STEPS))
         for _ in range(2):
@@ -110,8 +109,8 @@ class Facts:
         assert standing(run) == standing_sums(STEPS)
         assert run.run.summary().totals.duplicates == 8
 
-    def test_what_cannot_be_taken_back_is_a_dead_letter(self, play: Open) -> None:
-        """An update without the row before it, and a word that is no change; a tombstone is nothing."""
+    def test_change_that_cannot_be_retracted_is_a_dead_letter(self, play: Open) -> None:
+        """An update without the row before it, or an unknown change type; a tombstone has no effect."""
         run = play(partial(scores_of_teams, "debezium"))
         good = changes_in("debezium", STEPS[:2])
         tombstone = {"op": None, "before": None, "after": None}
@@ -128,15 +127,13 @@ class Facts:
 
 
 class TestLocal(Facts):
-    """The local runner."""
-
     @pytest.fixture
     def play(self, tmp_path: Path) -> Iterator[Open]:
         with plays(tmp_path, lambda: ManualClock(0)) as start:
             yield start
 
-    def test_a_change_data_feed_that_is_read_here(self, play: Open, tmp_path: Path) -> None:
-        """Delta's own reader gives the feed without an order of commits; they are put in it."""
+    def test_local_change_data_feed_is_sorted_by_commit(self, play: Open, tmp_path: Path) -> None:
+        """Delta's own reader does not order the feed by commit."""
         path = tmp_path / "scores"
         rows = [image("a", "red", 3), image("b", "blue", 4)]
         configuration = {"delta.enableChangeDataFeed": "true"}
@@ -154,22 +151,19 @@ class TestLocal(Facts):
         assert run.run.summary().totals.dead_letters == 0
 
     def test_a_table_without_the_column_is_refused(self, play: Open) -> None:
-        """The call raises, and the run continues."""
         run = play(partial(scores_of_teams, "words"))
         with pytest.raises(InvalidError, match="change column"):
             run.inject("scores", pa.table({"team": ["red"]}))
 
 
 class TestSpark(Facts):
-    """The Spark runner."""
-
     @pytest.fixture
     def play(self, tmp_path: Path, spark: SparkSession) -> Iterator[Open]:
         with plays(tmp_path, lambda: ManualClock(0), spark) as start:
             yield start
 
-    def test_a_change_data_feed_as_a_stream(self, spark: SparkSession, tmp_path: Path) -> None:
-        """Inserts, updates, merges and deletes of a Delta table keep the sums, run after run, from one checkpoint."""
+    def test_streamed_change_data_feed_keeps_the_sums(self, spark: SparkSession, tmp_path: Path) -> None:
+        """Inserts, updates, merges and deletes continue from one checkpoint, run after run."""
         source = f"delta.`{tmp_path / 'scores'}`"
         spark.sql(
             f"CREATE TABLE {source} (id STRING, team STRING, score INT, at TIMESTAMP) USING delta "

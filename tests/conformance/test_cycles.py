@@ -1,4 +1,4 @@
-"""Windows in a cycle with a feedback mean the same on both runners, also after a restart."""
+"""Windows in a cycle with a feedback, on both runners and after a restart."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Open = Callable[[Callable[[], Pipeline]], Any]
 class Facts:
     """One test per fact; subclasses provide the runner."""
 
-    def test_a_cycle_with_a_feedback_shows_its_windows_day_by_day(self, play: Open) -> None:
-        """What a day shows comes back before the next day ends, so it is counted there and none of it is late."""
+    def test_cycle_with_a_feedback_shows_windows_day_by_day(self, play: Open) -> None:
+        """A day's panes return before the next day ends, so they are counted there and none is late."""
         run = play(partial(pages_by_day, feedback=True))
         run.inject("pages", pages(1))
         run.advance("pages", DAY_US)
@@ -38,8 +38,8 @@ class Facts:
         assert run.watermark("days") == 3 * DAY_US
         assert run.run.summary().totals.late == 0
 
-    def test_what_comes_back_after_the_watermark_is_late_and_counted(self, play: Open) -> None:
-        """A watermark that jumps over the days has passed what comes back, whose windows have expired."""
+    def test_feedback_behind_the_watermark_is_late_and_counted(self, play: Open) -> None:
+        """A watermark that jumps ahead expires the windows of the records that return."""
         run = play(partial(pages_by_day, feedback=True))
         run.inject("pages", pages(1))
         run.advance("pages", 3 * DAY_US)
@@ -48,15 +48,12 @@ class Facts:
         counters = run.run.summary().totals.by_computation["days"]
         assert (counters["late"], counters["dropped"]) == (1, 1)
 
-    def test_windows_in_a_cycle_without_a_feedback_do_not_start(self, play: Open) -> None:
-        """The topology is refused before anything runs."""
+    def test_windowed_cycle_without_a_feedback_does_not_start(self, play: Open) -> None:
         with pytest.raises(InvalidError, match="cycle"):
             play(partial(pages_by_day, feedback=False))
 
 
 class TestLocal(Facts):
-    """The local runner."""
-
     @pytest.fixture
     def play(self, tmp_path: Path) -> Iterator[Open]:
         with plays(tmp_path, lambda: ManualClock(0)) as start:
@@ -64,8 +61,6 @@ class TestLocal(Facts):
 
 
 class TestSpark(Facts):
-    """The Spark runner."""
-
     @pytest.fixture
     def play(self, tmp_path: Path, spark: SparkSession) -> Iterator[Open]:
         with plays(tmp_path, lambda: ManualClock(0), spark) as start:

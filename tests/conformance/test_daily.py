@@ -1,7 +1,4 @@
-"""A job that runs each night over a folder that grows: three days give what one run over all of them gives.
-
-What has to come of the records is worked out here in plain Python, from their times alone.
-"""
+"""A nightly job over a growing folder: three days give the result of one run over all of them."""
 
 from __future__ import annotations
 
@@ -37,23 +34,20 @@ Day = Callable[[Sequence[Path]], mp.RunSummary]
 
 
 class Alarm(mp.Computation):
-    """Tells at the end of each hour that a key was there."""
+    """Produces a record for each hour in which a key was seen."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Set the hour's alarm; setting it again changes nothing."""
         end = record.at // HOUR * HOUR + HOUR
         context.set_timer(end, tag=str(end))
 
     def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
-        """Tell it."""
         context.produce("alarms", {"key": context.key, "hour": timer.at})
 
 
 class Kept(mp.Computation):
-    """Keeps what each window showed, of a record that must not be late."""
+    """Keeps the panes of each window, which must not be late."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Append the count."""
         assert not record.late
         context.state.set([*context.state.get([]), record.value["value"]])
 
@@ -71,7 +65,6 @@ def pipeline(folder: Path) -> mp.Pipeline:
 
 
 def day(number: int, count: int = A_DAY, keys: Sequence[str] = KEYS) -> Rows:
-    """The records of a day, up to ten minutes out of order."""
     rows = [
         {"k": keys[n % len(keys)], "t": START + number * DAY + n * DAY // count, "id": f"{number}-{n}"}
         for n in range(count)
@@ -80,7 +73,6 @@ def day(number: int, count: int = A_DAY, keys: Sequence[str] = KEYS) -> Rows:
 
 
 def write(folder: Path, number: int, rows: Rows) -> Path:
-    """A day's file in the folder that grows."""
     folder.mkdir(exist_ok=True)
     file = folder / f"day-{number}.json"
     hidden = folder.parent / f"{file.name}.part"
@@ -94,14 +86,14 @@ def rows_of(files: Sequence[Path]) -> Rows:
 
 
 def due(rows: Rows, *, at_the_end: bool = False) -> dict[tuple[str, int], int]:
-    """How many records each key has in each hour that is over, by key and end of the hour."""
+    """Return the number of records per key and completed hour."""
     mark = TIME_MAX_US if at_the_end else max(row["t"] for row in rows) - DISORDER
     counts = Counter((row["k"], row["t"] // HOUR * HOUR + HOUR) for row in rows)
     return {hour: count for hour, count in counts.items() if hour[1] <= mark}
 
 
 def rows_in(table: Path) -> list[tuple[str, Any]]:
-    """Key and value of each row that a sink has written; none if it has written nothing."""
+    """Return key and value of each row in a sink, none before its first row."""
     if not table.exists():
         return []
     rows = DeltaTable(table).to_pyarrow_table().to_pylist()
@@ -109,7 +101,7 @@ def rows_in(table: Path) -> list[tuple[str, Any]]:
 
 
 def shown(folder: Path) -> tuple[dict[tuple[str, int], int], list[tuple[str, int]]]:
-    """What the two tables hold: counts by key and end of the hour, and alarms in order."""
+    """Return the rows of both tables: counts by key and end of the hour, and alarms in order."""
     panes = rows_in(folder / "counts")
     counts = {(key, pane["window"][1]): pane["value"] for key, pane in panes}
     assert len(counts) == len(panes), "an hour was shown twice"
@@ -117,7 +109,6 @@ def shown(folder: Path) -> tuple[dict[tuple[str, int], int], list[tuple[str, int
 
 
 def kept(store: mp.Store) -> dict[str, list[int]]:
-    """What the second stage kept of each key, in no particular order."""
     rows = store.rows_view("kept").to_arrow().to_pylist()
     return {row["key"]: sorted(json.loads(row["state"])) for row in rows}
 
@@ -144,12 +135,10 @@ class Job:
         return mp.SparkRunner(self.store, spark=self._spark, intervals=2, progress=False)
 
     def frame(self) -> DataFrame:
-        """The folder as a stream."""
         assert self._spark is not None
         return self._spark.readStream.schema(SCHEMA).json(str(self.input))
 
     def run(self, *, finish: bool) -> mp.RunSummary:
-        """One night."""
         if isinstance(runner := self.runner, mp.SparkRunner):
             return runner.run(pipeline(self.folder), {"events": self.frame()}, finish=finish)
         files = sorted(self.input.iterdir())
@@ -181,7 +170,7 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[st
 
 
 def assert_all_due_is_done(job: Job, rows: Rows, *, at_the_end: bool = False) -> None:
-    """The tables hold each hour that is over, once, and nothing else."""
+    """Assert that the tables hold each completed hour once, and nothing else."""
     expected = due(rows, at_the_end=at_the_end)
     counts, alarms = shown(job.folder)
     assert counts == expected
@@ -193,10 +182,8 @@ def assert_all_due_is_done(job: Job, rows: Rows, *, at_the_end: bool = False) ->
 
 
 @pytest.mark.parametrize("last_day_ends", [False, True])
-def test_three_days_of_a_growing_folder_equal_one_run_over_all(
-    job: Callable[[str], Job], last_day_ends: bool
-) -> None:
-    """Each night shows all hours that are over, none of 13,120 records a day is late, and the whole is one run's."""
+def test_three_days_of_a_growing_folder_equal_one_run(job: Callable[[str], Job], last_day_ends: bool) -> None:
+    """Each night shows all completed hours, and none of 13,120 records a day is late."""
     nightly, once = job("nightly"), job("once")
     for number in range(3):
         write(nightly.input, number, day(number))
@@ -218,7 +205,7 @@ def test_three_days_of_a_growing_folder_equal_one_run_over_all(
 
 
 def test_input_after_the_end_is_refused(job: Callable[[str], Job]) -> None:
-    """A second day after a run to the end is refused with the ways out, where all its 13,120 records would be late."""
+    """All 13,120 records of the second day would be late, so the error names the ways out."""
     daily = job("daily")
     write(daily.input, 0, day(0))
     assert daily.run(finish=True).ended == ("events",)
@@ -232,10 +219,9 @@ def test_input_after_the_end_is_refused(job: Callable[[str], Job]) -> None:
     assert_all_due_is_done(daily, day(0), at_the_end=True)
 
 
-def test_a_run_that_finds_nothing_new_says_why(
+def test_run_without_new_input_logs_its_reason(
     job: Callable[[str], Job], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A run that processed nothing logs its reason, in a warning and in the summary."""
     daily = job("daily")
     write(daily.input, 0, day(0, 50))
     daily.run(finish=False)
@@ -248,10 +234,9 @@ def test_a_run_that_finds_nothing_new_says_why(
     assert [record.message for record in caplog.records if "consumed before" in record.message]
 
 
-def test_the_run_to_the_end_says_that_it_is(
+def test_run_to_the_end_logs_the_streams_it_ends(
     job: Callable[[str], Job], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log names the streams that take nothing more; a run that does not end them says nothing of the kind."""
     daily = job("daily")
     write(daily.input, 0, day(0, 50))
     with caplog.at_level(logging.INFO, "millpond"):
@@ -263,8 +248,8 @@ def test_the_run_to_the_end_says_that_it_is(
 
 
 @pytest.mark.spark
-def test_available_now_does_all_that_is_due(spark: SparkSession, tmp_path: Path) -> None:
-    """When ``await_termination`` returns, 22 of 22 hours that are over have been shown, and no work is left."""
+def test_available_now_completes_all_due_work(spark: SparkSession, tmp_path: Path) -> None:
+    """When ``await_termination`` returns, all 22 completed hours have been shown."""
     job = Job(tmp_path / "job", spark)
     rows = day(0, 480, keys=("a",))
     write(job.input, 0, rows)
@@ -278,8 +263,8 @@ def test_available_now_does_all_that_is_due(spark: SparkSession, tmp_path: Path)
 
 
 @pytest.mark.spark
-def test_closing_an_embedded_computation_does_all_that_is_due(spark: SparkSession, tmp_path: Path) -> None:
-    """Each night all alarms that are due have been told when ``close`` returns; after three nights 210 of 216."""
+def test_closing_an_embedded_computation_completes_all_due_work(spark: SparkSession, tmp_path: Path) -> None:
+    """After three nights, 210 of 216 alarms are due."""
     job = Job(tmp_path / "job", spark)
     with job.store:
         for number in range(3):
@@ -308,8 +293,8 @@ def test_closing_an_embedded_computation_does_all_that_is_due(spark: SparkSessio
 
 
 @pytest.mark.spark
-def test_a_bounded_frame_that_has_grown_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """A bounded DataFrame is read once: the same one again is skipped with its reason, a greater one is refused."""
+def test_grown_bounded_frame_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """A bounded DataFrame is read once: the same one is skipped, a larger one refused."""
     job = Job(tmp_path / "job", spark)
     rows = day(0, 50)
     write(job.input, 0, [*rows, {"k": None, "t": rows[0]["t"], "id": "unreadable"}])

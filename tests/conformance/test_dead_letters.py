@@ -1,4 +1,4 @@
-"""Dead letters on both runners: what a letter has, and that a flood of them does not pass for success."""
+"""Dead letters on both runners: their contents, and the share of them that stops a run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ Open = Callable[[Callable[[], Any]], Play]
 
 
 class Checked(mp.Computation):
-    """Counts its records, and refuses those that say so."""
+    """Counts its records, and raises for records marked bad."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Fail, or count."""
         if record.value["bad"]:
             raise ValueError(f"number {record.value['n']} is bad")
         context.state.set(context.state.get(0) + 1)
@@ -37,8 +36,6 @@ class Lost(mp.Computation):
 
 
 def pipeline(computation: mp.Computation | None = None, **options: Any) -> Callable[[], mp.Pipeline]:
-    """``in`` → ``checked``."""
-
     def make() -> mp.Pipeline:
         pipeline = mp.Pipeline("p")
         stream = pipeline.inject("in", key="k", at="t", id="n", **options)
@@ -49,21 +46,19 @@ def pipeline(computation: mp.Computation | None = None, **options: Any) -> Calla
 
 
 def rows(count: int, *, bad: int, first: int = 0) -> list[dict[str, Any]]:
-    """So many rows, the first ones bad."""
     at = datetime(2013, 2, 8, 10, tzinfo=UTC)
     return [{"k": f"k{n % 7}", "t": at, "n": first + n, "bad": n < bad} for n in range(count)]
 
 
 @pytest.fixture(params=[LocalPlay, pytest.param(SparkPlay, marks=pytest.mark.spark)])
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
-    """Opens a pipeline on the current runner."""
     spark = request.getfixturevalue("spark") if request.param is SparkPlay else None
     with plays(tmp_path, ManualClock, spark) as start:
         yield start
 
 
-def test_a_superstep_of_nothing_but_dead_letters_stops_the_run(play: Open) -> None:
-    """The error has the first record's; nothing is committed, so the mended program gets all of it."""
+def test_superstep_of_only_dead_letters_stops_the_run(play: Open) -> None:
+    """Nothing is committed, so the corrected program gets all of it."""
     pond = play(pipeline())
     with pytest.raises(mp.InvalidError, match=r"too many records.*`checked`.*`5`.*number \d is bad"):
         pond.inject("in", rows(5, bad=5))
@@ -75,8 +70,8 @@ def test_a_superstep_of_nothing_but_dead_letters_stops_the_run(play: Open) -> No
     assert sum(map(int, pond.states("checked").values())) == 5
 
 
-def test_a_share_of_dead_letters_stops_the_run(play: Open) -> None:
-    """Of 120 records 24 may fail, 25 may not."""
+def test_share_of_dead_letters_stops_the_run(play: Open) -> None:
+    """Of 120 records 24 may fail, but not 25."""
     pond = play(pipeline())
     pond.inject("in", rows(120, bad=24))
     with pytest.raises(mp.InvalidError, match="too many records"):
@@ -86,7 +81,7 @@ def test_a_share_of_dead_letters_stops_the_run(play: Open) -> None:
 
 
 def test_few_records_are_judged_together(play: Open, caplog: pytest.LogCaptureFixture) -> None:
-    """Small supersteps are added up to a hundred records, and the first dead letter of a run is a warning."""
+    """Small supersteps are added up to a hundred records; a run's first dead letter is a warning."""
     pond = play(pipeline())
     caplog.set_level(logging.WARNING, "millpond")
     for number in range(3):
@@ -100,7 +95,7 @@ def test_few_records_are_judged_together(play: Open, caplog: pytest.LogCaptureFi
     assert pond.run.summary().run.by_computation == {"checked": {"dead_letters": 27}}
 
 
-def test_a_lone_bad_record_does_not_stop_the_run(play: Open) -> None:
+def test_lone_bad_record_does_not_stop_the_run(play: Open) -> None:
     """On a quiet stream each record has a superstep of its own."""
     pond = play(pipeline())
     pond.inject("in", rows(1, bad=1))
@@ -110,8 +105,8 @@ def test_a_lone_bad_record_does_not_stop_the_run(play: Open) -> None:
     assert pond.run.summary().error is None
 
 
-def test_a_stream_that_is_not_declared_stops_the_run(play: Open) -> None:
-    """It is the program's mistake and not the record's; nothing is committed."""
+def test_undeclared_stream_stops_the_run(play: Open) -> None:
+    """The mistake is the program's, not the record's; nothing is committed."""
     pond = play(pipeline(Lost()))
     with pytest.raises(mp.InvalidError, match=r"does not declare this stream.*`checked`.*`cuonts`.*counts"):
         pond.inject("in", rows(1, bad=0))
@@ -119,8 +114,7 @@ def test_a_stream_that_is_not_declared_stops_the_run(play: Open) -> None:
     assert pond.states("dead_letters") == {}
 
 
-def test_what_a_letter_has(play: Open) -> None:
-    """The record's id, when it failed and at which attempt, and its value with the types that it had."""
+def test_letter_has_id_time_attempt_and_typed_value(play: Open) -> None:
     pond = play(pipeline())
     given = rows(3, bad=1)
     pond.inject("in", [*given, {**given[0], "k": None, "n": 3}])
@@ -142,7 +136,6 @@ def test_what_a_letter_has(play: Open) -> None:
 
 
 def test_milliseconds_are_not_taken_for_microseconds(play: Open) -> None:
-    """A stream of them stops the run with one sentence that has the way out, and the way out works."""
     given = [{**row, "t": 1_700_000_000_000 + row["n"]} for row in rows(10, bad=0)]
     pond = play(pipeline())
     with pytest.raises(mp.InvalidError, match=r'too many records.*date in milliseconds: say at_unit="ms"'):
@@ -155,8 +148,8 @@ def test_milliseconds_are_not_taken_for_microseconds(play: Open) -> None:
     assert pond.states("dead_letters") == {}
 
 
-def test_times_without_a_zone_follow_one_rule(play: Open) -> None:
-    """As text and as a time they are refused alike, and read alike if the injector names the zone."""
+def test_times_without_a_zone_need_the_injectors_zone(play: Open) -> None:
+    """Text and timestamps follow one rule."""
     texts = [{**row, "t": "2013-02-08T10:00:00"} for row in rows(3, bad=0)]
     pond = play(pipeline())
     with pytest.raises(mp.InvalidError, match=r'too many records.*no time zone.*at_zone="UTC"'):

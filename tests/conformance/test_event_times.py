@@ -1,4 +1,4 @@
-"""Event times that user code moves, or that arrival gives, are the same on both runners."""
+"""Event times set by user code or by arrival, on both runners."""
 
 from __future__ import annotations
 
@@ -31,19 +31,16 @@ class Panes(Computation):
     """Keeps each pane's window start, values, and whether the record was late."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Append the pane."""
         shown = record.value
         entry = [shown["window"][0] - START_US, sorted(shown["value"]), record.late]
         context.state.set([*context.state.get([]), entry])
 
 
 def rows(*at: int, move: int = 0) -> list[dict[str, Any]]:
-    """Rows at these times, with a requested shift."""
     return [{"k": "k", "t": START_US + seconds, "move": move} for seconds in at]
 
 
 def moved(value: Any, at: int) -> int:
-    """The time that a row requests."""
     return at + int(value["move"])
 
 
@@ -62,7 +59,6 @@ def shifting(horizon: Any) -> Callable[[], Pipeline]:
 
 
 def arriving() -> Pipeline:
-    """Rows with ingress time, in windows of ten seconds."""
     pipeline = Pipeline("times")
     stream = pipeline.inject("s", key="k", at=IngressTime())
     stream.window(FixedWindows("10s")).combine(ToList("move"), name="lists").apply(Panes(), name="panes")
@@ -70,7 +66,6 @@ def arriving() -> Pipeline:
 
 
 def panes(run: Play) -> list[list[Any]]:
-    """The panes that the last computation has seen."""
     state = run.states("panes").get("k", "[]")
     return list(orjson.loads(state))
 
@@ -78,8 +73,8 @@ def panes(run: Play) -> list[list[Any]]:
 class Facts:
     """One test per fact; subclasses provide the runner."""
 
-    def test_a_horizon_holds_the_watermark_back(self, play: Open) -> None:
-        """The watermark is held back by the horizon, also after a restart, so moved values are not late."""
+    def test_horizon_holds_the_watermark_back(self, play: Open) -> None:
+        """The horizon survives a restart, so moved values are not late."""
         run = play(shifting("10us"))
         run.inject("s", rows(25))
         run.advance("s", START_US + 22)
@@ -96,8 +91,8 @@ class Facts:
         assert panes(run) == [[10, [-10], False], [20, [0], False]]
         assert run.run.summary().totals.late == 0
 
-    def test_a_window_by_arrival_is_complete_when_the_clock_has_passed_it(self, play: Open) -> None:
-        """A window of ingress time closes with the clock, without input, after a restart, and whatever times rows have."""
+    def test_ingress_window_closes_with_the_clock(self, play: Open) -> None:
+        """It closes without input, after a restart, and whatever the times of the rows."""
         run = play(arriving)
         run.inject("s", rows(500, move=1))
         run.clock.advance_ms(9_999)
@@ -117,8 +112,8 @@ class Facts:
         assert run.watermark("lists") == START_US + 20_000_000
         assert run.run.summary().totals.late == 0
 
-    def test_without_bound_it_is_openly_late(self, play: Open) -> None:
-        """With an unbounded horizon the watermark advances, and values moved behind it are counted as late and dropped."""
+    def test_unbounded_horizon_lets_moved_values_be_late(self, play: Open) -> None:
+        """The watermark advances, and values moved behind it are counted and dropped."""
         run = play(shifting("unbounded"))
         run.inject("s", rows(25))
         run.advance("s", START_US + 22)
@@ -133,16 +128,15 @@ class Facts:
 
 
 class TestLocalRunner(Facts):
-    """The facts on the local runner, and those that need only one runner."""
+    """Facts that one runner is enough for, besides the common ones."""
 
     @pytest.fixture
     def play(self, tmp_path: Path) -> Iterator[Open]:
-        """Plays a pipeline; it is stopped when the test ends."""
         with plays(tmp_path, lambda: ManualClock(START_US)) as start:
             yield start
 
-    def test_time_of_arrival_stands_while_a_clock_that_was_set_back_catches_up(self, play: Open) -> None:
-        """After the clock was set back, records get the time already reached, and are not late."""
+    def test_ingress_time_stands_while_the_clock_is_set_back(self, play: Open) -> None:
+        """Records get the latest time reached, so they are not late."""
         run = play(arriving)
         run.clock.advance_ms(12_000)
         run.inject("s", rows(0, move=1))
@@ -157,8 +151,7 @@ class TestLocalRunner(Facts):
         assert panes(run) == [[10_000_000, [1, 2], False]]
         assert run.run.summary().totals.late == 0
 
-    def test_beyond_the_horizon_is_refused(self, play: Open) -> None:
-        """A value that is moved beyond the horizon becomes a dead letter; other values continue."""
+    def test_value_moved_beyond_the_horizon_is_a_dead_letter(self, play: Open) -> None:
         run = play(shifting("10us"))
         run.inject("s", [*rows(25, move=-11), *rows(25, move=-1)])
         run.settle()
@@ -167,8 +160,7 @@ class TestLocalRunner(Facts):
         assert panes(run) == [[20, [-1], False]]
         assert run.run.summary().totals.dead_letters == 1
 
-    def test_forwards_is_free(self, play: Open) -> None:
-        """Without a horizon nothing is held back, and values moved forwards are not late."""
+    def test_moving_forwards_needs_no_horizon(self, play: Open) -> None:
         run = play(shifting(0))
         run.inject("s", rows(5, move=20))
         run.settle()
@@ -181,10 +173,7 @@ class TestLocalRunner(Facts):
 
 
 class TestSpark(Facts):
-    """The facts on Spark."""
-
     @pytest.fixture
     def play(self, tmp_path: Path, spark: SparkSession) -> Iterator[Open]:
-        """Plays a pipeline; it is stopped when the test ends."""
         with plays(tmp_path, lambda: ManualClock(START_US), spark) as start:
             yield start

@@ -1,4 +1,4 @@
-"""A pipeline whose code has changed: rows follow a rename, leave when they are dropped, and are never orphaned in silence."""
+"""A pipeline whose code has changed: computations are renamed or dropped, and never orphaned silently."""
 
 from __future__ import annotations
 
@@ -45,31 +45,24 @@ class Tally(Computation):
         self.output = output
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Count, set the timer, forward."""
         context.state.set(context.state.get(0) + 1)
         context.set_timer(record.at + 10 * SECOND_US, tag="end")
         if self.output:
             context.produce(self.output, record.value)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """Add a hundred."""
         context.state.set(context.state.get(0) + 100)
 
 
 class Latin1(JsonCodec):
-    """Another codec of text."""
-
     name = "latin1"  # type: ignore[misc]  # this is what the test is about
 
 
 def rows(*at: int, key: str = "k") -> list[dict[str, Any]]:
-    """Rows at these seconds."""
     return [{"k": key, "t": START_US + second * SECOND_US, "id": f"{key}{second}"} for second in at]
 
 
 def tally(name: str, codec: Codec | None = None, drop: tuple[str, ...] = (), **options: Any) -> Make:
-    """A pipeline with one computation of this name."""
-
     def make() -> EnginePipeline:
         pipeline = EnginePipeline("p", drop=drop)
         stream = pipeline.inject("s", key="k", at="t", id="id", watermark=Monotone())
@@ -82,7 +75,7 @@ def tally(name: str, codec: Codec | None = None, drop: tuple[str, ...] = (), **o
 def chain(
     first: str, last: str, drop: tuple[str, ...] = (), *, with_first: bool = True, **former: str
 ) -> Make:
-    """Two computations in a row, each on the stream that is named after the one before it."""
+    """Return two computations in a row, each on the stream named after its predecessor."""
 
     def make() -> EnginePipeline:
         pipeline = EnginePipeline("p", drop=drop)
@@ -90,7 +83,7 @@ def chain(
         if with_first:
             stream.apply(Tally(output=first), name=first, renamed_from=former.get(first))
         source = first if with_first else "s"
-        # The stream of a computation that the pipeline has no more may have productions that wait.
+        # Productions may be pending on the stream of a dropped computation.
         subscribes: dict[str, None] = {source: None}
         pipeline.add(Tally(), name=last, subscribes=subscribes, renamed_from=former.get(last))
         return pipeline
@@ -99,10 +92,8 @@ def chain(
 
 
 class Facts:
-    """One test per fact; subclasses provide the runner."""
-
-    def test_a_vanished_computation_is_refused_with_both_ways_out(self, play: Open) -> None:
-        """A renamed computation does not start empty: the pipeline is refused when it opens, in one sentence."""
+    def test_vanished_computation_is_refused_with_both_ways_out(self, play: Open) -> None:
+        """A renamed computation must not silently start empty."""
         run = play(tally("old"))
         run.inject("s", rows(1, 2))
 
@@ -114,10 +105,8 @@ class Facts:
         run.reopen()
         assert run.states("old") == {"k": "2"}
 
-    def test_a_renamed_computation_keeps_rows_ids_timers_and_watermark(self, play: Open) -> None:
-        """State, record ids, pending timers and the journaled watermark are those of the former name; the rename may
-        stay in the code or leave it, and the way back is open.
-        """
+    def test_renamed_computation_keeps_rows_ids_timers_and_watermark(self, play: Open) -> None:
+        """The rename may stay in the code, be removed, or be reversed."""
         run = play(tally("old"))
         run.inject("s", rows(1, 2))
         run.inject("s", rows(5, key="other"))
@@ -139,8 +128,7 @@ class Facts:
         assert run.states("old") == {"k": "103", "other": "101", "late": "1"}
         assert run.run.summary().totals.timers == 2
 
-    def test_productions_on_their_way_follow_the_rename(self, play: Open) -> None:
-        """What the former computation had produced to the stream of its name reaches the consumers of the new one."""
+    def test_pending_productions_follow_the_rename(self, play: Open) -> None:
         run = play(chain("old", "sum"))
         run.inject("s", rows(1, 2))
         assert run.states("sum") == {}
@@ -152,8 +140,8 @@ class Facts:
 
         assert run.states("total") == {"k": "2"}
 
-    def test_a_dropped_computation_leaves_nothing_but_what_it_produced(self, play: Open) -> None:
-        """Its rows are gone and hold nothing back, its productions on their way are delivered, and its name is free."""
+    def test_dropped_computation_leaves_only_its_productions(self, play: Open) -> None:
+        """Its rows hold nothing back, and its name is free."""
         run = play(chain("first", "last"))
         run.inject("s", rows(1, 2))
 
@@ -182,8 +170,8 @@ class Facts:
         run.inject("s", rows(40))
         assert run.states("first") == {"k": "1"}
 
-    def test_another_codec_is_refused(self, play: Open) -> None:
-        """States of one codec are not read with another, be both of text, nor under a new name."""
+    def test_changed_codec_is_refused(self, play: Open) -> None:
+        """Two text codecs differ as well, also under a new name."""
         run = play(tally("c"))
         run.inject("s", rows(1))
 
@@ -202,8 +190,8 @@ class Facts:
         run.make = tally("c", BytesCodec(), drop=("fresh",))
         run.restart()
 
-    def test_another_number_of_intervals_is_refused(self, play: Open) -> None:
-        """Keys are cut once: a later run declares the same number, the number of intervals that were cut, or none."""
+    def test_changed_number_of_intervals_is_refused(self, play: Open) -> None:
+        """Keys are cut once: a later run declares the same number, the number that was cut, or none."""
         keyed = [row for key in "abcdefghij" for row in rows(1, key=key)]
         run = play(tally("c", intervals=3))
         run.inject("s", keyed)
@@ -217,8 +205,7 @@ class Facts:
         run.make = tally("c", intervals=3)
         run.reopen()
 
-    def test_fewer_keys_than_declared_intervals_are_no_change(self, play: Open) -> None:
-        """A computation that had one key at its first input opens again with the number that it declares."""
+    def test_fewer_keys_than_declared_intervals_open_again(self, play: Open) -> None:
         run = play(tally("c", intervals=8))
         run.inject("s", rows(1))
 
@@ -231,8 +218,6 @@ class Facts:
 
 
 class _Opened:
-    """A play that can be opened again after it was refused."""
-
     def __init__(self, play: Any) -> None:
         self.play = play
 
@@ -260,15 +245,12 @@ def local_play(tmp_path: Path) -> Iterator[Open]:
 
 
 class TestLocally(Facts):
-    """On the local runner."""
-
     @pytest.fixture
     def play(self, local_play: Open) -> Open:
-        """The local runner."""
         return local_play
 
-    def test_a_rename_that_dies_at_any_step_is_done_by_the_next_start(self, play: Open) -> None:
-        """Whether the process dies before or after the commit of a rename, the next start finds all rows under one name."""
+    def test_interrupted_rename_is_completed_by_the_next_start(self, play: Open) -> None:
+        """The process dies before or after the commit of the rename."""
 
         class Died(BaseException):
             pass
@@ -301,16 +283,13 @@ class TestLocally(Facts):
 
 @pytest.mark.spark
 class TestOnSpark(Facts):
-    """On Spark."""
-
     @pytest.fixture
     def play(self, tmp_path: Path, spark: SparkSession) -> Iterator[Open]:
-        """The Spark runner."""
         with plays(tmp_path, ManualClock, spark) as start:
             yield lambda make: _Opened(start(make))
 
-    def test_sparks_reader_finds_renamed_rows(self, play: Open, spark: SparkSession) -> None:
-        """Delta's reader in Spark takes the partition from the log and not from the files' paths."""
+    def test_spark_reads_renamed_rows(self, play: Open, spark: SparkSession) -> None:
+        """Delta's reader takes the partition from the log, not from file paths."""
         run = play(tally("old"))
         run.inject("s", rows(1, 2))
         run.make = tally("new", renamed_from="old")

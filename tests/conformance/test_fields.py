@@ -1,4 +1,4 @@
-"""Several combiners at once, on both runners: their fields in panes, in the columns of a table, and in SQL."""
+"""Several combiners at once, on both runners: their fields in panes, table columns and SQL."""
 
 from __future__ import annotations
 
@@ -36,14 +36,13 @@ _EACH: dict[str, Any] = {"trigger": mp.Repeatedly(mp.AfterCount(1)), "accumulati
 
 @pytest.fixture(params=["local", pytest.param("spark", marks=pytest.mark.spark)])
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    """Starts pipelines on one runner."""
     spark = request.getfixturevalue("spark") if request.param == "spark" else None
     with plays(tmp_path, ManualClock, spark) as start:
         yield start
 
 
 def _pipeline(folder: Path) -> mp.Pipeline:
-    """The sessions of each user, and the sum over all of them, which follows each correction."""
+    """Return each user's sessions, and their total, which follows each correction."""
     pipeline = mp.Pipeline("shop")
     visits = pipeline.inject("visits", key="user", at="at", at_unit="us", watermark=mp.ManualWatermark())
     by_session = visits.window(mp.Sessions("10s"), **_EACH).combine(
@@ -66,7 +65,7 @@ def _visit(second: int, amount: float, user: str = "anna") -> dict[str, Any]:
 
 
 def test_fields_are_columns_on_both_runners(play: Any, tmp_path: Path) -> None:
-    """Sessions that merge have one row with a column for each combiner, and the next step's sums follow exactly."""
+    """Merged sessions are one row, and sums downstream are corrected exactly."""
     running = play(lambda: _pipeline(tmp_path))
     running.inject("visits", [_visit(0, 1e17), _visit(18, 2.5), _visit(0, 4, "ben")])
     running.settle()
@@ -90,7 +89,7 @@ def test_fields_are_columns_on_both_runners(play: Any, tmp_path: Path) -> None:
 
 
 class _Parted(mp.Computation):
-    """Produces visits by whether anything was bought, to streams that it calls by the composite's names."""
+    """Produces visits to streams by the composite's own names for them."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.produce("bought" if record.value["amount"] else "looked", record.value)
@@ -106,8 +105,8 @@ def _counted(visits: mp.DataflowStream, folder: Path) -> mp.DataflowStream:
     return counts.sink("table", mp.DeltaSink(str(folder / "counts"), schema, mode="upsert"))
 
 
-def test_a_composite_runs_on_both_runners(play: Any, tmp_path: Path) -> None:
-    """The steps of a composite have rows under its name, and its code produces to its streams by their own names."""
+def test_composite_runs_on_both_runners(play: Any, tmp_path: Path) -> None:
+    """Its rows have its name as prefix; its code uses its own stream names."""
 
     def make() -> mp.Pipeline:
         pipeline = mp.Pipeline("shop")
@@ -130,8 +129,8 @@ def test_a_composite_runs_on_both_runners(play: Any, tmp_path: Path) -> None:
     ]
 
 
-def test_what_json_cannot_say_is_null_on_both_runners(play: Any, tmp_path: Path) -> None:
-    """A NaN among the numbers makes a sum and a mean null, and neither a dead letter nor the end of the others."""
+def test_values_without_json_are_null_on_both_runners(play: Any, tmp_path: Path) -> None:
+    """A NaN makes a sum and a mean null; it is no dead letter, and other fields keep their values."""
 
     def make() -> mp.Pipeline:
         pipeline = mp.Pipeline("shop")

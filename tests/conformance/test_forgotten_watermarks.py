@@ -1,4 +1,4 @@
-"""A stream out of order without a watermark says so, with the delay that would have kept what it drops: both runners."""
+"""The warning for an unordered stream without a declared watermark, on both runners."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ Open = Callable[..., Any]
 
 
 def counting(watermark: WatermarkPolicy | None = None, through: bool = False) -> Pipeline:
-    """Records are counted by minute, perhaps after a map."""
     pipeline = Pipeline("p")
     stream = pipeline.inject("s", key="k", at="t", watermark=watermark)
     pipeline.inject("other", key="k", at="t", watermark=watermark).map(dict, name="others")
@@ -38,7 +37,7 @@ def counting(watermark: WatermarkPolicy | None = None, through: bool = False) ->
 
 
 def dropping(watermark: WatermarkPolicy | None = None) -> Pipeline:
-    """A computation that is not given late records."""
+    """A computation that drops late records."""
     pipeline = Pipeline("p")
     stream = pipeline.inject("s", key="k", at="t", watermark=watermark)
     stream.map(dict, name="minutes", on_late="drop")
@@ -46,7 +45,6 @@ def dropping(watermark: WatermarkPolicy | None = None) -> Pipeline:
 
 
 def rows(*seconds: float) -> list[dict[str, Any]]:
-    """Rows at these seconds."""
     return [{"k": "k", "t": START_US + int(second * SECOND_US)} for second in seconds]
 
 
@@ -54,10 +52,10 @@ class Facts:
     """One test per fact; subclasses provide the runner."""
 
     @pytest.mark.parametrize("make", [counting, partial(counting, through=True), dropping])
-    def test_the_first_dropped_record_warns_with_the_delay_that_would_have_kept_it(
+    def test_first_dropped_record_warns_with_the_sufficient_delay(
         self, play: Open, make: Callable[..., Pipeline], caplog: pytest.LogCaptureFixture, tmp_path: Path
     ) -> None:
-        """It is said once, with stream, computation and figure; declared as such, the same input drops nothing."""
+        """With the delay from the warning, the same input drops nothing."""
         caplog.set_level(logging.WARNING, "millpond")
         pieces = [rows(20), rows(600), rows(590, 23, 601), rows(10)]
         run = play(make)
@@ -70,7 +68,7 @@ class Facts:
         assert "stream=`s`" in warning
         assert "computation=`minutes`" in warning
         assert 'watermark=BoundedDisorder("9m37s")' in warning
-        # The same input up to there, with the watermark that the warning asks for.
+        # Repeat the input with the watermark that the warning asks for.
         match = re.search(r'BoundedDisorder\("(.*)"\)', warning)
         assert match is not None
         caplog.clear()
@@ -81,10 +79,8 @@ class Facts:
         assert run.run.summary().totals.dropped == 0
         assert not caplog.messages
 
-    def test_a_stream_whose_watermark_was_declared_warns_of_nothing(
-        self, play: Open, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """What a declared bound leaves out is late by intent, and only counted."""
+    def test_declared_watermark_warns_of_nothing(self, play: Open, caplog: pytest.LogCaptureFixture) -> None:
+        """Records behind a declared bound are dropped by intent."""
         caplog.set_level(logging.WARNING, "millpond")
         run = play(partial(counting, watermark=BoundedDisorder("0s")))
         for piece in (rows(600), rows(23)):
@@ -95,8 +91,6 @@ class Facts:
 
 
 class TestLocal(Facts):
-    """The local runner."""
-
     @pytest.fixture
     def play(self, tmp_path: Path) -> Iterator[Open]:
         with plays(tmp_path, lambda: ManualClock(START_US)) as start:
@@ -104,8 +98,6 @@ class TestLocal(Facts):
 
 
 class TestSpark(Facts):
-    """The Spark runner."""
-
     @pytest.fixture
     def play(self, tmp_path: Path, spark: SparkSession) -> Iterator[Open]:
         with plays(tmp_path, lambda: ManualClock(START_US), spark) as start:

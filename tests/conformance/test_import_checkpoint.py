@@ -1,4 +1,4 @@
-"""Queries that are stopped and moved: what Millpond yields from there on is what Spark yields from there on."""
+"""Queries stopped in Spark and moved to Millpond: both yield the same from there on."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Move:
-    """A user's query that is stopped after some files and moved: each file is a micro-batch."""
+    """A user's query that is stopped after some files and moved; each file is a micro-batch."""
 
     spark: SparkSession
     folder: Path
@@ -48,7 +48,6 @@ class Move:
     delay: str | None = None
 
     def put(self, batches: Sequence[Sequence[Row]]) -> None:
-        """Write more files."""
         source = self.folder / "in"
         source.mkdir(exist_ok=True)
         first = len(list(source.iterdir()))
@@ -58,18 +57,16 @@ class Move:
             os.utime(file, (1e9 + number, 1e9 + number))
 
     def frame(self) -> DataFrame:
-        """The frame of the files."""
         reader = self.spark.readStream.schema(self.schema).option("maxFilesPerTrigger", 1)
         frame = reader.json(str(self.folder / "in"))
         return frame if self.delay is None else frame.withWatermark("t", self.delay)
 
     @property
     def checkpoint(self) -> Path:
-        """The query's checkpoint."""
         return self.folder / "checkpoint"
 
     def in_spark(self, output: DataFrame, mode: str = "update") -> list[str]:
-        """What the query yields in this start of it."""
+        """Return the rows that the query yields in this run of it."""
         table = str(self.folder / "spark")
         before = _seen(table)
         query = (
@@ -81,14 +78,13 @@ class Move:
         return _without(_seen(table), before)
 
     def move(self, computation: str, **options: Any) -> ImportedCheckpoint:
-        """Import what the query has now into a store of its own."""
+        """Import the query's state into a new store."""
         return import_checkpoint(
             self.checkpoint, computation=computation, into=self.folder / "pond", spark=self.spark, **options
         )
 
     @property
     def place(self) -> dict[str, Any]:
-        """Where Millpond goes on."""
         return {
             "store": self.folder / "pond",
             "sink": self.folder / "millpond",
@@ -98,7 +94,6 @@ class Move:
         }
 
     def in_millpond(self, run: SparkRun) -> list[str]:
-        """What a run yields."""
         try:
             run.await_termination()
         finally:
@@ -124,7 +119,7 @@ def _timed(key: str, second: float, set_: Sequence[int] = (), unset: Sequence[in
 
 
 def test_timers_and_the_watermark_move(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """Timers that are pending, those that fall due, and rows that are late go on as in Spark, with the source."""
+    """The source's position moves too: pending timers, due timers and late rows are as in Spark."""
     move = Move(rocksdb, tmp_path, "k string, t timestamp, set array<long>, unset array<long>", "1 second")
 
     def theirs() -> list[str]:
@@ -165,7 +160,6 @@ def test_timers_and_the_watermark_move(rocksdb: SparkSession, tmp_path: Path) ->
 @pytest.mark.spark_all
 @pytest.mark.parametrize("keys", [("k",), ("k", "n")])
 def test_variables_move(rocksdb: SparkSession, tmp_path: Path, keys: tuple[str, ...]) -> None:
-    """Values, lists and maps of one key column and of several."""
     words = ("update", "append", "map", "put", "append", "map")
     move = Move(rocksdb, tmp_path, "k string, do string, n long")
 
@@ -192,8 +186,7 @@ def test_variables_move(rocksdb: SparkSession, tmp_path: Path, keys: tuple[str, 
     assert move.in_millpond(run) == theirs()
 
 
-def test_values_of_all_types_move(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """What the code reads from the state that moved has the values and the types that it has in Spark."""
+def test_moved_values_keep_their_types(rocksdb: SparkSession, tmp_path: Path) -> None:
     move = Move(rocksdb, tmp_path, "k string, n long")
 
     def theirs() -> list[str]:
@@ -208,8 +201,8 @@ def test_values_of_all_types_move(rocksdb: SparkSession, tmp_path: Path) -> None
     assert move.in_millpond(run) == theirs()
 
 
-def test_the_state_of_groups_moves(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """State and timeouts of ``applyInPandasWithState``; which time they are of has to be said."""
+def test_state_of_groups_moves(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """The caller names the time domain of the timeouts of ``applyInPandasWithState``."""
     timeout = GroupStateTimeout.EventTimeTimeout
     move = Move(rocksdb, tmp_path, "k string, t timestamp, do string, n long", "1 second")
 
@@ -267,7 +260,7 @@ _CLICKS = "k string, t timestamp, seen string"
     ids=["key with the event time", "for ever", "within the watermark"],
 )
 def test_seen_keys_move(rocksdb: SparkSession, tmp_path: Path, keys: list[str], within: bool) -> None:
-    """What was seen is a duplicate afterwards too, until it expires."""
+    """Duplicates are dropped until the key expires."""
     move = Move(rocksdb, tmp_path, _CLICKS, "2 seconds")
 
     def theirs() -> list[str]:
@@ -310,8 +303,8 @@ def _sums_of(key: dict[str, Any], buffers: dict[str, Any]) -> dict[str, Any] | N
     return {"sums": {"count": buffers["count"], "total": buffers["sum"]}}
 
 
-def test_an_aggregation_moves(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """Its buffers become the state that the user's function makes of them; without one, the state is the buffers."""
+def test_aggregation_moves(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """The user's function makes state of the buffers; without one, the state is the buffers."""
     move = Move(rocksdb, tmp_path, "k string, n long")
 
     def theirs() -> list[str]:
@@ -332,8 +325,8 @@ def test_an_aggregation_moves(rocksdb: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark_all
-def test_a_query_that_was_killed_moves(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """The records of the batch that it had begun are read again, each once; what the source had listed comes too."""
+def test_killed_query_moves(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """Records of the unfinished batch are read again, once; files already listed by the source follow."""
     move = Move(rocksdb, tmp_path, "k string, do string, n long")
 
     def theirs() -> list[str]:
@@ -365,8 +358,8 @@ def test_a_query_that_was_killed_moves(rocksdb: SparkSession, tmp_path: Path) ->
     ]
 
 
-def test_a_second_import_is_refused(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """Into the same computation, and with the same input; what is no checkpoint, no operator, and no state to move, too."""
+def test_second_import_is_refused(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """Also refused: an import with the same input, and a checkpoint without operator or state."""
     move = Move(rocksdb, tmp_path, "k string, do string, n long")
     move.put([[{"k": "a", "do": "append", "n": 1}]])
     frame = move.frame()
@@ -397,8 +390,8 @@ class Died(BaseException):
 
 
 @pytest.mark.spark_all
-def test_an_import_that_died_has_no_effect(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """Wherever it dies before its commit; the next one moves everything."""
+def test_interrupted_import_has_no_effect(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """The next import moves everything."""
     move = Move(rocksdb, tmp_path, "k string, do string, n long")
     move.put([[{"k": "a", "do": "append", "n": 1}]])
     move.in_spark(move.frame().groupBy("k").transformWithState(Remembering(), SEEN, "Update", "None"))
@@ -423,8 +416,7 @@ def test_an_import_that_died_has_no_effect(rocksdb: SparkSession, tmp_path: Path
     assert "[(1,), (2,), (3,)]" in "".join(move.in_millpond(run))
 
 
-def test_a_query_without_state_moves_its_place(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """Files that it has read are not read again, although no key has anything left."""
+def test_query_without_state_moves_its_position(rocksdb: SparkSession, tmp_path: Path) -> None:
     move = Move(rocksdb, tmp_path, "k string, do string, n long")
 
     def theirs() -> list[str]:
@@ -444,8 +436,8 @@ def test_a_query_without_state_moves_its_place(rocksdb: SparkSession, tmp_path: 
     assert move.in_millpond(run) == theirs()
 
 
-def test_the_command_moves_a_query(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """A dry run shows what it would do and writes nothing; then it does it."""
+def test_command_moves_a_query(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """A dry run prints its plan and writes nothing."""
     move = Move(rocksdb, tmp_path, "k string, do string, n long")
     move.put([[{"k": "a", "do": "append", "n": 1}, {"k": "b", "do": "update", "n": 2}]])
     move.in_spark(move.frame().groupBy("k").transformWithState(Remembering(), SEEN, "Update", "None"))

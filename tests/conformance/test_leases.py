@@ -104,7 +104,7 @@ class ZooKeeperWorld:
         self._proxy(leases).mend()
 
     def expire_session(self, leases: Leases) -> None:
-        # A standby gets a lease of the disconnected writer only when its session has expired.
+        # A standby acquires a disconnected writer's lease only after its session has expired.
         canary = Interval("canary")
         leases.take(canary, above=NOTHING)
         self.suspend(leases)
@@ -132,7 +132,6 @@ def zookeeper_in_container() -> Iterator[str]:
 
 @pytest.fixture(params=["memory", "zookeeper", "secured", "container"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """Each kind of lease service in turn."""
     if request.param == "memory":
         yield MemoryWorld()
     elif request.param == "zookeeper":
@@ -172,7 +171,6 @@ def test_sequencers_rise_and_exceed_the_table(world: World) -> None:
 
 
 def test_newest_taker_wins(world: World) -> None:
-    """Taking replaces a live holder, which is notified that its lease has ended and who holds it."""
     old = world.open("w1").take(INTERVAL, above=NOTHING)
     new = world.open("w2").take(INTERVAL, above=NOTHING)
 
@@ -183,8 +181,7 @@ def test_newest_taker_wins(world: World) -> None:
     new.check()
 
 
-def test_refused_taking_names_the_holder(world: World) -> None:
-    """With ``refuse``, a held lease stays with its holder, whom the error names."""
+def test_refused_acquisition_names_the_holder(world: World) -> None:
     lease = world.open("w1").take(INTERVAL, above=NOTHING)
 
     with pytest.raises(ConflictError, match=r"holder=`w1"):
@@ -193,7 +190,6 @@ def test_refused_taking_names_the_holder(world: World) -> None:
 
 
 def test_refuse_takes_a_free_lease(world: World) -> None:
-    """With ``refuse``, a free lease is taken."""
     first = world.open("w1")
     first.release(first.take(INTERVAL, above=NOTHING))
 
@@ -201,7 +197,6 @@ def test_refuse_takes_a_free_lease(world: World) -> None:
 
 
 def test_standby_gives_up_after_its_time(world: World) -> None:
-    """With ``wait``, a lease that stays held ends in an error that names the holder."""
     lease = world.open("w1").take(INTERVAL, above=NOTHING)
 
     with pytest.raises(ConflictError, match=r"holder=`w1"):
@@ -211,7 +206,6 @@ def test_standby_gives_up_after_its_time(world: World) -> None:
 
 @pytest.mark.parametrize("way", ["release", "close"])
 def test_standby_follows_a_holder_that_goes(world: World, way: str) -> None:
-    """With ``wait``, the lease is taken once its holder releases it or closes."""
     first, standby = world.open("w1"), world.open("w2")
     lease = first.take(INTERVAL, above=NOTHING)
     taken: list[Lease] = []
@@ -231,7 +225,6 @@ def test_standby_follows_a_holder_that_goes(world: World, way: str) -> None:
 
 
 def test_released_lease_has_ended(world: World) -> None:
-    """A released lease fails its check, and releasing it again changes nothing."""
     leases = world.open("w1")
     lease = leases.take(INTERVAL, above=NOTHING)
     leases.release(lease)
@@ -266,7 +259,6 @@ def test_writer_may_take_its_own_lease_again(world: World) -> None:
 
 
 def test_all_are_taken_in_order(world: World) -> None:
-    """Taking many gives a lease per interval, in the order asked for, each above its own number."""
     leases = world.open("w1")
     intervals = intervals_from_boundaries("many", [f"{number:03d}" for number in range(149)])
     wanted = {interval: Sequencer(number) for number, interval in enumerate(intervals)}
@@ -365,7 +357,6 @@ def test_expired_session_loses_every_lease(world: World) -> None:
 
 
 def test_high_water_starts_empty_and_rises(world: World) -> None:
-    """The mark is unknown at first, is the highest value advanced to, and never falls."""
     high_water = world.open("w1").high_water
 
     assert high_water.read() is None

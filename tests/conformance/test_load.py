@@ -1,4 +1,4 @@
-"""A pipeline on either runner goes on from loaded rows as from rows of its own."""
+"""Pipelines that continue from loaded rows, on both runners."""
 
 from __future__ import annotations
 
@@ -21,28 +21,22 @@ STATES: Final = {f"k{number:02d}": number for number in range(20)}
 
 
 class Flush(mp.Computation):
-    """Adds one for each record, and tells the state when a timer fires."""
+    """Counts, and produces its count when a timer fires."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Add one."""
         context.state.set({"n": context.state.get({"n": 0})["n"] + 1})
 
     def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
-        """Tell it, and delete it."""
         context.produce("told", [timer.tag, context.state.get()["n"], timer.at - START])
         context.state.delete()
 
 
 class Kept(mp.Computation):
-    """Keeps what it is told."""
-
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Set it."""
         context.state.set([*record.value, record.at - START, record.late])
 
 
 def pipeline() -> mp.Pipeline:
-    """A computation, and one that keeps what it tells."""
     made = mp.Pipeline("p")
     events = made.inject("events", key="k", at="at", watermark=mp.BoundedDisorder("0s"))
     events.apply(Flush(), name="flush", produces="told").apply(Kept(), name="kept")
@@ -50,10 +44,10 @@ def pipeline() -> mp.Pipeline:
 
 
 @pytest.mark.parametrize("runner", ["local", pytest.param("spark", marks=pytest.mark.spark)])
-def test_loaded_states_and_timers_are_the_pipelines(
+def test_loaded_states_and_timers_continue(
     request: pytest.FixtureRequest, tmp_path: Path, runner: str
 ) -> None:
-    """States are added to, and timers fire when the watermark passes them and hold what is behind them until then."""
+    """Loaded timers hold the watermark until they fire."""
     spark: SparkSession | None = request.getfixturevalue("spark") if runner == "spark" else None
     rows = [
         {"key": key, "state": {"n": n}, "timers": [{"at": START + n * SECOND, "tag": f"t{n}"}]}

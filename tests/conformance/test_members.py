@@ -1,4 +1,4 @@
-"""Expected senders on both runners: each has the marks, or the files, of its own, and the stream waits for all of them."""
+"""Expected senders on both runners: each has its own marks or files, and the stream waits for all."""
 
 from __future__ import annotations
 
@@ -28,15 +28,12 @@ Open = Callable[[Callable[[], EnginePipeline]], Any]
 
 
 class Count(Computation):
-    """Counts."""
-
     def process_record(self, context: Context, record: Record) -> None:
-        """One more."""
         context.state.set(context.state.get(0) + 1)
 
 
 def marked() -> EnginePipeline:
-    """Rows of two expected hosts, with a column of marks."""
+    """Return rows of two expected hosts, with a column of marks."""
     pipeline = EnginePipeline("members")
     pipeline.inject(
         "s", key="k", at="t", watermark=MarkColumn("mark"), members=("a", "b"), member="host"
@@ -45,7 +42,6 @@ def marked() -> EnginePipeline:
 
 
 def row(host: str, at: int, mark: int | None) -> dict[str, Any]:
-    """A row of a host, with its mark."""
     return {
         "k": "k",
         "t": START_US + at,
@@ -55,7 +51,6 @@ def row(host: str, at: int, mark: int | None) -> dict[str, Any]:
 
 
 def filed() -> EnginePipeline:
-    """Files of two expected hosts."""
     pipeline = EnginePipeline("files")
     pipeline.inject(
         "s", key="k", at="t", id=FILE_ROW, watermark=ManualWatermark(), members=("a", "b"), member="host"
@@ -64,7 +59,7 @@ def filed() -> EnginePipeline:
 
 
 def write(folder: Path, host: str, created: int, *keys: str) -> Path:
-    """A file whose name says who opened it and when, with a row for each key."""
+    """Write a file named by its host and opening time, with a row for each key."""
     path = folder / f"{host}-{created}.log"
     rows = [{"k": key, "t": START_US + created + 1, "host": host} for key in keys]
     path.write_text("".join(json.dumps(one) + "\n" for one in rows))
@@ -88,8 +83,8 @@ def injector(play: Any, folder: Path, **options: Any) -> DirectoryInjector:
 class Facts:
     """One test per fact; subclasses provide the runner."""
 
-    def test_each_member_has_the_marks_of_its_own_rows(self, play: Open) -> None:
-        """The watermark is the least of the members' greatest marks; one member's mark says nothing of another's rows."""
+    def test_watermark_is_the_least_of_the_members_marks(self, play: Open) -> None:
+        """A mark covers only the rows of its own member."""
         run = play(marked)
         run.inject("s", [row("a", 50, 40), row("a", 60, 30), row("stranger", 1, 900)])
         assert run.watermark("c") == TIME_MIN_US
@@ -102,10 +97,8 @@ class Facts:
         run.inject("s", [row("a", 90, 70)])
         assert run.watermark("c") == START_US + 70
 
-    def test_a_directory_waits_for_every_expected_sender(self, play: Open, tmp_path: Path) -> None:
-        """The watermark is that of the oldest unfinished file of any expected host, it waits for a host without any
-        file, and a directory that is read again after a restart counts nothing twice.
-        """
+    def test_directory_waits_for_every_expected_sender(self, play: Open, tmp_path: Path) -> None:
+        """The watermark follows the oldest unfinished file, and a host without files holds it."""
         logs = tmp_path / "logs"
         logs.mkdir()
         write(logs, "a", 100, "x", "y")
@@ -135,17 +128,12 @@ class Facts:
 
 
 class TestLocally(Facts):
-    """On the local runner."""
-
     @pytest.fixture
     def play(self, tmp_path: Path) -> Iterator[Open]:
-        """The local runner."""
         with plays(tmp_path, ManualClock) as start:
             yield start
 
-    def test_members_of_files_and_of_the_stream_belong_together(self, play: Open, tmp_path: Path) -> None:
-        """A stream of members whose files belong to none, or the reverse, is refused."""
-
+    def test_members_of_files_and_stream_must_match(self, play: Open, tmp_path: Path) -> None:
         def without() -> EnginePipeline:
             pipeline = EnginePipeline("files")
             stream = pipeline.inject("s", key="k", at="t", id=FILE_ROW, watermark=ManualWatermark())
@@ -160,10 +148,7 @@ class TestLocally(Facts):
 
 @pytest.mark.spark
 class TestOnSpark(Facts):
-    """On Spark."""
-
     @pytest.fixture
     def play(self, tmp_path: Path, spark: SparkSession) -> Iterator[Open]:
-        """The Spark runner."""
         with plays(tmp_path, ManualClock, spark) as start:
             yield start

@@ -1,6 +1,4 @@
-"""Nexmark's queries give DuckDB's answers, on both runners, in any order of arrival; and the answers that others have
-published, if they are next to the checkout.
-"""
+"""Nexmark's queries compared with DuckDB and published answers, on both runners, in any order of arrival."""
 
 from __future__ import annotations
 
@@ -52,7 +50,6 @@ NOT_BY_THE_CLOCK = tuple(query for query in ALL if query.name != "q12")
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    """A store on disk, without a ZooKeeper server."""
     with _store(tmp_path, SystemClock()) as opened:
         yield opened
 
@@ -88,16 +85,15 @@ def _wrong(answers: dict[str, Bag], expected: dict[str, Bag]) -> dict[str, list[
 
 
 @pytest.mark.parametrize("place", FOLDERS)
-def test_there_is_an_answer_to_almost_all_of_them(place: str) -> None:
-    """Only q12 has no answer of DuckDB, and q6 no published one either; no answer is empty, and each is asked for."""
+def test_almost_all_queries_have_an_answer(place: str) -> None:
+    """DuckDB cannot answer q12, and q6 has no published answer."""
     assert set(QUERIES) - set(EXPECTED[place]) == WITHOUT_ANSWER[place]
     assert set(EXPECTED[place]) <= set(QUERIES)
     assert all(EXPECTED[place].values())
 
 
 @pytest.mark.parametrize("place", FOLDERS)
-def test_the_expected_answers_are_those_of_duckdb(place: str) -> None:
-    """DuckDB, asked again, gives the rows that are checked in, and on published events the published ones."""
+def test_checked_in_answers_are_those_of_duckdb(place: str) -> None:
     answers = ask(EVENTS[place])
     missing = set(answers) - set(EXPECTED[place])
 
@@ -109,14 +105,12 @@ def test_the_expected_answers_are_those_of_duckdb(place: str) -> None:
 
 
 def test_the_checked_in_events_are_those_of_the_generator() -> None:
-    """The generator makes the checked-in events again from their seed."""
     again = fixed_events()
 
     assert all(table.equals(again[kind].select(table.column_names)) for kind, table in EVENTS["own"].items())
 
 
-def test_the_oracle_knows_no_pipeline() -> None:
-    """The module that asks DuckDB imports nothing of Millpond and none of the queries."""
+def test_oracle_imports_no_pipeline() -> None:
     code = "import sys, examples.nexmark.oracle; print(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     modules = set(shown.stdout.split())
@@ -127,14 +121,13 @@ def test_the_oracle_knows_no_pipeline() -> None:
 
 @pytest.mark.parametrize(("place", "name"), KNOWN)
 def test_on_the_local_runner(place: str, name: str, store: Store, tmp_path: Path) -> None:
-    """A query's final rows are those that are expected."""
     answers = _asked([QUERIES[name]], EVENTS[place], store, tmp_path)
 
     assert not _wrong(answers, EXPECTED[place])
 
 
-def test_windows_of_the_wall(tmp_path: Path) -> None:
-    """q12 counts the bids between two ticks of the wall clock, and starts from zero after each."""
+def test_wall_clock_windows_start_from_zero(tmp_path: Path) -> None:
+    """q12 counts the bids between two ticks of the clock."""
     clock, query = ManualClock(), QUERIES["q12"]
     rows = EVENTS["own"]["bids"].to_pylist()
     early, late = rows[:20], rows[20:]
@@ -159,7 +152,7 @@ def _counted(bids: Sequence[dict[str, Any]]) -> Bag:
 
 @pytest.mark.parametrize("seed", [1])
 def test_order_of_arrival_does_not_matter(seed: int, store: Store, tmp_path: Path) -> None:
-    """Shuffled events, a few at a time, give the same answers after retractions."""
+    """Shuffled events, a few at a time, need retractions."""
     random = np.random.default_rng(seed)
     pieces: list[tuple[str, pa.Table]] = []
     for name, table in wanted(ALL, EVENTS["own"]).items():
@@ -181,8 +174,7 @@ def test_order_of_arrival_does_not_matter(seed: int, store: Store, tmp_path: Pat
     assert summary.totals.dead_letters == 0
 
 
-def test_a_stream_comes_to_the_answer_of_its_whole(store: Store, tmp_path: Path) -> None:
-    """Watermarks that follow generated events give the same final rows as watermarks that wait for the end."""
+def test_stream_ends_with_the_answer_of_a_bounded_run(store: Store, tmp_path: Path) -> None:
     generator = Generator(seed=5, rate=100, out_of_order=10)
     whole = _asked(NOT_BY_THE_CLOCK, generator.events(1_500), store, tmp_path / "whole")
     with _store(tmp_path / "stream", SystemClock()) as opened:
@@ -198,8 +190,8 @@ def test_a_stream_comes_to_the_answer_of_its_whole(store: Store, tmp_path: Path)
 # -------------------------------------------------------------------------------------------- Spark
 
 
-def test_a_set_of_them_on_spark(spark: SparkSession, store: Store, tmp_path: Path) -> None:
-    """One pipeline with a set of queries that use every operator gives DuckDB's answers on Spark."""
+def test_query_set_on_spark_gives_duckdbs_answers(spark: SparkSession, store: Store, tmp_path: Path) -> None:
+    """One pipeline has queries that use every operator."""
     queries = [QUERIES[name] for name in ON_SPARK]
     _ask_spark(spark, queries, EVENTS["own"], store, tmp_path)
 
@@ -208,7 +200,6 @@ def test_a_set_of_them_on_spark(spark: SparkSession, store: Store, tmp_path: Pat
 
 
 def test_the_set_uses_every_module() -> None:
-    """The set that runs on Spark has queries of every module."""
     modules = {query.build.__module__ for query in ALL}
 
     assert {QUERIES[name].build.__module__ for name in ON_SPARK} == modules
@@ -219,7 +210,6 @@ def test_the_set_uses_every_module() -> None:
 def test_each_of_them_on_spark(
     place: str, name: str, spark: SparkSession, store: Store, tmp_path: Path
 ) -> None:
-    """A query's final rows on Spark are those that are expected."""
     _ask_spark(spark, [QUERIES[name]], EVENTS[place], store, tmp_path)
 
     assert not _wrong(_answers([QUERIES[name]], tmp_path), EXPECTED[place])
@@ -227,10 +217,10 @@ def test_each_of_them_on_spark(
 
 @pytest.mark.spark_all
 @pytest.mark.timeout(900)
-def test_a_stream_on_spark_comes_to_the_answer_of_its_whole(
+def test_spark_stream_ends_with_the_answer_of_a_bounded_run(
     spark: SparkSession, store: Store, tmp_path: Path
 ) -> None:
-    """Three streaming queries that feed one pipeline give the same final rows as a bounded run."""
+    """Three streaming queries feed one pipeline."""
     generator = Generator(seed=5, rate=100, out_of_order=10)
     whole = _asked(NOT_BY_THE_CLOCK, generator.events(1_500), store, tmp_path / "whole")
     pieces = (generator.events(500, first) for first in range(0, 1_500, 500))

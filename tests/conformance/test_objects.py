@@ -43,7 +43,6 @@ CALLS = st.lists(
 
 @pytest.fixture(params=["memory", "local", "unsynced", "s3", "disk tier", "disk tier of s3"])
 def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
-    """An empty store of each kind."""
     if request.param == "memory":
         return MemoryObjects()
     if request.param == "local":
@@ -61,8 +60,8 @@ def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
 
 class TestRules:
     @pytest.mark.parametrize("path", ["a/b", f"a/{ROW_FILE}"])
-    def test_parts_are_cut_out_of_the_whole(self, objects: Objects, path: str) -> None:
-        """Parts of an object and its end are what the whole has there, and nothing where it ends before."""
+    def test_range_reads_return_parts_of_the_object(self, objects: Objects, path: str) -> None:
+        """A range beyond the end is empty."""
         data = bytes(range(200))
         objects.put_if_absent(path, data)
 
@@ -75,22 +74,20 @@ class TestRules:
         with pytest.raises(ObjectMissingError):
             read_tail(objects, f"b/{path}", 1)
 
-    def test_what_was_put_is_got(self, objects: Objects) -> None:
-        """An object has the bytes that it was created with."""
+    def test_created_object_is_read_back(self, objects: Objects) -> None:
         objects.put_if_absent("a/b", b"bytes")
 
         assert objects.get("a/b") == b"bytes"
 
     def test_put_if_absent_happens_once(self, objects: Objects) -> None:
-        """Of two creations of one object the second fails and changes nothing."""
         objects.put_if_absent("a", b"first")
 
         with pytest.raises(ObjectExistsError):
             objects.put_if_absent("a", b"second")
         assert objects.get("a") == b"first"
 
-    def test_an_unsynced_put_is_a_put(self, objects: Objects) -> None:
-        """An object that is not synced yet is read, listed, and created once; syncing it, or nothing, changes nothing."""
+    def test_unsynced_object_is_visible(self, objects: Objects) -> None:
+        """Syncing it, or nothing, changes nothing."""
         objects.put_unsynced("a/b", b"first")
 
         with pytest.raises(ObjectExistsError):
@@ -101,19 +98,16 @@ class TestRules:
         assert objects.get("a/b") == b"first"
 
     def test_put_replaces(self, objects: Objects) -> None:
-        """A plain put replaces existing bytes."""
         objects.put("a", b"first")
         objects.put("a", b"second")
 
         assert objects.get("a") == b"second"
 
     def test_a_missing_object_is_named(self, objects: Objects) -> None:
-        """Getting a missing object raises an error that names it."""
         with pytest.raises(ObjectMissingError, match="nowhere"):
             objects.get("nowhere")
 
     def test_a_listing_is_sorted_and_keeps_to_whole_path_parts(self, objects: Objects) -> None:
-        """Listing a folder returns its objects in order, and none of a folder whose name it prefixes."""
         for path in ("log/2", "log/10", "log/1", "logs/1", "log/sub/3"):
             objects.put_if_absent(path, b"")
 
@@ -122,7 +116,6 @@ class TestRules:
         assert list(objects.list("nowhere")) == []
 
     def test_deleting_twice_is_no_error(self, objects: Objects) -> None:
-        """A missing object among those to delete does not prevent the other deletions."""
         objects.put("a", b"")
         objects.put("b", b"")
 
@@ -131,15 +124,13 @@ class TestRules:
         assert list(objects.list("")) == []
 
     @pytest.mark.parametrize("path", ["computation=a%20b/f", "é ü/f", "a#b?c", "%25/x%2F", "a+b&c=d"])
-    def test_a_path_is_taken_as_it_is(self, objects: Objects, path: str) -> None:
-        """No character of a path is encoded or decoded on the way."""
+    def test_path_is_not_encoded(self, objects: Objects, path: str) -> None:
         objects.put_if_absent(path, b"1")
 
         assert objects.get(path) == b"1"
         assert list(objects.list("")) == [path]
 
-    def test_of_many_creators_at_once_one_succeeds(self, objects: Objects) -> None:
-        """Put-if-absent is atomic: of concurrent writers one wins, and its bytes are read."""
+    def test_one_of_many_concurrent_creators_succeeds(self, objects: Objects) -> None:
         for number in range(20):
             winners = _create_at_once(objects, f"log/{number}")
 
@@ -148,8 +139,9 @@ class TestRules:
 
     @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(calls=CALLS)
-    def test_it_is_a_dictionary(self, objects: Objects, calls: list[tuple[str, str, str, bytes]]) -> None:
-        """Any sequence of calls gives the answers of a dictionary of paths."""
+    def test_store_behaves_like_a_dictionary(
+        self, objects: Objects, calls: list[tuple[str, str, str, bytes]]
+    ) -> None:
         root = SystemRng().token()
         model: dict[str, bytes] = {}
         for operation, name, file, data in calls:

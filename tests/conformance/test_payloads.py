@@ -1,4 +1,4 @@
-"""Payloads on both runners: the same values, keys, times and dead letters, and letters that are decoded once more."""
+"""Payloads on both runners: values, keys, times, dead letters, and letters that are decoded again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _OLD_AVRO = {**PAYMENT_AVRO, "fields": [field for field in PAYMENT_AVRO["fields"
 
 
 class Keep(mp.Computation):
-    """Keeps what it gets, and fails at what is refunded."""
+    """Keeps its records, and fails at refunds."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         if record.value.get("kind") == "REFUND":
@@ -46,7 +46,6 @@ class Keep(mp.Computation):
 
 @pytest.fixture(params=["local", pytest.param("spark", marks=pytest.mark.spark)])
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Play]]:
-    """Starts pipelines on one runner."""
     spark = request.getfixturevalue("spark") if request.param == "spark" else None
     with plays(tmp_path, ManualClock, spark) as start:
         yield start
@@ -202,14 +201,14 @@ _CASES: dict[str, tuple[mp.types.Payload, list[bytes | None], list[tuple[int, st
 
 
 @pytest.mark.parametrize("case", _CASES)
-def test_runners_have_the_same_values_and_dead_letters(play: Callable[..., Play], case: str) -> None:
-    """A payload that fits is a value with its types; each other one is a letter with the reason and the row as it came."""
+def test_runners_agree_on_values_and_dead_letters(play: Callable[..., Play], case: str) -> None:
+    """A letter has the reason and the row as received."""
     payload, payloads, errors, value = _CASES[case]
     rows = _rows(*payloads)
     pond = play(_pipeline(payload))
 
     pond.inject("payments", rows)
-    # Its id says that it has been consumed.
+    # The id of a letter marks its record as consumed.
     pond.inject("payments", rows.slice(0, 1))
     pond.settle()
 
@@ -221,8 +220,8 @@ def test_runners_have_the_same_values_and_dead_letters(play: Callable[..., Play]
     assert shown.schema.field("account").type == pa.int64()
 
 
-def test_letters_are_decoded_once_more(play: Callable[..., Play], tmp_path: Path) -> None:
-    """Once the schema that a payload names is there, its letter is retried with key, time, id and value of the record."""
+def test_letter_is_decoded_again_once_its_schema_exists(play: Callable[..., Play], tmp_path: Path) -> None:
+    """The retried record has key, time, id and value."""
     schemas = tmp_path / "schemas"
     schemas.mkdir()
     (schemas / "1.avsc").write_bytes(orjson.dumps(_OLD_AVRO))
@@ -254,8 +253,8 @@ def test_letters_are_decoded_once_more(play: Callable[..., Play], tmp_path: Path
     ]
 
 
-def test_columns_next_to_the_payload_say_key_and_time(play: Callable[..., Play]) -> None:
-    """What the row has next to its payload is found under its name with ``__row_``, and is no part of the value."""
+def test_columns_beside_the_payload_give_key_and_time(play: Callable[..., Play]) -> None:
+    """They have the prefix ``__row_``, and are no part of the value."""
     make = _pipeline(
         mp.JsonPayload({"type": "object"}), key="__row_topic", at="__row_offset", at_unit="s", id=None
     )
@@ -270,8 +269,8 @@ def test_columns_next_to_the_payload_say_key_and_time(play: Callable[..., Play])
     assert [value["offset"] for _, value in _letters(pond)] == [7]
 
 
-def test_each_consumer_has_its_own_key_and_the_watermark_its_marks(play: Callable[..., Play]) -> None:
-    """Several consumers, members and marks read the decoded fields, and what cannot be decoded is nothing to them."""
+def test_consumers_read_keys_and_marks_from_decoded_fields(play: Callable[..., Play]) -> None:
+    """Members too; a payload that fails to decode has neither."""
 
     def make() -> mp.Pipeline:
         pipeline = mp.Pipeline("payments")
@@ -305,8 +304,7 @@ def test_each_consumer_has_its_own_key_and_the_watermark_its_marks(play: Callabl
     assert sorted(letter["computation"] for letter in told) == ["by_shop", "keep"]
 
 
-def test_a_history_is_decoded_too(play: Callable[..., Play]) -> None:
-    """The rows of a backfill have payloads as the stream's, and come in the order of the decoded times."""
+def test_history_is_decoded_and_sorted_by_time(play: Callable[..., Play]) -> None:
     history = _rows(
         _json("a", n=2, paid_at="2026-11-23T00:00:02Z"), b"{", _json("a", n=1, paid_at="2026-11-23T00:00:01Z")
     )
@@ -326,8 +324,7 @@ def test_a_history_is_decoded_too(play: Callable[..., Play]) -> None:
     assert len(_letters(pond)) == 1
 
 
-def test_a_payload_of_another_type_is_refused(play: Callable[..., Play]) -> None:
-    """A column that holds no payloads is an error of the call, whichever runner it is."""
+def test_payload_column_of_another_type_is_refused(play: Callable[..., Play]) -> None:
     pond = play(_pipeline(mp.JsonPayload({"type": "object"}), key="card", id=None))
 
     def give() -> None:

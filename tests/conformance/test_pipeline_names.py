@@ -1,4 +1,4 @@
-"""A pipeline with another name continues where it was: rows, timers, ids, inputs, watermarks, totals and sinks."""
+"""A pipeline that continues under another name, with rows, timers, ids, inputs, totals and sinks."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ SECOND_US = 1_000_000
 
 
 class Count(mp.Computation):
-    """Counts, tells each count, and adds a hundred ten seconds later; what is bad it refuses."""
+    """Counts, produces each count, adds a hundred ten seconds later, and refuses bad records."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Count and tell."""
         if record.value["bad"]:
             raise ValueError("bad")
         context.state.set(context.state.get(0) + 1)
@@ -38,15 +37,11 @@ class Count(mp.Computation):
         context.set_timer(record.at + 10 * SECOND_US, tag="end")
 
     def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
-        """Add a hundred."""
         context.state.set(context.state.get(0) + 100)
 
 
 class Last(mp.Computation):
-    """Keeps the last count that it is told."""
-
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Keep it."""
         context.state.set(record.value)
 
 
@@ -65,37 +60,32 @@ def pipeline(name: str, sink: Path, **options: Any) -> Callable[[], mp.Pipeline]
 
 
 def rows(*at: int, key: str = "k", bad: bool = False) -> list[dict[str, Any]]:
-    """Records at these seconds."""
     return [{"k": key, "t": second * SECOND_US, "id": f"{key}{second}", "bad": bad} for second in at]
 
 
 def delivered(sink: Path) -> list[int]:
-    """What the sink has, in order."""
     return sorted(orjson.loads(row["value"]) for row in DeltaTable(sink).to_pyarrow_table().to_pylist())
 
 
 def reopen(play: Play) -> None:
-    """Open the store again after a start was refused."""
     play.store = play._open_store()
     play.start()
 
 
 @pytest.fixture
 def sink(tmp_path: Path) -> Path:
-    """The sink's table."""
     return tmp_path / "out"
 
 
 @pytest.fixture(params=["local", pytest.param("spark", marks=pytest.mark.spark)])
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
-    """Starts a pipeline on either runner."""
     spark = request.getfixturevalue("spark") if request.param == "spark" else None
     with plays(tmp_path, ManualClock, spark) as start:
         yield start
 
 
-def test_everything_continues(play: Open, sink: Path) -> None:
-    """Nothing is read, delivered or counted twice, and what waited goes on; the argument may stay or go."""
+def test_renamed_pipeline_continues(play: Open, sink: Path) -> None:
+    """Nothing is read or delivered twice, whether the argument stays or is removed."""
     run = play(pipeline("old", sink))
     run.inject("in", [*rows(1, 2), *rows(3, key="b", bad=True)])
     before = run.run.summary().totals
@@ -110,7 +100,7 @@ def test_everything_continues(play: Open, sink: Path) -> None:
     run.inject("in", [*rows(2), *rows(30, key="c")])
     run.settle()
 
-    # The key's timer was set by the former name, and its second record is a repetition.
+    # The former name set the key's timer, and the key's second record is a duplicate.
     assert run.states("count") == {"c": "1", "k": "102"}
     assert run.states("last") == {"c": "1", "k": "2"}
     assert run.run.summary().totals.duplicates == 1
@@ -119,8 +109,7 @@ def test_everything_continues(play: Open, sink: Path) -> None:
     assert verify_store(run.store.objects).findings == ()
 
 
-def test_an_input_is_not_read_again(sink: Path) -> None:
-    """The positions of inputs are those of the former name: of rows that grow only the new ones are taken."""
+def test_renamed_pipeline_reads_only_new_input(sink: Path) -> None:
     store, given = mp.Store.in_memory(), rows(1, 2)
     mp.LocalRunner(store, progress=False).run(pipeline("old", sink)(), {"in": given}, finish=False)
     given += rows(4)
@@ -131,8 +120,8 @@ def test_an_input_is_not_read_again(sink: Path) -> None:
     assert delivered(sink) == [1, 2, 3]
 
 
-def test_the_former_name_is_refused(play: Open, sink: Path) -> None:
-    """Code with the former name would be another pipeline: it is refused, and so is a second taker."""
+def test_former_name_is_refused(play: Open, sink: Path) -> None:
+    """It would be another pipeline; a second pipeline with the same ``renamed`` is refused too."""
     run = play(pipeline("old", sink))
     run.inject("in", rows(1))
     run.make = pipeline("new", sink, renamed_from="old")
@@ -151,8 +140,7 @@ def test_the_former_name_is_refused(play: Open, sink: Path) -> None:
     assert run.states("count") == {"k": "2"}
 
 
-def test_a_new_store_ignores_the_former_name(play: Open, sink: Path) -> None:
-    """The argument means nothing where there was no such pipeline."""
+def test_new_store_ignores_the_former_name(play: Open, sink: Path) -> None:
     run = play(pipeline("new", sink, renamed_from="old"))
     run.inject("in", rows(1))
     run.restart()
@@ -160,8 +148,8 @@ def test_a_new_store_ignores_the_former_name(play: Open, sink: Path) -> None:
     assert run.states("count") == {"k": "1"}
 
 
-def test_a_start_that_dies_at_any_step_is_done_by_the_next(tmp_path: Path, sink: Path) -> None:
-    """Whether the process dies before or after the commit that renames, the next start continues under one name."""
+def test_interrupted_rename_is_completed_by_the_next_start(tmp_path: Path, sink: Path) -> None:
+    """The process dies before or after the commit of the rename."""
 
     class Died(BaseException):
         pass
@@ -193,8 +181,7 @@ def test_a_start_that_dies_at_any_step_is_done_by_the_next(tmp_path: Path, sink:
         assert delivered(sink) == [1, 2]
 
 
-def test_two_pipelines_of_one_store_are_not_mixed_up(tmp_path: Path) -> None:
-    """A name that another pipeline of the store has is not taken."""
+def test_name_of_another_pipeline_is_refused(tmp_path: Path) -> None:
     with plays(tmp_path, ManualClock) as start:
         run = start(pipeline("old", tmp_path / "a"))
         run.inject("in", rows(1))
@@ -215,8 +202,7 @@ def test_two_pipelines_of_one_store_are_not_mixed_up(tmp_path: Path) -> None:
         reopen(run)
 
 
-def test_status_shows_the_name_of_now(tmp_path: Path, sink: Path) -> None:
-    """People see the name in the code, once."""
+def test_status_shows_the_current_name_once(tmp_path: Path, sink: Path) -> None:
     with plays(tmp_path, ManualClock) as start:
         run = start(pipeline("old", sink))
         run.inject("in", rows(1))
@@ -227,8 +213,7 @@ def test_status_shows_the_name_of_now(tmp_path: Path, sink: Path) -> None:
     assert [one["pipeline"] for one in json.loads(told.stdout)["pipelines"]] == ["new"]
 
 
-def test_a_rewind_takes_the_name_back(tmp_path: Path, sink: Path) -> None:
-    """Of a version before the rename, the pipeline has its former name again."""
+def test_rewind_restores_the_former_name(tmp_path: Path, sink: Path) -> None:
     with plays(tmp_path, ManualClock) as start:
         run = start(pipeline("old", sink))
         run.inject("in", rows(1))
@@ -247,8 +232,7 @@ def test_a_rewind_takes_the_name_back(tmp_path: Path, sink: Path) -> None:
         assert run.states("count") == {"k": "1"}
 
 
-def test_a_name_is_another_one() -> None:
-    """A pipeline cannot be renamed from its own name, nor from what is no name."""
+def test_rename_from_its_own_or_an_invalid_name_is_refused() -> None:
     with pytest.raises(mp.InvalidError, match="another name"):
         mp.Pipeline("p", renamed_from="p")
     with pytest.raises(mp.InvalidError, match="name"):

@@ -1,6 +1,6 @@
-"""Processing time on both sides: Spark's own operators and Millpond over the same micro-batches, whenever these run.
+"""Processing time in Spark's own operators and in Millpond, over the same micro-batches.
 
-Spark ends no query of this time mode, so each side runs until it has told as much as there is to tell.
+Spark ends no query of this time mode, so each side runs until its output is complete.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ _WAIT_S = 120
 
 
 class Seen(OwnWriter):
-    """What was told so far, by either side.
+    """The output so far of either side.
 
-    Args:
-        count: how much there is to tell.
+    Args: count: the number of rows that make it complete.
     """
 
     def __init__(self, count: int) -> None:
@@ -48,19 +47,16 @@ class Seen(OwnWriter):
         self._is_all = Event()
 
     def add(self, texts: Sequence[str]) -> None:
-        """Take in some of it."""
         self._texts += texts
         if len(self._texts) >= self._count:
             self._is_all.set()
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
-        """Take in what a superstep has produced."""
         if superstep > self.delivered:
             self.delivered = superstep
             self.add([orjson.loads(text)["seen"] for text in productions.column("value").to_pylist()])
 
     def all(self) -> list[str]:
-        """All that there is to tell."""
         assert self._is_all.wait(_WAIT_S), self._texts
         return sorted(self._texts)
 
@@ -114,10 +110,8 @@ def _both(
     return _in_millpond(start, spark, folder, count), _in_spark(operator, folder, count)
 
 
-def test_timers_of_processing_time_are_those_of_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """Timers that are past fire with the rows, others in a batch of their own; one is deleted, one is years away, and
-    those that are set by timers fire in turn.
-    """
+def test_processing_timers_equal_sparks(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """Past timers fire with the rows, others in a later batch; timers may set timers."""
     batches = [
         [{"k": "past", "set": [-5_000, 0]}, {"k": "soon", "set": [1]}],
         [{"k": "both", "set": [0, 1, _LONG_MS]}, {"k": "gone", "set": [1, 2], "unset": [1]}],
@@ -134,8 +128,8 @@ def test_timers_of_processing_time_are_those_of_spark(rocksdb: SparkSession, tmp
     assert ours == theirs
 
 
-def test_times_to_live_are_those_of_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """What lives for a millisecond is there to the end of the micro-batch and never after it; the rest stays."""
+def test_times_to_live_equal_sparks(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """A value that lives for a millisecond expires at the end of its micro-batch."""
     batches = [[{"k": key, "n": number} for key in keys] for number, keys in enumerate(["ab", "a", "aab"])]
 
     def frame() -> DataFrame:
@@ -146,8 +140,8 @@ def test_times_to_live_are_those_of_spark(rocksdb: SparkSession, tmp_path: Path)
     assert ours == theirs
 
 
-def test_timeouts_of_processing_time_are_those_of_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """A group without rows times out after its duration, again if it asks for that, and never before."""
+def test_processing_timeouts_equal_sparks(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """A group without rows times out after its duration, again if it asks for another timeout."""
     batches = [
         [{"k": "soon", "n": 1}, {"k": "long", "n": _LONG_MS}],
         [{"k": "again", "n": 2}, {"k": "long", "n": _LONG_MS}],

@@ -1,4 +1,4 @@
-"""Dead letters that are retried once their code was mended: on both runners each takes effect once, and leaves the table."""
+"""Dead letters retried after their code was corrected: each takes effect once, on both runners."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ Open = Callable[[Callable[[], Any]], Play]
 
 
 class Tally(mp.Computation):
-    """Adds its records up and sets a timer for each; until it is mended, some records and timers fail."""
+    """Adds up its records and sets a timer for each; some fail until the code is corrected."""
 
     def __init__(self, mended: str) -> None:
         self.mended = mended
 
     def is_mended(self) -> bool:
-        """Whether the code is right by now, in whatever process it runs."""
+        """Return True once the code is corrected, in any process."""
         return Path(self.mended).exists()
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Leave traces, then fail or go on."""
         n = record.value["n"]
         context.produce("tallied", {"n": n, "id": record.id.decode() if record.id else None})
         context.state.set(context.state.get(0) + n)
@@ -38,17 +37,15 @@ class Tally(mp.Computation):
         context.set_timer(record.at + 5 * SECOND, tag=str(n))
 
     def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
-        """Produce, and fail or not."""
         context.produce("tallied", {"rung": timer.tag})
         if timer.tag.endswith("2") and not self.is_mended():
             raise ValueError(f"timer {timer.tag} is bad")
 
 
 class Kept(mp.Computation):
-    """Keeps all that it gets, in an order of its own."""
+    """Keeps its inputs, sorted."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Keep value and time."""
         kept = [*context.state.get([]), [orjson.dumps(record.value).decode(), record.at]]
         context.state.set(sorted(kept))
 
@@ -67,32 +64,28 @@ def tally(mended: Path, **options: Any) -> Callable[[], mp.Pipeline]:
 
 
 def rows(count: int, first: int = 0) -> list[dict[str, Any]]:
-    """Records of five keys, each with its number."""
     numbers = range(first, first + count)
     return [{"k": f"k{n % 5}", "at": n * SECOND, "id": f"id{n}", "n": n} for n in numbers]
 
 
 @pytest.fixture(params=[LocalPlay, pytest.param(SparkPlay, marks=pytest.mark.spark)])
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Play]]:
-    """Opens a pipeline on the current runner."""
     spark = request.getfixturevalue("spark") if request.param is SparkPlay else None
     with plays(tmp_path, ManualClock, spark) as start:
         yield start
 
 
 def ask(pond: Play, action: Callable[..., int] = mp.retry_dead_letters, **selection: Any) -> int:
-    """Ask as a tool does: another writer of the store, which is gone when the pipeline honours it."""
+    """Request a retry as a tool does: through a writer that is gone when the pipeline honours it."""
     with pond._open_store() as asking:
         return action(asking, **selection)
 
 
 def letters(pond: Play) -> list[dict[str, Any]]:
-    """The dead letters that the store has."""
     return [orjson.loads(state) for state in pond.states("dead_letters").values()]
 
 
 def run_out(pond: Play) -> dict[str, dict[str, str]]:
-    """Finish the pipeline's input; return all states."""
     pond.settle()
     pond.advance("in", 1_000 * SECOND)
     pond.settle()
@@ -101,17 +94,17 @@ def run_out(pond: Play) -> dict[str, dict[str, str]]:
 
 @pytest.fixture(params=[LocalPlay, pytest.param(SparkPlay, marks=[pytest.mark.spark, pytest.mark.spark_all])])
 def sampled(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Play]]:
-    """The same, on Spark only in ``make test-spark``: for options that both runners leave to the same code."""
+    """The same pipelines, on Spark only in ``make test-spark``: these options share code between runners."""
     spark = request.getfixturevalue("spark") if request.param is SparkPlay else None
     with plays(tmp_path, ManualClock, spark) as start:
         yield start
 
 
 @pytest.mark.parametrize("options", [{}, {"productions": "weak"}], ids=["plain", "weak productions"])
-def test_the_state_is_that_of_code_that_was_right_from_the_start(
+def test_retried_letters_give_the_state_of_correct_code(
     play: Callable[..., Play], tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    """Records and timers, however late they are by then, each once, with time, value and id; no letter is left."""
+    """Each counts once with its time, value and id, however late, and no letter remains."""
     assert_states_of_right_code(play, tmp_path, options)
 
 
@@ -120,10 +113,10 @@ def test_the_state_is_that_of_code_that_was_right_from_the_start(
     [{"on_late": "drop"}, {"on_error": "dead_letter", "retries": 0}],
     ids=["late records dropped", "one attempt"],
 )
-def test_options_of_the_computation_change_nothing_of_that(
+def test_retry_ignores_the_computations_options(
     sampled: Callable[..., Play], tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    """What is late by then is not dropped, and code that was tried once is tried again."""
+    """Late records are not dropped, and code already tried is tried again."""
     assert_states_of_right_code(sampled, tmp_path, options)
 
 
@@ -148,8 +141,8 @@ def assert_states_of_right_code(play: Callable[..., Play], tmp_path: Path, optio
     assert pond.run.summary().run.by_computation["tally"]["retried"] == 16
 
 
-def test_a_running_pipeline_honours_a_request(play: Callable[..., Play], tmp_path: Path) -> None:
-    """Without a restart, and only the letters that are meant; what comes again with a known id stays a duplicate."""
+def test_running_pipeline_honours_a_request(play: Callable[..., Play], tmp_path: Path) -> None:
+    """Only the named letters are retried; a known id remains a duplicate."""
     mended = tmp_path / "mended"
     pond = play(tally(mended), within="pond")
     pond.inject("in", rows(20))
@@ -170,8 +163,8 @@ def test_a_running_pipeline_honours_a_request(play: Callable[..., Play], tmp_pat
     }
 
 
-def test_a_letter_that_fails_again_is_a_new_one(play: Callable[..., Play], tmp_path: Path) -> None:
-    """The request is answered by one try of each letter, and neither ``on_error`` nor the limit stops the run for it."""
+def test_letter_that_fails_again_is_a_new_one(play: Callable[..., Play], tmp_path: Path) -> None:
+    """Each letter is tried once, and neither ``on_error`` nor the limit stops the run."""
     mended = tmp_path / "mended"
     pond = play(tally(mended), within="pond")
     pond.inject("in", rows(20))
@@ -193,8 +186,7 @@ def test_a_letter_that_fails_again_is_a_new_one(play: Callable[..., Play], tmp_p
     )
 
 
-def test_letters_are_dropped(play: Callable[..., Play], tmp_path: Path) -> None:
-    """Those that are meant; their records are not processed."""
+def test_dropped_letters_are_not_processed(play: Callable[..., Play], tmp_path: Path) -> None:
     pond = play(tally(tmp_path / "mended"), within="pond")
     pond.inject("in", rows(20))
     pond.settle()
@@ -212,10 +204,7 @@ def test_letters_are_dropped(play: Callable[..., Play], tmp_path: Path) -> None:
 
 
 class Listed(mp.Computation):
-    """Lists its records."""
-
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Keep the number."""
         context.state.set(sorted([*context.state.get([]), record.value["n"]]))
 
 
@@ -230,10 +219,8 @@ def keyed(key: Any) -> Callable[[], mp.Pipeline]:
     return make
 
 
-def test_records_that_had_no_key(play: Callable[..., Play]) -> None:
-    """The mended extractor finds one; a record that was injected again meanwhile is a duplicate, and so is one that
-    comes later.
-    """
+def test_letters_without_a_key_get_one_from_the_corrected_extractor(play: Callable[..., Play]) -> None:
+    """A record injected again before or after the retry is a duplicate."""
     pond = play(keyed("k"))
     given = [{**row, "k": None if row["n"] % 5 == 1 else row["k"]} for row in rows(20)]
     pond.inject("in", given)
@@ -253,29 +240,25 @@ def test_records_that_had_no_key(play: Callable[..., Play]) -> None:
     assert pond.run.summary().run.duplicates == 5 + 2 + 20
 
 
-def test_what_its_window_drops_stays_a_letter(play: Callable[..., Play], tmp_path: Path) -> None:
-    """A record whose windows have expired meanwhile is not lost; one whose window accepts late data counts."""
+def test_letter_behind_its_window_stays_a_letter(play: Callable[..., Play], tmp_path: Path) -> None:
+    """A window that accepts late data counts it."""
     mended = tmp_path / "mended"
 
     class Extracted(mp.CombineFn):
-        """A sum that fails on a bad value."""
+        """A sum that raises for a bad value."""
 
         def create(self) -> int:
-            """Zero."""
             return 0
 
         def add(self, accumulator: int, value: Any) -> int:
-            """The sum, unless it fails."""
             if value["n"] == 7 and not Path(str(mended)).exists():
                 raise ValueError("7 is bad")
             return accumulator + int(value["n"])
 
         def merge(self, accumulators: Any) -> int:
-            """The sum of sums."""
             return sum(accumulators)
 
         def extract(self, accumulator: int) -> int:
-            """The sum."""
             return accumulator
 
     def make() -> mp.Pipeline:

@@ -35,16 +35,15 @@ class Panes(mp.Computation):
     """Keeps the values of the panes of a key."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Append."""
         context.state.set([*context.state.get([]), record.value["value"]])
 
 
 class Crash(BaseException):
-    """The process ends."""
+    """The end of the process."""
 
 
 def scores(**options: Any) -> Callable[[], mp.Pipeline]:
-    """Sums of windows of ten microseconds, which are shown by signal, and what came of them."""
+    """Sums of windows of ten microseconds, shown by signals, and a record of their panes."""
 
     def make() -> mp.Pipeline:
         pipeline = mp.Pipeline("scores")
@@ -61,29 +60,25 @@ def scores(**options: Any) -> Callable[[], mp.Pipeline]:
 
 @pytest.fixture(params=[LocalPlay, pytest.param(SparkPlay, marks=pytest.mark.spark)])
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
-    """Opens a pipeline on the current runner."""
     spark: SparkSession | None = request.getfixturevalue("spark") if request.param is SparkPlay else None
     with plays(tmp_path, ManualClock, spark) as start:
         yield start
 
 
 def score(team: str, at: int, points: int, **more: Any) -> dict[str, Any]:
-    """A score."""
     return {"team": team, "at": at, "points": points, **more}
 
 
 def shown(pond: Play) -> dict[str, list[int]]:
-    """The values of the panes of each key."""
     return {key: orjson.loads(state) for key, state in pond.states("panes").items()}
 
 
 def missed(pond: Play) -> int:
-    """How many signals found no window."""
     return pond.run.summary().totals.by_computation["sums"].get("signals_missed", 0)
 
 
-def test_a_signal_shows_the_windows_of_its_key(play: Open) -> None:
-    """A signal shows what its key's window holds, and nothing of another key, window or name; a stray one is counted."""
+def test_signal_shows_the_windows_of_its_key(play: Open) -> None:
+    """A signal for another key, window or name is counted as stray."""
     pond = play(scores())
     pond.inject("in", [score("red", 1, 3), score("blue", 2, 4), score("red", 11, 5)])
     pond.settle()
@@ -100,8 +95,8 @@ def test_a_signal_shows_the_windows_of_its_key(play: Open) -> None:
         pond.signal("show", "red", (10, 0))
 
 
-def test_a_signal_with_an_id_counts_once(play: Open) -> None:
-    """A signal that is given again with its id, after a restart too, shows nothing; one with another id does."""
+def test_signal_with_an_id_counts_once(play: Open) -> None:
+    """Also after a restart."""
     pond = play(scores(id="id"))
     pond.inject("in", [score("red", 1, 3, id="a")])
     pond.signal("show", "red", WINDOW, "a")
@@ -115,8 +110,7 @@ def test_a_signal_with_an_id_counts_once(play: Open) -> None:
     assert shown(pond) == {"red": [3, 4]}
 
 
-def test_signals_hold_no_watermark_and_are_not_late(play: Open) -> None:
-    """Watermarks pass whether or not signals come, and a signal for a window that has ended is no late record."""
+def test_signals_neither_hold_watermarks_nor_are_late(play: Open) -> None:
     pond = play(scores())
     pond.inject("in", [score("red", 1, 3)])
     pond.advance("in", 10)
@@ -128,8 +122,8 @@ def test_signals_hold_no_watermark_and_are_not_late(play: Open) -> None:
     assert pond.run.summary().ended == ()
 
 
-def test_a_signal_before_any_input_chooses_no_intervals(play: Open) -> None:
-    """A step without input has no windows; a signal for it is no sample of its keys and changes nothing."""
+def test_signal_before_any_input_chooses_no_intervals(play: Open) -> None:
+    """A signal is no sample of the keys."""
     pond = play(scores())
     pond.signal("show", "red", WINDOW)
     pond.inject("in", [score(team, 1, 1) for team in "abcdefgh"])
@@ -141,9 +135,7 @@ def test_a_signal_before_any_input_chooses_no_intervals(play: Open) -> None:
 
 
 @pytest.mark.parametrize("name", CRASHES)
-def test_a_crash_neither_loses_nor_repeats_a_signal(name: str, tmp_path: Path) -> None:
-    """Wherever the process ends, a signal that is given again with its id has had one effect in the end."""
-
+def test_crash_neither_loses_nor_repeats_a_signal(name: str, tmp_path: Path) -> None:
     def crash(reached: str) -> None:
         if reached == name:
             raise Crash(name)

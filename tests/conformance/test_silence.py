@@ -1,4 +1,4 @@
-"""Alarm after an hour of silence, over ten real series: the same 428 alarms on both runners, whole and in any pieces."""
+"""Alarms after an hour of silence in ten real series: 428, on both runners."""
 
 from __future__ import annotations
 
@@ -30,21 +30,18 @@ PIECES = int(os.environ.get("MILLPOND_SILENCE_PIECES", "60"))
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
-    """All mentions, in the order of time."""
     return rows_of(load_mentions())
 
 
 @pytest.fixture(scope="module")
 def expected() -> Alarms:
-    """The alarms, by a sort and a scan of each series."""
+    """Return the alarms by sorting and scanning each series."""
     return silences(load_mentions())
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_there_are_428_silences(source: str) -> None:
-    """In 127,959 five minutes with mentions there are 418 pauses of an hour or more, and each company ends in silence;
-    the numbers in the repository are those of the published files, if these are next to the checkout.
-    """
+def test_real_series_have_428_silences(source: str) -> None:
+    """There are 418 pauses of an hour, and ten series that end."""
     mentions = SOURCES[source]()
 
     assert (sum(map(len, mentions.values())), len(mentions), len(silences(mentions))) == (127_959, 10, 428)
@@ -52,10 +49,9 @@ def test_there_are_428_silences(source: str) -> None:
 
 
 @pytest.mark.parametrize("pieces", [None, PIECES, 100])
-def test_the_local_runner_finds_them(
+def test_local_runner_finds_all_silences(
     rows: list[dict[str, Any]], expected: Alarms, tmp_path: Path, pieces: int | None
 ) -> None:
-    """Bounded and in pieces, each alarm comes once."""
     with Store.in_memory() as store:
         summary = run_local(rows, store, tmp_path / "alarms", pieces)
 
@@ -66,7 +62,7 @@ def test_the_local_runner_finds_them(
 def test_disorder_within_the_bound_changes_nothing(
     rows: list[dict[str, Any]], expected: Alarms, tmp_path: Path
 ) -> None:
-    """Mentions that come up to half an hour late, in an order of their own, wait for their turn."""
+    """Mentions arrive up to half an hour late."""
     delays = np.random.default_rng(1).integers(0, 1_800, len(rows)).tolist()
     arrives_at = [row["at"] + timedelta(seconds=delay) for row, delay in zip(rows, delays, strict=True)]
     disordered = [rows[index] for index in np.argsort(arrives_at).tolist()]
@@ -79,8 +75,8 @@ def test_disorder_within_the_bound_changes_nothing(
     assert counts["waited"] == counts["resumed"] > 1_000
 
 
-def test_without_it_most_are_missed(rows: list[dict[str, Any]], tmp_path: Path) -> None:
-    """A bundle's records run before the timers that they overtake, so a bounded run finds only the silences at the end."""
+def test_unsorted_bounded_run_misses_most_silences(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    """A bundle's records run before the timers that they overtake."""
     with Store.in_memory() as store:
         run_local(rows, store, tmp_path / "alarms", time_sorted=False)
 
@@ -88,10 +84,9 @@ def test_without_it_most_are_missed(rows: list[dict[str, Any]], tmp_path: Path) 
 
 
 @pytest.mark.parametrize("pieces", [None, 12])
-def test_spark_finds_them(
+def test_spark_finds_all_silences(
     rows: list[dict[str, Any]], expected: Alarms, tmp_path: Path, spark: SparkSession, pieces: int | None
 ) -> None:
-    """Over a bounded frame, whose records wait for no others, and over a stream, each alarm comes once."""
     run_spark(rows, tmp_path / "pond", tmp_path / "alarms", spark, pieces)
 
     assert read_alarms(tmp_path / "alarms") == expected
@@ -99,10 +94,9 @@ def test_spark_finds_them(
 
 @pytest.mark.spark_all
 @pytest.mark.parametrize("pieces", [60, 100])
-def test_spark_finds_them_in_many_pieces(
+def test_spark_finds_all_silences_in_small_pieces(
     rows: list[dict[str, Any]], expected: Alarms, tmp_path: Path, spark: SparkSession, pieces: int
 ) -> None:
-    """However finely the stream is cut, each alarm comes once."""
     run_spark(rows, tmp_path / "pond", tmp_path / "alarms", spark, pieces)
 
     assert read_alarms(tmp_path / "alarms") == expected

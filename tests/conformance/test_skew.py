@@ -33,16 +33,14 @@ WAIT_MS = 60_000
 
 
 class Join(Computation):
-    """Keeps every fast record until event time has passed it, as a join with a slow stream does."""
+    """Keeps fast records until event time has passed them, as a join with a slow stream does."""
 
     def process_record(self, context: Any, record: Any) -> None:
-        """Keep the record, and set a timer at its time."""
         if record.stream == "fast":
             context.state.set([*context.state.get([]), record.at])
             context.set_timer(record.at, tag=str(record.at))
 
     def process_timer(self, context: Any, timer: Any) -> None:
-        """Drop the record."""
         context.state.set([at for at in context.state.get([]) if at != timer.at])
 
 
@@ -56,12 +54,10 @@ def joined(limit: str | None, **options: Any) -> EnginePipeline:
 
 
 def row(at: int) -> dict[str, Any]:
-    """One row."""
     return {"k": "k", "t": START_US + at}
 
 
 def stepping(pipeline: EnginePipeline, clock: ManualClock | None = None) -> tuple[Store, LocalRun]:
-    """A stepping run."""
     used = clock or ManualClock(START_US)
     store = Store.in_memory(clock=used, rng=SeededRng(1))
     runner = LocalRunner(store, clock=used, rng=SeededRng(2), progress=False, intake_records_max=50)
@@ -69,7 +65,7 @@ def stepping(pipeline: EnginePipeline, clock: ManualClock | None = None) -> tupl
 
 
 def inject_as_far_as_allowed(run: LocalRun, minutes: range) -> int:
-    """Inject a fast row per minute, one per superstep, until the run refuses; returns the next minute."""
+    """Inject a fast row per minute until the run refuses one; return the next minute."""
     for minute in minutes:
         try:
             run.inject("fast", row(minute * MINUTE_US))
@@ -80,13 +76,12 @@ def inject_as_far_as_allowed(run: LocalRun, minutes: range) -> int:
 
 
 def kept(store: Store) -> int:
-    """How many records the join keeps."""
+    """Return the number of records that the join keeps."""
     rows = store.rows_view("join").to_arrow().to_pylist()
     return sum(len(json.loads(row["state"])) for row in rows)
 
 
-def test_memory_is_bounded_with_one_source_an_hour_behind() -> None:
-    """The fast source waits at its limit; state never holds more than the limit's worth of it."""
+def test_limit_bounds_the_state_with_one_source_an_hour_behind() -> None:
     store, run = stepping(joined("10m"))
     run.inject("slow", row(0))
     run.run_until_quiet()
@@ -98,14 +93,13 @@ def test_memory_is_bounded_with_one_source_an_hour_behind() -> None:
         run.run_until_quiet()
 
     assert minute == 61
-    # Ten minutes of skew, and the record that exceeded them.
+    # Allow ten minutes, and the record that exceeds them.
     assert most == 11
     assert kept(store) == 0
     assert run.summary().totals.late == 0
 
 
-def test_without_a_limit_everything_is_kept() -> None:
-    """The same input fills the state with all of the fast source's hour."""
+def test_no_limit_keeps_the_whole_skew() -> None:
     store, run = stepping(joined(None))
     run.inject("slow", row(0))
 
@@ -113,8 +107,8 @@ def test_without_a_limit_everything_is_kept() -> None:
     assert kept(store) == 60
 
 
-def test_who_waits_is_told_why() -> None:
-    """The refusal names the stream; the slow stream continues, and injected records stay in order."""
+def test_refusal_names_the_stream() -> None:
+    """The slow stream continues, and injected records keep their order."""
     _, run = stepping(joined("1m"))
     run.inject("slow", row(0))
     run.inject("fast", row(0))
@@ -132,8 +126,7 @@ def test_who_waits_is_told_why() -> None:
     assert run.summary().totals.injected == 5
 
 
-def test_an_idle_source_is_not_waited_for() -> None:
-    """Once the slow stream is idle, the fast one is no longer limited."""
+def test_idle_source_does_not_limit_others() -> None:
     clock = ManualClock(START_US)
     _, run = stepping(joined("1m", idle_after="5s"), clock)
     run.inject("slow", row(0))
@@ -156,8 +149,7 @@ def test_an_idle_source_is_not_waited_for() -> None:
     assert run.summary().totals.injected == 4
 
 
-def test_a_thread_that_injects_waits_and_loses_nothing() -> None:
-    """With a worker thread, the fast source's calls block, and all its records arrive."""
+def test_injecting_thread_blocks_and_loses_nothing() -> None:
     store = Store.in_memory(clock=SystemClock(), rng=SystemRng())
     runner = LocalRunner(store, progress=False, intake_records_max=50)
     with runner.start(joined("10m")) as run:
@@ -177,14 +169,12 @@ def test_a_thread_that_injects_waits_and_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, "-1s", "far"])
-def test_a_limit_that_cannot_work_is_refused(limit: Any) -> None:
-    """An invalid limit is an error when it is declared."""
+def test_invalid_limit_is_refused_when_declared(limit: Any) -> None:
     with pytest.raises(InvalidError):
         joined(limit)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Poll, for a minute at most."""
     pause = threading.Event()
     for _ in range(600):
         if condition():
@@ -193,12 +183,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it never came true")
 
 
-def test_state_is_bounded_on_spark_with_one_source_an_hour_behind(
-    tmp_path: Path, spark: SparkSession
-) -> None:
-    """All of the fast stream's hour lies there to be read: it takes what its limit allows and the batch that
-    goes beyond it, waits for as long as the other stream stands still, and comes after it when that moves on.
-    """
+def test_limit_bounds_the_state_on_spark(tmp_path: Path, spark: SparkSession) -> None:
+    """The fast stream takes its limit and one more batch, and continues after the slow stream."""
     registry, clock = MemoryRegistry(), SystemClock()
     store = Store.open(
         tmp_path / "pond",
@@ -211,7 +197,7 @@ def test_state_is_bounded_on_spark_with_one_source_an_hour_behind(
         lines = "".join(json.dumps(row(at_us)) + "\n" for at_us in at)
         hidden = tmp_path / stream / f".{at[0]}"
         hidden.write_text(lines)
-        # Spark takes files by the time of their modification, and these are written within one tick of it.
+        # Spark orders files by modification time, and one clock tick may cover all of these.
         modified_s = 1_700_000_000 + at[0] // 1_000_000
         os.utime(hidden, (modified_s, modified_s))
         hidden.rename(tmp_path / stream / f"{at[0]:020}.json")
@@ -232,7 +218,7 @@ def test_state_is_bounded_on_spark_with_one_source_an_hour_behind(
         return run.summary().totals.injected
 
     try:
-        # Ten minutes ahead is allowed, so the twentieth minute is taken, and nothing after it.
+        # Ten minutes of skew allow the twentieth minute, and nothing later.
         wait_until(lambda: injected() == 3)
         threading.Event().wait(1.5)
         assert injected() == 3

@@ -1,4 +1,4 @@
-"""Keys that are cut while a pipeline runs: on both runners each record and each timer counts once, wherever its key is."""
+"""Intervals split and merged while a pipeline runs, on both runners."""
 
 from __future__ import annotations
 
@@ -31,21 +31,18 @@ class First(Computation):
     """Counts a key's records, forwards each to the key's letter, and sets a timer for each."""
 
     def process_record(self, context: Any, record: Any) -> None:
-        """Count, forward and set."""
         context.state.set(context.state.get(0) + 1)
         context.produce("letters", {}, key=record.key[0])
         context.set_timer(record.at + 5 * SECOND, tag=str(record.at))
 
     def process_timer(self, context: Any, timer: Any) -> None:
-        """Forward to the digit of the key."""
         context.produce("letters", {"tag": timer.tag}, key=context.key[1])
 
 
 class Second(Computation):
-    """Counts what comes for a letter or a digit."""
+    """Counts the records of a letter or a digit."""
 
     def process_record(self, context: Any, record: Any) -> None:
-        """Count."""
         context.state.set(context.state.get(0) + 1)
 
 
@@ -60,14 +57,12 @@ def pipeline() -> EnginePipeline:
 
 @pytest.fixture(params=["local", pytest.param("spark", marks=pytest.mark.spark)])
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Play]]:
-    """Starts the pipeline on a runner."""
     spark: SparkSession | None = request.getfixturevalue("spark") if request.param == "spark" else None
     with plays(tmp_path, ManualClock, spark) as starting:
         yield starting
 
 
 def coordinator_of(play: Play) -> Coordinator:
-    """What cuts the keys of a run."""
     run = play.run
     if isinstance(run, LocalRun):
         return run._worker.coordinator
@@ -76,30 +71,26 @@ def coordinator_of(play: Play) -> Coordinator:
 
 
 def rows(batch: int) -> list[dict[str, Any]]:
-    """A record of each key."""
     return [{"k": key, "at": batch * SECOND, "id": f"{batch}/{key}"} for key in KEYS]
 
 
 def states(play: Play, computation: str) -> dict[str, int]:
-    """The counts of a computation, by key."""
     return {key: json.loads(state) for key, state in play.states(computation).items()}
 
 
 def split(play: Play, computation: str, *keys: str) -> None:
-    """Split the interval that has the keys."""
     coordinator = coordinator_of(play)
     interval = next(one for one in coordinator.intervals_of(computation) if one.contains(keys[0]))
     coordinator.recut(Cut.split(interval, keys))
 
 
 def merge(play: Play, computation: str) -> None:
-    """Merge all intervals of a computation."""
     coordinator = coordinator_of(play)
     coordinator.recut(Cut.merge(coordinator.intervals_of(computation)))
 
 
-def test_each_record_and_each_timer_counts_once(start: Callable[..., Play]) -> None:
-    """Through splits, merges and a restart, with records that come twice, and productions in flight at each cut."""
+def test_records_and_timers_count_once_through_splits_and_merges(start: Callable[..., Play]) -> None:
+    """With a restart, duplicates, and productions in flight at each cut."""
     play = start(pipeline)
     play.inject("in", rows(0))
     split(play, "first", "a2")

@@ -1,4 +1,4 @@
-"""Code that keeps its state in another form than the code before: rows are upgraded one by one, when they are asked for."""
+"""State versions: rows of former code are upgraded when they are read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ class Count(mp.Computation):
     """The first code: a number."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Count, or only look."""
         count = context.state.get(0)
         if record.value["does"] == "count":
             context.state.set(count + 1)
@@ -36,13 +35,11 @@ class Named(Count):
     state_version = 1
 
     def upgrade_state(self, state: Any, version: int) -> Any:
-        """From the number alone."""
         if state == 13:
             raise ArithmeticError("thirteen")
         return {"count": state}
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Count, or only look; a look does not fail where there is a state of the new form."""
         count = context.state.get({"count": 0})["count"]
         if record.value["does"] == "count":
             context.state.set({"count": count + 1})
@@ -56,12 +53,11 @@ class Packed(Named):
     codecs = {0: mp.JsonCodec(), 1: mp.JsonCodec()}  # noqa: RUF012 - as users write it
 
     def upgrade_state(self, state: Any, version: int) -> Any:
-        """From either of the earlier ones."""
         return super().upgrade_state(state, version) if version == 0 else state
 
 
 def pipeline(code: mp.Computation, name: str = "counts", **options: Any) -> Callable[[], mp.Pipeline]:
-    """``in`` → ``counts``; records have no ids, so that a look changes nothing of a row."""
+    """``in`` → ``counts``; records have no ids, so reading does not change a row."""
 
     def make() -> mp.Pipeline:
         pipeline = mp.Pipeline("p")
@@ -72,12 +68,10 @@ def pipeline(code: mp.Computation, name: str = "counts", **options: Any) -> Call
 
 
 def rows(*keys: str, does: str = "count", at: int = 1) -> list[dict[str, Any]]:
-    """A record of each key."""
     return [{"k": key, "t": at, "does": does} for key in keys]
 
 
 def stored(play: Play, name: str = "counts") -> dict[str, tuple[Any, int]]:
-    """The state and the version of each row."""
     table = play.store.rows_view(name).to_arrow().to_pylist()
     return {
         row["key"]: (
@@ -92,14 +86,13 @@ def stored(play: Play, name: str = "counts") -> dict[str, tuple[Any, int]]:
 
 @pytest.fixture(params=["local", pytest.param("spark", marks=pytest.mark.spark)])
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
-    """Starts a pipeline on either runner."""
     spark = request.getfixturevalue("spark") if request.param == "spark" else None
     with plays(tmp_path, ManualClock, spark) as start:
         yield start
 
 
-def test_rows_are_upgraded_when_they_are_written(play: Open) -> None:
-    """A row that is written has the new form and its version; what is only read stays, and is seen in the new form."""
+def test_rows_are_upgraded_when_written(play: Open) -> None:
+    """A row that is only read keeps its version on disk."""
     run = play(pipeline(Count()))
     run.inject("in", rows("a", "b", "c"))
     run.make = pipeline(Named())
@@ -111,8 +104,8 @@ def test_rows_are_upgraded_when_they_are_written(play: Open) -> None:
     assert stored(run)["b"] == ({"count": 2}, 1)
 
 
-def test_versions_may_be_skipped_with_another_codec(play: Open) -> None:
-    """A row of any earlier version comes to the newest one, decoded by the codec of its own."""
+def test_upgrade_may_skip_versions_and_change_codec(play: Open) -> None:
+    """Each row is decoded by the codec that wrote it."""
     run = play(pipeline(Count()))
     run.inject("in", rows("a", "b"))
     run.make = pipeline(Named())
@@ -131,7 +124,6 @@ def test_versions_may_be_skipped_with_another_codec(play: Open) -> None:
 
 
 def test_older_code_is_refused(play: Open) -> None:
-    """What newer code has written is not read by older code, whether it declares a version or none."""
     run = play(pipeline(Packed()))
     run.inject("in", rows("a"))
 
@@ -149,8 +141,8 @@ def test_older_code_is_refused(play: Open) -> None:
     assert stored(run) == {"a": ({"count": 2}, 2)}
 
 
-def test_an_upgrade_that_fails_is_the_records_failure(play: Open) -> None:
-    """The record whose code asks for the state becomes a dead letter that names key and version; the row stays."""
+def test_failing_upgrade_is_a_dead_letter(play: Open) -> None:
+    """The letter names key and version, and the row stays."""
     run = play(pipeline(Count()))
     run.inject("in", rows(*["bad"] * 13, "good"))
     run.make = pipeline(Named(), retries=0)
@@ -167,8 +159,8 @@ def test_an_upgrade_that_fails_is_the_records_failure(play: Open) -> None:
     assert stored(run) == {"bad": (13, 0), "good": ({"count": 2}, 1)}
 
 
-def test_an_upgrade_that_fails_may_stop_the_run(play: Open) -> None:
-    """With ``on_error="stop"`` the run ends, and the error names key and version."""
+def test_failing_upgrade_may_stop_the_run(play: Open) -> None:
+    """The error names key and version."""
     run = play(pipeline(Count()))
     run.inject("in", rows(*["bad"] * 13))
     run.make = pipeline(Named(), on_error="stop")
@@ -178,8 +170,7 @@ def test_an_upgrade_that_fails_may_stop_the_run(play: Open) -> None:
         run.inject("in", rows("bad", at=2))
 
 
-def test_a_rename_takes_versions_along(play: Open) -> None:
-    """A computation may get another name and another form of state at once."""
+def test_rename_keeps_versions(play: Open) -> None:
     run = play(pipeline(Count()))
     run.inject("in", rows("a", "b"))
     run.make = pipeline(Named(), name="tally", renamed_from="counts")
@@ -196,8 +187,8 @@ def test_a_rename_takes_versions_along(play: Open) -> None:
 
 
 @pytest.mark.spark
-def test_sparks_reader_sees_versions(tmp_path: Path, spark: SparkSession) -> None:
-    """Delta's reader in Spark gives the versions that Arrow gives; 0 in a store of before there were any."""
+def test_spark_reads_versions(tmp_path: Path, spark: SparkSession) -> None:
+    """A store written before versions existed has 0."""
     old = tmp_path / "old"
     shutil.copytree(Path(__file__).parent.parent / "format" / "v0.1" / "store", old)
     with mp.Store.open(old, read_only=True) as store:

@@ -30,7 +30,7 @@ CLOCK: Final = SystemClock()
 
 
 class Place:
-    """The location of a store, which can be opened any number of times."""
+    """A store's location, which can be opened any number of times."""
 
     def open(self) -> Store:
         raise NotImplementedError
@@ -65,7 +65,6 @@ def address(request: pytest.FixtureRequest, kind: str) -> Address:
 
 @pytest.fixture(params=["memory", "local", "s3"])
 def place(request: pytest.FixtureRequest) -> Place:
-    """An empty location of each kind."""
     return Memory() if request.param == "memory" else address(request, request.param)
 
 
@@ -84,8 +83,7 @@ def write(run: LocalRun, *numbers: int) -> None:
     run.run_until_quiet()
 
 
-def test_what_was_committed_is_there_after_a_restart(place: Place) -> None:
-    """A run that continues after another has stopped finds rows, ids and positions."""
+def test_restart_finds_rows_ids_and_positions(place: Place) -> None:
     with place.open() as store:
         run = start(store)
         write(run, 0, 1, 2)
@@ -97,8 +95,7 @@ def test_what_was_committed_is_there_after_a_restart(place: Place) -> None:
         run.stop()
 
 
-def test_a_former_owner_is_fenced(place: Place) -> None:
-    """After a takeover the former owner's commit is refused and leaves no trace."""
+def test_former_owner_is_fenced(place: Place) -> None:
     with place.open() as former_store, place.open() as other:
         former, owner = start(former_store), start(other)
         write(owner, 0)
@@ -110,7 +107,6 @@ def test_a_former_owner_is_fenced(place: Place) -> None:
 
 
 def test_every_version_can_be_read(place: Place) -> None:
-    """Each superstep is a version, and older versions stay readable."""
     with place.open() as store:
         run = start(store)
         versions = {}
@@ -124,8 +120,8 @@ def test_every_version_can_be_read(place: Place) -> None:
         run.stop()
 
 
-def test_of_two_writers_at_one_version_one_wins(place: Place) -> None:
-    """The next version of the log is created once, and the loser reads the winner's bytes."""
+def test_one_of_two_writers_at_one_version_wins(place: Place) -> None:
+    """The loser reads the winner's bytes."""
     with place.open() as first, place.open() as other:
         former, owner = start(first), start(other)
         write(owner, 0)
@@ -155,8 +151,8 @@ def test_compactions_and_garbage(place: Place) -> None:
         assert verify_store(store.objects, store.leases.high_water.read()).findings == ()
 
 
-def test_a_missing_last_commit_is_refused(place: Place) -> None:
-    """A log without its newest commit is refused, not opened as an older table."""
+def test_missing_last_commit_is_refused(place: Place) -> None:
+    """The log must not open as an older table."""
     with place.open() as store:
         run = start(store)
         write(run, 0)
@@ -167,7 +163,6 @@ def test_a_missing_last_commit_is_refused(place: Place) -> None:
 
 
 def test_other_readers_take_the_same_options(addressed: Address) -> None:
-    """Sinks and delta-rs open the store with the same options, and read what was produced and stored."""
     sink = DeltaSink(f"{addressed.url}/numbers", storage_options=addressed.options)
     with addressed.open() as store:
         run = LocalRunner(store, progress=False).start(ledger_pipeline(sink), stepping=True)
@@ -181,15 +176,13 @@ def test_other_readers_take_the_same_options(addressed: Address) -> None:
     assert sorted(set(rows.column("key").to_pylist())) == ["k0", "k1", "k2"]
 
 
-def test_a_store_that_is_not_there_is_not_made_by_reading(addressed: Address) -> None:
-    """Reading a missing store raises, and creates nothing."""
+def test_reading_a_missing_store_creates_nothing(addressed: Address) -> None:
     with pytest.raises(InvalidError, match="no store at this path"):
         Store.open(f"{addressed.url}/pond", storage_options=addressed.options, read_only=True)
 
 
 @pytest.mark.zookeeper
-def test_a_runner_opens_a_url(s3_bucket: str, s3_server: Any, zookeeper_hosts: str) -> None:
-    """A runner needs only a URL, an ensemble and storage options."""
+def test_runner_opens_a_url(s3_bucket: str, s3_server: Any, zookeeper_hosts: str) -> None:
     url, options = f"{s3_bucket}/pond", s3_server.options
     runner = LocalRunner(url, zookeeper=zookeeper_hosts, storage_options=options, progress=False)
     with runner.start(ledger_pipeline()) as run:

@@ -86,7 +86,7 @@ class BusyTable:
         self.number = 0
 
     def note(self, computation: str = "", added: pa.Table | None = None) -> None:
-        """Record a new version; ``added`` are its new rows."""
+        """Record a new version and its added rows."""
         if added is not None:
             self.rows = [
                 *self.rows,
@@ -156,7 +156,7 @@ class BusyTable:
         self.note()
 
     def compact_with_delta_rs(self) -> None:
-        """OPTIMIZE by delta-rs, and a commit of it with no more than an application transaction of its own."""
+        """Run delta-rs's OPTIMIZE, and commit an application transaction alone."""
         table = DeltaTable(str(self.folder))
         table.optimize.compact()
         self.note()
@@ -207,7 +207,7 @@ def _by_duckdb_files(busy: BusyTable) -> Reader:
         of_file = pa.array([file.computation] * table.num_rows, pa.string())
         table = table.select(names).append_column(PARTITION_COLUMN, of_file)
         if STATE_VERSION not in table.column_names:
-            # As in a file whose states all have version 0; of what it lacks, Delta says that it is null.
+            # Delta reads absent columns as null, as in a file whose states all have version 0.
             table = table.append_column(STATE_VERSION, pa.nulls(table.num_rows, pa.int32()))
         return table.select(SCHEMA.names).cast(SCHEMA)
 
@@ -254,8 +254,8 @@ def _readers(busy: BusyTable) -> dict[str, Reader]:
     }
 
 
-def test_without_spark(tmp_path: Path) -> None:
-    """Millpond's commits and delta-rs's OPTIMIZE and checkpoint read alike at every version."""
+def test_readers_without_spark_agree_at_every_version(tmp_path: Path) -> None:
+    """OPTIMIZE and a checkpoint of delta-rs are among the versions."""
     busy = BusyTable(tmp_path)
     busy.fence()
     busy.superstep()
@@ -278,7 +278,6 @@ def test_without_spark(tmp_path: Path) -> None:
 
 
 def test_delta_rs_shows_the_history(tmp_path: Path) -> None:
-    """The history in another engine has operation, superstep and metrics."""
     busy = BusyTable(tmp_path)
     busy.fence()
     busy.superstep()
@@ -291,8 +290,8 @@ def test_delta_rs_shows_the_history(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_with_spark(spark: SparkSession, tmp_path: Path) -> None:
-    """With delta-spark's and delta-rs's OPTIMIZE between our commits, all four read alike at every version."""
+def test_readers_with_spark_agree_at_every_version(spark: SparkSession, tmp_path: Path) -> None:
+    """OPTIMIZE of delta-spark and delta-rs runs between Millpond's commits."""
     busy = BusyTable(tmp_path / "rows")
     path = str(busy.folder)
 
@@ -320,7 +319,7 @@ def test_with_spark(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.spark
 def test_spark_reads_a_fork(spark: SparkSession, tmp_path: Path) -> None:
-    """Whose log begins with a checkpoint, and whose files its parent has lost since."""
+    """Its log begins with a checkpoint, and its parent has since lost the files."""
     busy, fork = BusyTable(tmp_path / "rows"), tmp_path / "fork"
     busy.fence()
     busy.superstep()
@@ -337,8 +336,8 @@ def test_spark_reads_a_fork(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_a_restore_and_a_write_by_spark_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """RESTORE and an append by delta-spark are refused by name; what stood before them stays readable."""
+def test_restore_and_append_by_spark_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Earlier versions remain readable."""
     for name, act in (
         ("RESTORE", "RESTORE TABLE delta.`{}` TO VERSION AS OF 2"),
         ("DELETE", "DELETE FROM delta.`{}` WHERE key < 'b'"),

@@ -37,20 +37,15 @@ Open = Callable[[Callable[[], EnginePipeline]], Any]
 
 
 class Times(Computation):
-    """Keeps the times of its records."""
-
     def process_record(self, context: Context, record: Record) -> None:
-        """Append the record's time."""
         context.state.set([*context.state.get([]), record.at])
 
 
 def rows(*at: int, host: str = "a", key: str = "k") -> list[dict[str, Any]]:
-    """Rows at these times."""
     return [{"k": key, "t": START_US + seconds, "host": host, "id": f"{host}{seconds}"} for seconds in at]
 
 
 def one_stream(**options: Any) -> Callable[[], EnginePipeline]:
-    """A stream s and a computation c that keeps its records' times."""
     late = options.pop("on_late", "process")
 
     def make() -> EnginePipeline:
@@ -62,7 +57,6 @@ def one_stream(**options: Any) -> Callable[[], EnginePipeline]:
 
 
 def two_streams() -> EnginePipeline:
-    """Two streams, each idle after a second, into one computation."""
     pipeline = EnginePipeline("time")
     for name in ("s", "other"):
         pipeline.inject(name, key="k", at="t", watermark=Monotone(), idle_after="1s")
@@ -74,7 +68,6 @@ class Keeper(Computation):
     """Holds the watermark at its first record until a row releases it; forwards every record."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Hold, forward, release."""
         if record.value["host"] == "release":
             context.produce("kept", {"held": context.state.held_at}, at=context.state.held_at)
             context.state.release()
@@ -89,39 +82,34 @@ class Tiers(Computation):
     percentiles = (80, 99)
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Set a timer at the time of a marked record, on each watermark."""
         if record.value["host"] == "wait":
             for percentile in (80, 99, 100):
                 context.set_timer(record.at, tag=f"{percentile}", percentile=percentile)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """Record the percentile and its watermark."""
         seen = [int(timer.percentile), context.watermark_at(timer.percentile) >= timer.at]
         context.state.set([*context.state.get([]), seen])
 
 
 class Patience(Computation):
-    """Forwards every record, and says an hour of wall time later that the key was seen.
+    """Forwards records, and produces the key an hour of wall time later.
 
-    Args:
-        holds: what its timers are told.
+    Args: holds: the argument for its timers.
     """
 
     def __init__(self, holds: bool | None) -> None:
         self.holds = holds
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Forward, and set the timer again."""
         context.produce("seen", record.value, at=record.at)
         context.set_timer(context.wall_time + HOUR_US, domain="wall", holds=self.holds)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """Say that the key was seen, at the timer's time."""
         context.produce("seen", {"host": "timer"}, at=timer.output_at)
 
 
 def patient(holds: bool | None) -> Callable[[], EnginePipeline]:
-    """A computation with wall timers, and another that drops what comes late from it."""
+    """Return a computation with wall timers, and a consumer that drops late records."""
 
     def make() -> EnginePipeline:
         pipeline = EnginePipeline("time")
@@ -151,8 +139,8 @@ def keepers() -> EnginePipeline:
 class Facts:
     """One test per fact; subclasses provide the runner."""
 
-    def test_an_observed_percentile_is_learnt_and_kept(self, play: Open) -> None:
-        """The watermark trails by the observed disorder; a restart neither loses nor lowers it."""
+    def test_observed_percentile_survives_restarts(self, play: Open) -> None:
+        """A restart neither loses nor lowers it."""
         run = play(one_stream(watermark=ObservedPercentile(100, records_min=3)))
         run.inject("s", rows(1_000))
         assert run.watermark("c") == TIME_MIN_US
@@ -165,16 +153,15 @@ class Facts:
 
         assert run.watermark("c") == START_US + 1_050
 
-    def test_the_users_function_moves_the_watermark(self, play: Open) -> None:
-        """A user's policy gets the oldest and newest observed times."""
+    def test_users_policy_gets_oldest_and_newest_times(self, play: Open) -> None:
         run = play(one_stream(watermark=UserWatermark(lambda seen: seen.oldest_at)))
 
         run.inject("s", rows(30, 10, 20))
 
         assert run.watermark("c") == START_US + 10
 
-    def test_the_sources_own_marks_move_the_watermark(self, play: Open) -> None:
-        """The greatest mark counts, whatever the records' times; rows without a mark have no effect."""
+    def test_sources_greatest_mark_moves_the_watermark(self, play: Open) -> None:
+        """Times of records, and rows without a mark, have no effect."""
         run = play(one_stream(watermark=MarkColumn("created")))
         batch = [{**row, "created": START_US + mark} for row, mark in zip(rows(30, 10), (5, 8), strict=True)]
 
@@ -184,10 +171,8 @@ class Facts:
 
         assert run.watermark("c") == START_US + 8
 
-    def test_late_records_are_dropped_where_that_is_wanted(self, play: Open) -> None:
-        """With ``drop`` late records are counted but not processed, once however often they come; one at the watermark is
-        not late.
-        """
+    def test_late_records_are_dropped_if_declared(self, play: Open) -> None:
+        """Each counts once however often it is redelivered; a record at the watermark is not late."""
         run = play(one_stream(watermark=BoundedDisorder(0), on_late="drop"))
         run.inject("s", rows(100))
 
@@ -199,7 +184,6 @@ class Facts:
         assert run.states("c") == {"k": f"[{START_US + 100},{START_US + 101},{START_US + 101}]"}
 
     def test_late_records_are_processed_by_default(self, play: Open) -> None:
-        """By default late records are counted and processed."""
         run = play(one_stream(watermark=BoundedDisorder(0)))
         run.inject("s", rows(100))
 
@@ -209,11 +193,7 @@ class Facts:
         assert (counts.late, counts.dropped) == (1, 0)
         assert run.states("c") == {"k": f"[{START_US + 100},{START_US + 99}]"}
 
-    def test_late_records_of_one_stream_may_be_dropped_and_those_of_another_processed(
-        self, play: Open
-    ) -> None:
-        """A computation chooses per stream, and late records are counted by computation."""
-
+    def test_late_policy_is_chosen_per_stream(self, play: Open) -> None:
         def make() -> EnginePipeline:
             pipeline = EnginePipeline("time")
             for name in ("s", "other"):
@@ -235,8 +215,8 @@ class Facts:
         assert (totals.late, totals.dropped) == (3, 2)
         assert run.states("c") == {"k": f"[{START_US + 100},{START_US + 100},{START_US + 99}]"}
 
-    def test_a_window_counts_what_is_too_late_for_it_and_its_key_forgets(self, play: Open) -> None:
-        """Elements beyond the allowed lateness are counted by computation, across restarts, and not in the key's state."""
+    def test_records_too_late_for_a_window_are_counted(self, play: Open) -> None:
+        """The count survives restarts, and is not part of the key's state."""
 
         def make() -> WindowedPipeline:
             pipeline = WindowedPipeline("time")
@@ -255,8 +235,7 @@ class Facts:
         assert totals.dropped == 3
         assert "other" not in run.states("counts")
 
-    def test_a_missing_member_holds_the_watermark(self, play: Open) -> None:
-        """The watermark waits for each expected member until the missing one is declared gone."""
+    def test_missing_member_holds_the_watermark(self, play: Open) -> None:
         run = play(one_stream(watermark=Monotone(), members=("a", "b", "c"), member="host"))
         run.inject("s", [*rows(100), *rows(40, host="b")])
         assert run.watermark("c") == TIME_MIN_US
@@ -270,8 +249,8 @@ class Facts:
 
         assert run.watermark("c") == START_US + 200
 
-    def test_what_was_declared_of_members_outlives_restarts(self, play: Open) -> None:
-        """After a restart a gone member stays gone, an idle one ends with its next record, and a silent one holds again."""
+    def test_declared_members_survive_restarts(self, play: Open) -> None:
+        """A gone member stays gone, an idle one ends with its next record, a silent one holds again."""
         run = play(one_stream(watermark=Monotone(), members=("a", "b", "c"), member="host"))
         run.inject("s", [*rows(100), *rows(40, host="b")])
         run.declare("s", "gone", "c")
@@ -292,8 +271,8 @@ class Facts:
         run.inject("s", rows(400))
         assert run.watermark("c") == START_US + 200
 
-    def test_an_idle_stream_stops_holding(self, play: Open) -> None:
-        """After its idle timeout only the other stream's watermark counts, and its own late record is late."""
+    def test_idle_stream_stops_holding(self, play: Open) -> None:
+        """Its own next record is late."""
         run = play(two_streams)
         run.inject("other", rows(10))
         run.inject("s", rows(100))
@@ -314,12 +293,10 @@ class Facts:
         assert run.watermark("c") == START_US + 200
 
     @pytest.mark.parametrize(("holds", "reached"), [(None, 64), (False, 64), (True, 4)])
-    def test_a_wall_timer_holds_the_watermark_only_where_that_is_said(
+    def test_wall_timer_holds_the_watermark_only_if_declared(
         self, play: Open, holds: bool | None, reached: int
     ) -> None:
-        """A wall timer an hour ahead leaves downstream at minute 64 of its input, and at minute 4 only if it
-        holds; it survives a restart, and what it produces is on time either way.
-        """
+        """A timer an hour ahead leaves downstream at minute 64, or 4 if it holds."""
         run = play(patient(holds))
         run.inject("s", rows(4 * MINUTE_US, key="once"))
         run.inject("s", rows(64 * MINUTE_US))
@@ -337,8 +314,8 @@ class Facts:
             [START_US + minute * MINUTE_US for minute in (4, produced_at)]
         ).replace(" ", "")
 
-    def test_a_state_holds_the_watermark_of_who_comes_after(self, play: Open) -> None:
-        """A hold keeps downstream watermarks across restarts until its release; what it produces there is not late."""
+    def test_state_holds_downstream_watermarks(self, play: Open) -> None:
+        """The hold survives restarts, and records produced at it are not late."""
         run = play(keepers)
         run.inject("s", rows(100))
         run.inject("s", rows(500))
@@ -355,7 +332,7 @@ class Facts:
         assert run.run.summary().totals.late == 0
 
     def test_timers_may_wait_for_a_percentile(self, play: Open) -> None:
-        """Each timer fires at its own watermark, also after a restart, the low watermark last."""
+        """The low watermark fires last."""
         second = 1_000_000
         run = play(tiers)
         run.inject("s", rows(0))
@@ -378,20 +355,14 @@ class Facts:
 
 
 class TestLocalRunner(Facts):
-    """The facts on the local runner."""
-
     @pytest.fixture
     def play(self, tmp_path: Path) -> Iterator[Open]:
-        """Plays a pipeline; it is stopped when the test ends."""
         with plays(tmp_path, lambda: ManualClock(START_US)) as start:
             yield start
 
 
 class TestSpark(Facts):
-    """The facts on Spark."""
-
     @pytest.fixture
     def play(self, tmp_path: Path, spark: SparkSession) -> Iterator[Open]:
-        """Plays a pipeline; it is stopped when the test ends."""
         with plays(tmp_path, lambda: ManualClock(START_US), spark) as start:
             yield start

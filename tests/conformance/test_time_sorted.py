@@ -1,4 +1,4 @@
-"""Records in the order of time on both runners: waiting, restarts, repetitions and late records."""
+"""Records sorted by time on both runners: waiting, restarts, duplicates and late records."""
 
 from __future__ import annotations
 
@@ -26,18 +26,16 @@ Open = Callable[[Callable[[], EnginePipeline]], Any]
 
 
 class Journal(Computation):
-    """Keeps records and timers as they come; a record's timer is due five seconds after it."""
+    """Keeps records and timers in arrival order; a record's timer is due five seconds later."""
 
     time_sorted = True
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Keep the record's second, and move the timer on."""
         mark = "late" if record.late else "record"
         context.state.set([*context.state.get([]), [mark, (record.at - START_US) // 1_000_000]])
         context.set_timer(record.at + 5_000_000)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """Keep the timer's second."""
         context.state.set([*context.state.get([]), ["timer", (timer.at - START_US) // 1_000_000]])
 
 
@@ -50,20 +48,18 @@ def pipeline() -> EnginePipeline:
 
 
 def rows(*seconds: int) -> list[dict[str, Any]]:
-    """Rows of the key k at these seconds."""
     return [{"k": "k", "t": START_US + second * 1_000_000, "id": str(second)} for second in seconds]
 
 
 @pytest.fixture(params=["local", pytest.param("spark", marks=pytest.mark.spark)])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
-    """Starts pipelines on each runner."""
     session: SparkSession | None = request.getfixturevalue("spark") if request.param == "spark" else None
     with plays(tmp_path, ManualClock, session) as start:
         yield start
 
 
-def test_both_runners_keep_records_in_the_same_order(opened: Open) -> None:
-    """What waits is given in order after restarts and repetitions, and what is late at once."""
+def test_runners_sort_records_alike(opened: Open) -> None:
+    """Waiting records survive restarts; late records run at once."""
     play = opened(pipeline)
     play.inject("s", rows(12, 3, 9))
     play.settle()

@@ -61,7 +61,6 @@ class Job:
     initial: Sequence[Row] = ()
 
     def frame(self) -> DataFrame:
-        """The frame, whose files are written."""
         frame = micro_batches(self.spark, self.folder / "in", self.batches, self.schema)
         return frame if self.delay is None else frame.withWatermark("t", self.delay)
 
@@ -71,7 +70,6 @@ class Job:
         return self.spark.createDataFrame([dict(row) for row in self.initial], "k string, initial long")
 
     def in_spark(self) -> list[str | None]:
-        """What Spark's operator yields."""
         grouped = self.frame().groupBy(*self.keys)
         initial = self._initial()
         operator = grouped.transformWithStateInPandas if self.in_pandas else grouped.transformWithState
@@ -85,7 +83,6 @@ class Job:
         return self.written(output)
 
     def written(self, output: DataFrame) -> list[str | None]:
-        """What a query of Spark yields."""
         table = str(self.folder / "spark")
         query = (
             output.writeStream.outputMode("update")
@@ -96,7 +93,6 @@ class Job:
         return _seen(table)
 
     def in_millpond(self, **options: Any) -> list[str | None]:
-        """What Millpond yields."""
         run = transform_with_state(
             self.frame(),
             keys=self.keys,
@@ -112,7 +108,6 @@ class Job:
 
     @property
     def place(self) -> dict[str, Any]:
-        """Where Millpond runs."""
         return {
             "store": self.folder / "pond",
             "sink": self.folder / "millpond",
@@ -122,7 +117,6 @@ class Job:
         }
 
     def run(self, run: SparkRun) -> list[str | None]:
-        """What a run of Millpond yields."""
         try:
             run.await_termination()
         finally:
@@ -141,8 +135,7 @@ def _timed(key: str, second: float, set_: Sequence[int] = (), unset: Sequence[in
 TIMED = "k string, t timestamp, set array<long>, unset array<long>"
 
 
-def test_timers_and_late_rows_are_those_of_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """Watermarks, the rows that are late, the timers that fire in each micro-batch, and what these may change."""
+def test_timers_and_late_rows_equal_sparks(rocksdb: SparkSession, tmp_path: Path) -> None:
     batches = [
         [_timed("a", 5, [5_000, 5_500, 6_000, 7_000, 100]), _timed("b", 5, [5_000])],
         [_timed("a", 7, (), [7_000]), _timed("c", 1)],
@@ -155,8 +148,8 @@ def test_timers_and_late_rows_are_those_of_spark(rocksdb: SparkSession, tmp_path
     assert job.in_millpond() == job.in_spark()
 
 
-def test_frames_are_those_of_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """A processor for ``transformWithStateInPandas`` gets and yields frames; a missing value is null."""
+def test_frames_equal_sparks(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """A missing value of ``transformWithStateInPandas`` is null."""
     batches = [
         [
             {"k": key, "t": f"1970-01-01T00:00:{second:02d}Z", "n": second}
@@ -176,8 +169,7 @@ def test_frames_are_those_of_spark(rocksdb: SparkSession, tmp_path: Path) -> Non
 
 
 @pytest.mark.spark_all
-def test_state_variables_are_those_of_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """Values, lists and maps: written, appended, put, removed and cleared over several micro-batches."""
+def test_state_variables_equal_sparks(rocksdb: SparkSession, tmp_path: Path) -> None:
     words = ("update", "append", "map", "put", "remove", "clear", "map", "append")
     batches = [
         [
@@ -193,8 +185,8 @@ def test_state_variables_are_those_of_spark(rocksdb: SparkSession, tmp_path: Pat
 
 
 @pytest.mark.spark_all
-def test_values_of_all_types_are_those_of_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """What code reads back from its state has the types that it has in Spark, and so have the rows."""
+def test_values_of_all_types_equal_sparks(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """Values read back from state keep their types."""
     row = {"k": "a", "t": "2024-01-01T00:00:00Z", "c": 1.5, "n": 1, "x": None}
     job = Job(
         *(rocksdb, tmp_path, AllTypes(), [[row], [row, row]]),
@@ -205,8 +197,8 @@ def test_values_of_all_types_are_those_of_spark(rocksdb: SparkSession, tmp_path:
 
 
 @pytest.mark.spark_all
-def test_keys_of_any_type_are_those_of_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """Several columns, nulls among them, in rows and in timers. A decimal comes without the zeros at its end."""
+def test_keys_of_any_type_equal_sparks(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """A decimal loses its trailing zeros."""
     rows = [
         {"a": "x", "b": 1, "c": 1.25, "d": "2020-01-02", "e": True, "t": "2024-01-01T00:00:00Z"},
         {"a": None, "b": None, "c": None, "d": None, "e": None, "t": "2024-01-01T00:00:00Z"},
@@ -229,8 +221,7 @@ def test_keys_of_any_type_are_those_of_spark(rocksdb: SparkSession, tmp_path: Pa
 
 
 @pytest.mark.spark_all
-def test_an_initial_state_is_that_of_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """Keys of the initial state, with rows or without, begin with it; others begin with nothing."""
+def test_initial_state_equals_sparks(rocksdb: SparkSession, tmp_path: Path) -> None:
     batches = [[{"k": key, "n": number} for key in "abc"] for number in (1, 2)]
     initial = [{"k": "a", "initial": 100}, {"k": "b", "initial": 200}, {"k": "z", "initial": 300}]
     job = Job(rocksdb, tmp_path, Seeded(), batches, "k string, n long", initial=initial)
@@ -238,8 +229,8 @@ def test_an_initial_state_is_that_of_spark(rocksdb: SparkSession, tmp_path: Path
     assert job.in_millpond() == job.in_spark()
 
 
-def test_a_failure_ends_the_run_and_leaves_no_trace(spark: SparkSession, tmp_path: Path) -> None:
-    """As in Spark nothing of the failing micro-batch is kept; here it can be a dead letter instead, with its key's rows."""
+def test_failure_ends_the_run_without_a_trace(spark: SparkSession, tmp_path: Path) -> None:
+    """In Millpond, the rows of the key may be a dead letter instead."""
     batches = [
         [{"k": key, "n": 1} for key in "ab"],
         [{"k": "a", "n": 1}, {"k": "a", "n": -1}, {"k": "b", "n": 1}],
@@ -257,9 +248,7 @@ def test_a_failure_ends_the_run_and_leaves_no_trace(spark: SparkSession, tmp_pat
     ]
 
 
-def test_a_function_of_groups_answers_as_in_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """State that is updated and removed, timeouts that are set, kept, passed and set again, keys without rows."""
-
+def test_function_of_groups_equals_sparks(rocksdb: SparkSession, tmp_path: Path) -> None:
     def row(key: str, second: float, do: str = "", n: int = 0) -> Row:
         return {"k": key, "t": f"1970-01-01T00:00:{second:06.3f}Z", "do": do, "n": n}
 
@@ -337,8 +326,8 @@ def _chained_in_millpond(job: Job, first: StatefulProcessor, second: StatefulPro
     return job.run(run)
 
 
-def test_chained_operators_answer_as_in_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """With the event time of a column, what the timers of the first operator yield reaches the timers of the second."""
+def test_chained_operators_equal_sparks(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """Rows from the first operator's timers reach the second's timers by their event time."""
     batches = [
         [{"k": key, "t": f"1970-01-01T00:{at // 60:02d}:{at % 60:02d}Z"} for key, at in some]
         for some in (
@@ -356,8 +345,8 @@ def test_chained_operators_answer_as_in_spark(rocksdb: SparkSession, tmp_path: P
     )
 
 
-def test_a_row_behind_the_watermark_is_no_output(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """Both sides end the query with an error when the event time that a processor yields has been passed."""
+def test_row_behind_the_watermark_ends_the_query(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """A processor must not yield an event time that has passed."""
     batches = [[{"k": "a", "t": f"1970-01-01T00:{at // 60:02d}:{at % 60:02d}Z"}] for at in (1, 20, 40)]
     job = Job(rocksdb, tmp_path, Windowed(), batches, "k string, t timestamp", delay="1 second")
 

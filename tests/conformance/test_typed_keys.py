@@ -1,4 +1,4 @@
-"""Keys of any type and number on both runners: the same rows, views, dead letters and refusals."""
+"""Keys of any type and number of columns on both runners: rows, views, dead letters and refusals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)
 
 _STRUCT = pa.struct([("a", pa.string()), ("n", pa.int64())])
-# Spark reads an Arrow table's times without a zone as those of its session.
+# Spark reads times without a zone in an Arrow table in its session's zone.
 _KINDS = [kind for kind in (*KEY_TYPES, _STRUCT) if kind != pa.timestamp("us")]
 _CARDS = pa.schema([("country", pa.string()), ("card", pa.int64()), ("day", pa.date32()), ("t", pa.int64())])
 _RUNS = count()
@@ -37,14 +37,12 @@ _DAY = dt.date(2026, 11, 23)
 
 
 class Tally(mp.Computation):
-    """Counts the records of a key."""
-
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.state.set((context.state.get() or 0) + 1)
 
 
 class Count(Tally):
-    """Counts the records of a key, and tells another key of each: that of the last value alone."""
+    """Counts the records of a key, and produces to the key made of the last value alone."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         super().process_record(context, record)
@@ -52,7 +50,7 @@ class Count(Tally):
 
 
 class Listen(mp.Computation):
-    """Keeps what its key was told last."""
+    """Keeps the last production to its key."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.state.set(record.value["of"])
@@ -60,7 +58,6 @@ class Listen(mp.Computation):
 
 @pytest.fixture(params=["local", pytest.param("spark", marks=pytest.mark.spark)])
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Play]]:
-    """Starts pipelines on one runner."""
     spark = request.getfixturevalue("spark") if request.param == "spark" else None
     with plays(tmp_path, ManualClock, spark) as start:
         yield start
@@ -85,7 +82,6 @@ def _counts(play: Play, computation: str = "count") -> dict[str, Any]:
 @given(rows=st.lists(st.tuples(*map(key_values, _KINDS)), min_size=2, max_size=20))
 @settings(max_examples=3, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 def test_runners_have_the_rows_of_the_tuples(play: Callable[..., Play], rows: list[tuple[Any, ...]]) -> None:
-    """Whatever the values, a key's row counts the records with that tuple, and productions to a tuple find its row."""
     names = [f"c{place}" for place in range(len(_KINDS))]
     doubled = [*rows, *rows[::2]]
     columns = [pa.array(cells, kind) for cells, kind in zip(zip(*doubled, strict=True), _KINDS, strict=True)]
@@ -106,7 +102,7 @@ def test_runners_have_the_rows_of_the_tuples(play: Callable[..., Play], rows: li
 
 
 def test_views_show_typed_columns(play: Callable[..., Play]) -> None:
-    """Behind the key its columns have their names and types, in Arrow and SQL, and rows are found by their values."""
+    """Rows are found by the columns' values, in Arrow and SQL."""
     running = play(lambda: _pipeline(["country", "card", "day"]))
     running.inject(
         "rows", _cards(("no", 4711, _DAY), ("no", -1, None), (None, 4711, _DAY), ("no", 4711, _DAY))
@@ -132,8 +128,8 @@ def test_views_show_typed_columns(play: Callable[..., Play]) -> None:
         assert found == [(None, 4712, "1"), ("no", 4712, "2")]
 
 
-def test_a_single_column(play: Callable[..., Play]) -> None:
-    """A column of text is the key as it is; one of another type is a typed key, and a null of either is a dead letter."""
+def test_single_column_key(play: Callable[..., Play]) -> None:
+    """A text column is the key itself, another type is a typed key, and null is a dead letter."""
     texts, numbers = (play(lambda key=key: _pipeline(key), within=key) for key in ("country", "card"))
     for running in (texts, numbers):
         running.inject("rows", _cards(("no", 4711, _DAY), (None, None, _DAY)))
@@ -146,8 +142,8 @@ def test_a_single_column(play: Callable[..., Play]) -> None:
     assert numbers.store.rows_view("count").to_arrow().column("card").to_pylist() == [4711]
 
 
-def test_a_consumers_own_columns(play: Callable[..., Play]) -> None:
-    """A consumer names its own columns, and a stream's two consumers may have keys of different kinds."""
+def test_consumer_names_its_own_columns(play: Callable[..., Play]) -> None:
+    """Two consumers of a stream may have keys of different kinds."""
 
     def both() -> mp.Pipeline:
         pipeline = _pipeline("country", own=["day"])
@@ -170,10 +166,8 @@ def test_a_consumers_own_columns(play: Callable[..., Play]) -> None:
         (["country"], ["country", "card"], "made of another number of columns"),
     ],
 )
-def test_a_key_of_another_kind_is_refused(
-    play: Callable[..., Play], first: Any, then: Any, says: str
-) -> None:
-    """A pipeline whose rows would not be found under its new key is refused in a sentence, and nothing is written."""
+def test_changed_kind_of_key_is_refused(play: Callable[..., Play], first: Any, then: Any, says: str) -> None:
+    """Existing rows would not be found; nothing is written."""
     running = play(lambda: _pipeline(first))
     running.inject("rows", _cards(("no", 4711, _DAY)))
     before = running.states("count")
@@ -187,7 +181,7 @@ def test_a_key_of_another_kind_is_refused(
 
 
 def test_wider_types_are_the_same_key(play: Callable[..., Play]) -> None:
-    """An integer that becomes a long, and another name, change no key: views show the new ones."""
+    """Views show the new name and type."""
     running = play(lambda: _pipeline(["card"]))
     running.inject("rows", _cards(("no", 7, _DAY)).set_column(1, "card", pa.array([7], pa.int32())))
     running.make = lambda: _pipeline(["number"])
@@ -199,8 +193,8 @@ def test_wider_types_are_the_same_key(play: Callable[..., Play]) -> None:
     assert shown.schema.field("number").type == pa.int64()
 
 
-def test_names_that_views_have_themselves(tmp_path: Path) -> None:
-    """A key column called like one of a view's own has another name there, whatever the case."""
+def test_key_columns_named_like_view_columns_are_renamed(tmp_path: Path) -> None:
+    """The comparison ignores case."""
     with plays(tmp_path, ManualClock) as start:
         running = start(lambda: _pipeline(["State", "key", "key_key"]))
         running.inject("rows", [{"State": 1, "key": 2, "key_key": 3, "t": 7}])
@@ -213,9 +207,7 @@ def test_names_that_views_have_themselves(tmp_path: Path) -> None:
             ]
 
 
-def test_a_renamed_computation_keeps_its_columns(tmp_path: Path) -> None:
-    """The record of a key's columns goes with the rows to a computation's new name."""
-
+def test_renamed_computation_keeps_its_columns(tmp_path: Path) -> None:
     def renamed() -> mp.Pipeline:
         pipeline = mp.Pipeline("keys", drop=["listen"])
         rows = pipeline.inject("rows", key=["card"], at="t", at_unit="us", watermark=mp.ManualWatermark())
@@ -233,8 +225,7 @@ def test_a_renamed_computation_keeps_its_columns(tmp_path: Path) -> None:
         ]
 
 
-def test_a_null_tells_no_type(tmp_path: Path) -> None:
-    """A column of which the first rows have only nulls is recorded with the first value, and text until then."""
+def test_null_column_is_text_until_its_first_value(tmp_path: Path) -> None:
     with plays(tmp_path, ManualClock) as start:
         running = start(lambda: _pipeline(["country", "card"]))
         shown = []
@@ -246,8 +237,7 @@ def test_a_null_tells_no_type(tmp_path: Path) -> None:
         assert shown == [(pa.string(), [None]), (pa.int64(), [None, 7])]
 
 
-def test_rows_that_are_mappings(tmp_path: Path) -> None:
-    """Rows one by one have the keys that a table of them has, and tell the types of its columns."""
+def test_mappings_have_the_keys_of_a_table(tmp_path: Path) -> None:
     rows = [
         {"c": None, "d": Decimal("1.50"), "s": {"n": 1}, "t": 7},
         {"c": "no", "d": Decimal(2), "s": None, "t": 7},

@@ -1,4 +1,4 @@
-"""A pipeline that is changed while it runs: on both runners an update is a restart with the changed pipeline, without it."""
+"""Updates of a running pipeline on both runners: the effect of a restart, without one."""
 
 from __future__ import annotations
 
@@ -38,14 +38,12 @@ class Tally(Computation):
         self.output = output
 
     def process_record(self, context: Any, record: Any) -> None:
-        """Add, set the timer, forward."""
         context.state.set(context.state.get(0) + self.by)
         context.set_timer(record.at + 10 * SECOND, tag=str(record.at))
         if self.output:
             context.produce(self.output, {"n": context.state.get(0)})
 
     def process_timer(self, context: Any, timer: Any) -> None:
-        """Add a hundred."""
         context.state.set(context.state.get(0) + 100)
 
 
@@ -75,31 +73,26 @@ def tallies(*names: str, sinks: dict[str, Path] | None = None, **options: Any) -
 
 
 def rows(*at: int, key: str = "k") -> list[dict[str, Any]]:
-    """Rows at these seconds."""
     return [{"k": key, "t": second * SECOND, "id": f"{key}{second}"} for second in at]
 
 
 def counts(play: Play, computation: str) -> dict[str, int]:
-    """The numbers of a computation, by key."""
     return {key: json.loads(state) for key, state in play.states(computation).items()}
 
 
 def written(folder: Path) -> list[int]:
-    """What a sink has got, in order."""
     values = DeltaTable(str(folder)).to_pyarrow_table().column("value").to_pylist()
     return sorted(json.loads(value)["n"] for value in values)
 
 
 @pytest.fixture(params=["local", pytest.param("spark", marks=pytest.mark.spark)])
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Play]]:
-    """Starts a pipeline on a runner."""
     spark: SparkSession | None = request.getfixturevalue("spark") if request.param == "spark" else None
     with plays(tmp_path, ManualClock, spark) as starting:
         yield starting
 
 
-def test_a_computation_that_is_added_gets_the_records_from_then_on(start: Callable[..., Play]) -> None:
-    """What was there goes on from its rows, and what is new begins with the next record."""
+def test_added_computation_gets_later_records(start: Callable[..., Play]) -> None:
     play = start(tallies("first"))
     play.inject("s", rows(1, 2))
 
@@ -111,8 +104,8 @@ def test_a_computation_that_is_added_gets_the_records_from_then_on(start: Callab
     assert (counts(play, "first"), counts(play, "other")) == ({"k": 3}, {"k": 1})
 
 
-def test_what_waits_is_delivered_to_a_new_consumer(start: Callable[..., Play]) -> None:
-    """A consumer that is added gets the productions of the last superstep, as after a restart, and none twice."""
+def test_added_consumer_gets_pending_productions(start: Callable[..., Play]) -> None:
+    """The productions of the last superstep are delivered as after a restart."""
     play = start(tallies("first", "other"))
     play.inject("s", rows(1, 2))
     play.update(tallies("first", "other", "second"))
@@ -125,10 +118,10 @@ def test_what_waits_is_delivered_to_a_new_consumer(start: Callable[..., Play]) -
     assert counts(play, "second") == {"k": 22}
 
 
-def test_a_computation_that_is_replaced_goes_on_from_its_rows_with_its_new_code(
+def test_replaced_computation_keeps_its_rows(
     start: Callable[..., Play],
 ) -> None:
-    """State, timers and record ids stay, and the next record runs the new code."""
+    """The next record runs the new code."""
     play = start(tallies("first"))
     play.inject("s", rows(1))
 
@@ -141,12 +134,10 @@ def test_a_computation_that_is_replaced_goes_on_from_its_rows_with_its_new_code(
     assert counts(play, "first") == {"k": 1_101}
 
 
-def test_what_is_retired_stays_readable_and_goes_on_once_it_is_brought_back(
+def test_retired_computation_stays_readable_and_can_return(
     start: Callable[..., Play],
 ) -> None:
-    """Its rows are those of its last superstep; it has not seen the records in between, and its timers fire when it
-    is back.
-    """
+    """It misses the records in between, and its timers fire on its return."""
     play = start(tallies("first", "other"))
     play.inject("s", rows(1))
 
@@ -163,8 +154,8 @@ def test_what_is_retired_stays_readable_and_goes_on_once_it_is_brought_back(
     assert counts(play, "other") == {"k": 102}
 
 
-def test_what_is_retired_may_stay_away_over_restarts(start: Callable[..., Play]) -> None:
-    """A restart opens with it retired, and one without a word about it is refused."""
+def test_retired_computation_may_stay_away_over_restarts(start: Callable[..., Play]) -> None:
+    """A restart must still declare it retired."""
     play = start(tallies("first", "other"))
     play.inject("s", rows(1))
     play.update(tallies("first", retire=("other",)))
@@ -179,8 +170,7 @@ def test_what_is_retired_may_stay_away_over_restarts(start: Callable[..., Play])
     assert (counts(play, "first"), counts(play, "other")) == ({"k": 2}, {"k": 1})
 
 
-def test_a_computation_is_renamed_or_dropped(start: Callable[..., Play]) -> None:
-    """Rows follow a new name, and leave with a computation that is dropped."""
+def test_computation_is_renamed_or_dropped(start: Callable[..., Play]) -> None:
     play = start(tallies("first", "other", "more"))
     play.inject("s", rows(1))
 
@@ -211,10 +201,8 @@ def test_a_computation_is_renamed_or_dropped(start: Callable[..., Play]) -> None
         (lambda: EnginePipeline("q"), "no injector"),
     ],
 )
-def test_an_update_that_is_refused_leaves_the_run_as_it_was(
-    start: Callable[..., Play], changed: Make, why: str
-) -> None:
-    """The caller gets the error of a start, and the old pipeline goes on under the same leases."""
+def test_refused_update_leaves_the_run_unchanged(start: Callable[..., Play], changed: Make, why: str) -> None:
+    """The old pipeline continues under the same leases."""
     play = start(tallies("first", "other"))
     play.inject("s", rows(1))
     version = play.store.committer.snapshot.version
@@ -227,10 +215,8 @@ def test_an_update_that_is_refused_leaves_the_run_as_it_was(
     assert (counts(play, "first"), counts(play, "other")) == ({"k": 2}, {"k": 2})
 
 
-def test_sinks_come_and_go_and_each_production_is_written_once(
-    start: Callable[..., Play], tmp_path: Path
-) -> None:
-    """A sink that is added, or comes back, begins with the last superstep, and one that stays misses nothing."""
+def test_sinks_come_and_go_without_repeating_productions(start: Callable[..., Play], tmp_path: Path) -> None:
+    """An added sink begins with the last superstep, and the others miss nothing."""
     first, second = tmp_path / "first", tmp_path / "second"
     play = start(tallies("first", sinks={"a": first}))
     play.inject("s", rows(1))
@@ -244,7 +230,7 @@ def test_sinks_come_and_go_and_each_production_is_written_once(
     play.update(tallies("first", sinks={"a": first, "b": second}))
     play.inject("s", rows(6))
     play.settle()
-    # Sinks take a superstep while the next runs; the last of a run is in them when it has stopped.
+    # Sinks write a superstep while the next one runs, and the last one when the run stops.
     play.run.stop()
 
     assert (update.change.sinks_added, update.change.sinks_removed) == (("b",), ())
@@ -252,8 +238,8 @@ def test_sinks_come_and_go_and_each_production_is_written_once(
     assert written(first) == [1, 2, 3, 5, 6]
 
 
-def test_the_watermark_and_what_a_stream_was_told_stay(start: Callable[..., Play]) -> None:
-    """An update moves no time: what was promised is kept, and an earlier record is late after it, too."""
+def test_update_keeps_the_watermark(start: Callable[..., Play]) -> None:
+    """A record before it is late."""
     play = start(tallies("first"))
     play.inject("s", rows(1))
     play.advance("s", 5 * SECOND)

@@ -1,4 +1,4 @@
-"""Weak productions have the same effect on both runners, mixed with strong ones and across restarts."""
+"""Weak productions on both runners, mixed with strong ones and across restarts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,10 @@ Open = Callable[[Callable[[], EnginePipeline]], Play]
 
 
 class Pass(Computation):
-    """Forwards its records; has no state."""
-
     def __init__(self, output: str) -> None:
         self.output = output
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Produce the record."""
         context.produce(self.output, {"n": record.value["n"]}, key=f"k{record.value['n'] % 2}")
 
 
@@ -41,12 +38,10 @@ class Sum(Computation):
         self.output = output
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Add, and set the timer."""
         context.state.set(context.state.get(0) + record.value["n"])
         context.set_timer(100)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """Produce the sum."""
         context.produce(self.output, {"n": context.state.get()})
 
 
@@ -57,7 +52,6 @@ class Sum(Computation):
     ]
 )
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
-    """Opens a pipeline on the current runner."""
     spark = request.getfixturevalue("spark") if request.param is SparkPlay else None
     with plays(tmp_path, ManualClock, spark) as start:
         yield start
@@ -84,17 +78,16 @@ def mixed(
 
 
 def rows(*numbers: int) -> list[dict[str, object]]:
-    """One row per number, which is also its time."""
     return [{"k": f"k{n}", "t": n, "n": n} for n in numbers]
 
 
 @pytest.mark.parametrize(
     "modes", [("weak", "weak", "weak"), ("weak", "strong", "weak"), ("strong", "weak", "strong")]
 )
-def test_any_mix_gives_the_same(
+def test_mixed_productions_equal_strong_ones(
     play: Open, tmp_path: Path, modes: tuple[ProductionMode, ProductionMode, ProductionMode]
 ) -> None:
-    """Sums, timers and the sink equal those of a strong pipeline, with a restart after every step."""
+    """A restart follows every step."""
     pond = play(mixed(tmp_path, modes))
     pond.inject("in", rows(1, 2, 3))
     pond.restart()
@@ -112,7 +105,7 @@ def test_any_mix_gives_the_same(
 
 
 def test_weak_productions_take_one_superstep(play: Open, tmp_path: Path) -> None:
-    """Two stages later, the records are summed in the commit that consumed them, and nothing is left to deliver."""
+    """The commit that consumes a record also has its effects two stages later."""
     pond = play(mixed(tmp_path, ("weak", "weak", "strong")))
     pond.inject("in", rows(1, 2, 3))
     stored = pond.store.snapshot()
@@ -120,7 +113,7 @@ def test_weak_productions_take_one_superstep(play: Open, tmp_path: Path) -> None
     left = read_productions(
         pond.store.objects, [ProductionSource(path=path, superstep=Superstep(1)) for path in paths]
     )
-    # What is kept for a sink, or was handed on between tasks, names no consumer.
+    # Productions kept for a sink, or passed between tasks, name no consumer.
     assert {stream.rpartition("@")[2] for stream in left["stream"].to_pylist()} <= {""}
 
     assert pond.states("sum") == {"k0": "2", "k1": "4"}
