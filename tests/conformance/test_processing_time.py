@@ -37,7 +37,8 @@ _WAIT_S = 120
 class Seen(OwnWriter):
     """The output so far of either side.
 
-    Args: count: the number of rows that make it complete.
+    Args:
+        count: the number of rows that make it complete.
     """
 
     def __init__(self, count: int) -> None:

@@ -94,7 +94,8 @@ class Tiers(Computation):
 class Patience(Computation):
     """Forwards records, and produces the key an hour of wall time later.
 
-    Args: holds: the argument for its timers.
+    Args:
+        holds: the argument for its timers.
     """
 
     def __init__(self, holds: bool | None) -> None:

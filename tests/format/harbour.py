@@ -1,7 +1,7 @@
-"""The pipeline of the checked-in stores: it uses all that a store can hold.
+"""The pipeline of the checked-in stores, which uses every feature that a store records.
 
-Later versions continue stores that earlier versions have written, so the meaning of this pipeline never changes. What a
-new version adds to stores goes into a separate pipeline, next to this one.
+Later versions continue stores of earlier ones, so this pipeline never changes. New features of stores go
+into a separate pipeline beside this one.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _INSPECTED_AFTER_US: Final = 72 * HOUR_US
 
 
 def minute(number: int) -> int:
-    """A time so many minutes after the first, in microseconds."""
+    """Return the time so many minutes after the first, in microseconds."""
     return START_US + number * MINUTE_US
 
 
 class Visits(Computation):
-    """JSON state; a timer in event time that each record sets again, one in wall time; no negative loads."""
+    """JSON state; an event timer reset by each record, a wall timer, and no negative loads."""
 
     def process_record(self, context: Context, record: Record) -> None:
         state = context.state.get({"visits": 0, "tons": 0, "left": 0, "inspected": 0})
@@ -72,7 +72,7 @@ class Visits(Computation):
 
 
 class Tally(Computation):
-    """JSON state; counts what another computation produces."""
+    """JSON state; a count of productions."""
 
     def process_record(self, context: Context, record: Record) -> None:
         context.state.set(context.state.get(0) + 1)
@@ -89,7 +89,7 @@ class Manifest(Computation):
 
 
 class Seals(Computation):
-    """Bytes as state: one for each record."""
+    """Bytes as state, one per record."""
 
     codec = BytesCodec()
 
@@ -124,25 +124,25 @@ class Harbour:
         self._registry = MemoryRegistry()
 
     def open(self) -> Store:
-        """The store, opened to be written; made when it is not there."""
+        """Open the store for writing, and create it if it is missing."""
         return Store.open(self.folder / STORE, leases=self.leases, clock=self.clock, rng=self.rng)
 
     def start(self, store: Store, upkeep: UpkeepPolicy | None = None) -> LocalRun:
-        """The pipeline on the store; it moves when it is told to."""
+        """Start the pipeline; the caller steps it."""
         runner = LocalRunner(
             store, upkeep=upkeep, progress=False, clock=self.clock, rng=self.rng, dead_letter_limit=None
         )
         return runner.start(self.pipeline(), stepping=True)
 
     def pack_catalog(self) -> None:
-        """Put the catalog's text in its place: SQLite's file is five times as large, and not to be read in a review."""
+        """Replace the catalog by its SQL text, which is a fifth of SQLite's file and can be reviewed."""
         with closing(sqlite3.connect(self._catalog)) as database:
             text = "\n".join(database.iterdump())
         self._catalog.with_suffix(".sql").write_text(f"{text}\n", encoding="utf-8")
         self._catalog.unlink()
 
     def unpack_catalog(self) -> None:
-        """Make the catalog of its text."""
+        """Create the catalog from its text."""
         text = self._catalog.with_suffix(".sql").read_text(encoding="utf-8")
         with closing(sqlite3.connect(self._catalog)) as database:
             database.executescript(text)
@@ -152,7 +152,6 @@ class Harbour:
         return self.folder / STORE / "catalog.sqlite"
 
     def pipeline(self) -> Pipeline:
-        """Six computations, two of them windowed, and three sinks."""
         pipeline = Pipeline("harbour")
         arrivals = pipeline.inject("arrivals", key="ship", at="at", id="id", watermark=ManualWatermark())
         departures = arrivals.apply(Visits(), name="visits", produces="departures", retries=0)
@@ -175,5 +174,4 @@ class Harbour:
         return DeltaSink(str(self.folder / name), **options)
 
     def leases(self, _store_id: str, writer_id: str) -> MemoryLeases:
-        """The leases of one writer."""
         return MemoryLeases(self._registry, self.clock, writer_id=writer_id)

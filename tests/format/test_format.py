@@ -1,7 +1,8 @@
-"""Stores of every released version are read for ever, and a newer one is refused.
+"""Compatibility of released store formats, and refusal of newer ones.
 
-Each folder ``v…`` was written by that version with `tests.format.write`, and is never rewritten. Its contents
-are next to it as plain JSON. Today's version is held to the same, so that the script works when it is needed.
+Each folder ``v…`` was written by that version with `tests.format.write`, and is never rewritten. Its
+contents are beside it as plain JSON. A store of today's version is tested too, so that the script works when
+it is needed.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ NOW: Final = UpkeepPolicy(retention=0, collect_every=1)
 
 
 class Old:
-    """A copy of an old store with its sinks, and what must be in it."""
+    """A copy of an old store with its sinks, and their expected contents."""
 
     def __init__(self, folder: Path) -> None:
         self.contents = orjson.loads((folder / write.CONTENTS).read_bytes())
@@ -60,16 +61,15 @@ class Old:
         self.path = folder / STORE
 
     def open(self) -> Store:
-        """The store, opened to be read."""
         return Store.open(self.path, read_only=True, clock=self.harbour.clock)
 
     def states(self, version: int | None = None) -> dict[str, Any]:
-        """What the computations remember, as JSON has it."""
+        """Return the states of the computations, as in JSON."""
         with self.open() as store:
             return {name: states(store, name, version) for name in CODECS}
 
     def go_on(self) -> None:
-        """Run the pipeline to the end of its input, with rows that it knows and one that it does not."""
+        """Run the pipeline to the end of its input, with known rows and a new one."""
         with self.harbour.open() as store, self.harbour.start(store) as run:
             run.run_until_quiet()
             run.inject("arrivals", [*write.REPEATED, *write.LATER])
@@ -79,7 +79,6 @@ class Old:
             run.run_until_quiet()
 
     def sinks(self) -> dict[str, Any]:
-        """What the sinks hold, read by Delta's own reader."""
         readers = {"departures": departure, "berths": berth, "tiers": tier}
         return {
             name: sorted(map(read, rows_of(self.harbour.folder / name))) for name, read in readers.items()
@@ -133,7 +132,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def old(written: Path, tmp_path: Path) -> Old:
-    """A copy of it, moved there with its sinks; stores before 0.2 do not know where they lie."""
+    """A copy of it, moved with its sinks: stores before 0.2 do not record their location."""
     copied = Old(shutil.copytree(written, tmp_path / "old"))
     if written.parent != HERE:
         harbour = copied.harbour
@@ -143,8 +142,8 @@ def old(written: Path, tmp_path: Path) -> Old:
     return copied
 
 
-def test_an_old_store_learns_where_it_lies(tmp_path: Path) -> None:
-    """A store of a version without incarnations goes on without a word, and is from then on known by its place."""
+def test_old_store_records_its_location(tmp_path: Path) -> None:
+    """A store without incarnations opens without a question, and is identified by its place afterwards."""
     for version in RELEASED:
         folder = tmp_path / version
         old = Old(shutil.copytree(HERE / version, folder))
@@ -156,14 +155,14 @@ def test_an_old_store_learns_where_it_lies(tmp_path: Path) -> None:
             Store.open(copy, leases=old.harbour.leases, clock=old.harbour.clock, rng=old.harbour.rng)
 
 
-def test_a_version_is_released_with_its_store() -> None:
-    """There is a store of the first version, and none has lost what says what is in it."""
+def test_released_versions_have_stores() -> None:
+    """A release must not lose the files with its expected contents."""
     assert "v0.1" in RELEASED
     assert all((HERE / name / write.CONTENTS).exists() for name in RELEASED)
 
 
-def test_the_store_is_small_and_of_no_machine() -> None:
-    """A checked-in store is a quarter of a megabyte at most, and names no folder of who wrote it."""
+def test_store_is_small_and_names_no_machine() -> None:
+    """A checked-in store has at most a quarter of a megabyte, and no paths of its author's machine."""
     for name in RELEASED:
         files = [path.read_bytes() for path in (HERE / name).rglob("*") if path.is_file()]
         assert sum(map(len, files)) < 250_000
@@ -172,24 +171,24 @@ def test_the_store_is_small_and_of_no_machine() -> None:
 
 class TestReading:
     def test_states(self, old: Old) -> None:
-        """Each key has the state that its records make, in every codec, and a deleted one has none."""
+        """A deleted key has no state; every codec is covered."""
         assert old.states() == old.contents["newest"]
 
-    def test_an_older_version(self, old: Old) -> None:
-        """The table as it was when a day's first windows closed says what was so then."""
+    def test_older_version_is_readable(self, old: Old) -> None:
+        """The version is the one at which a day's first windows closed."""
         states = old.states(old.contents["older_version"])
 
         assert {name: states[name] for name in old.contents["older"]} == old.contents["older"]
 
     def test_timers(self, old: Old) -> None:
-        """Pending timers of both clocks, and holds, are those that the records have set."""
+        """Timers of both clocks, and holds, are pending."""
         with old.open() as store:
             stored = {name: timers(store, name) for name in old.contents["timers"]}
 
         assert stored == old.contents["timers"]
 
     def test_dead_letters(self, old: Old) -> None:
-        """A record that code refused and a row without a key are there, each for who could not take it."""
+        """A refused record and a row without a key name their computations."""
         with old.open() as store:
             rows = store.rows_view(DEAD_LETTERS).to_arrow().to_pylist()
         letters = [orjson.loads(row["state"]) for row in rows]
@@ -198,7 +197,7 @@ class TestReading:
         assert sorted(fields, key=str) == sorted(old.contents["dead_letters"], key=str)
 
     def test_undelivered_productions(self, old: Old) -> None:
-        """What the last superstep produced lies in the rows, for the next one."""
+        """The last superstep's productions wait in the rows for the next one."""
         with old.open() as store:
             snapshot = store.snapshot()
             files = [file.path for file in snapshot.files]
@@ -211,14 +210,14 @@ class TestReading:
         ] == old.contents["undelivered"]
 
     def test_positions(self, old: Old) -> None:
-        """Supersteps, the low watermark and a percentile watermark stand where they stood."""
+        """Supersteps, the low watermark and a percentile watermark are unchanged."""
         with old.open() as store:
             txns = store.snapshot().txns
 
         assert {name: txns[name] for name in old.contents["positions"]} == old.contents["positions"]
 
     def test_sql(self, old: Old) -> None:
-        """SQL sees the same rows, also by the command line."""
+        """The command line gives the same rows."""
         query = "select key, (state ->> 'tons')::int as tons from visits order by key"
         with old.open() as store:
             answer = store.sql().execute(query).fetchall()
@@ -228,8 +227,8 @@ class TestReading:
         assert dict(answer) == expected
         assert {row["key"]: row["tons"] for row in map(orjson.loads, told.stdout.splitlines())} == expected
 
-    def test_it_is_sound(self, old: Old) -> None:
-        """Every seal, checksum and chained digest of it holds, and it has a log that begins with a checkpoint."""
+    def test_store_is_sound(self, old: Old) -> None:
+        """Its log begins with a checkpoint; seals, checksums and chained digests match."""
         objects = open_objects(f"{old.path}/rows")
         report = verify_store(objects)
 
@@ -237,8 +236,8 @@ class TestReading:
         assert report.checkpoints > 0
         assert Log(objects).inventory().versions[0] > 0
 
-    def test_the_catalog(self, old: Old, written: Path) -> None:
-        """The catalog of then opens, tells the code of then, and keeps its journal of supersteps."""
+    def test_catalog_opens(self, old: Old, written: Path) -> None:
+        """The catalog has the code and the journal of its time."""
         with old.open() as store:
             assert store.catalog is not None
             computations = store.catalog.computations()
@@ -253,38 +252,38 @@ class TestReading:
         with closing(sqlite3.connect(old.path / "catalog.sqlite")) as database:
             query = "select superstep, version from supersteps order by version desc limit 1"
             newest = database.execute(query).fetchall()
-        # Earlier versions wrote the journal; it stays as it was.
+        # Earlier versions wrote the journal, which is kept unchanged.
         assert newest == ([(11, old.contents["newest_version"])] if written.name in RELEASED else [])
 
     def test_sinks(self, old: Old) -> None:
-        """The tables of its sinks, one appended to and one whose rows are replaced, are read as any Delta table."""
+        """Delta reads an appended table, and one whose rows are replaced."""
         assert old.sinks() == flat(old.contents["sinks"])
 
 
 class TestGoingOn:
-    def test_a_pipeline_goes_on(self, old: Old) -> None:
+    def test_pipeline_continues(self, old: Old) -> None:
         """Productions are delivered once, repeated records are known, timers of both clocks fire, windows close."""
         old.go_on()
 
         assert old.states() == old.contents["continued"]["newest"]
 
-    def test_sinks_go_on(self, old: Old) -> None:
-        """Its sinks have everything once, and of a window the last pane."""
+    def test_sinks_continue(self, old: Old) -> None:
+        """Each has everything once, and the last pane of each window."""
         old.go_on()
 
         found, expected = old.sinks(), flat(old.contents["continued"]["sinks"])
         assert {name: found[name] for name in expected} == expected
 
-    def test_other_readers_go_on(self, old: Old) -> None:
-        """Delta's own reader reads rows of then and of now, with the columns that the table was made with."""
+    def test_delta_reads_old_and_new_rows(self, old: Old) -> None:
+        """Rows have the columns that the table was created with."""
         old.go_on()
 
         rows = rows_of(old.path / "rows")
         ids = {entry["id"] for row in rows for entry in row["record_ids"] or ()}
         assert {row["id"].encode() for row in (*write.REPEATED, *write.LATER)} <= ids
 
-    def test_it_gets_versions_of_state(self, old: Old, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A store of then has versions of states when code first has them, and every Delta reader sees them."""
+    def test_old_store_gets_versions_of_state(self, old: Old, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Every Delta reader sees them."""
         monkeypatch.setattr(Tally, "state_version", 1)
         monkeypatch.setattr(Tally, "upgrade_state", lambda _, state, __: state)
         old.go_on()
@@ -298,8 +297,8 @@ class TestGoingOn:
         versions = {row["state_version"] for row in rows_of(old.path / "rows")}
         assert versions == {None, 1}
 
-    def test_what_changed_since_is_refused(self, old: Old) -> None:
-        """Another codec and a computation that is gone are told by what the store's log and rows hold."""
+    def test_incompatible_code_is_refused(self, old: Old) -> None:
+        """The log and the rows reveal another codec and a missing computation."""
         topology = old.harbour.pipeline().check()
         seals = topology.computations["seals"]
         in_text = {**topology.computations, "seals": replace(seals, computation=Visits())}
@@ -313,8 +312,8 @@ class TestGoingOn:
             with pytest.raises(InvalidError, match=r"no longer has.*`seals`"):
                 plan_evolution(replace(topology, computations=without), snapshot)
 
-    def test_its_garbage_is_collected(self, old: Old) -> None:
-        """Compactions and collections of today leave the rows as they are, and the store sound."""
+    def test_garbage_is_collected(self, old: Old) -> None:
+        """Today's compactions and collections keep the rows, and the store sound."""
         with old.harbour.open() as store:
             done = collect_offline(store, old.harbour.clock, old.harbour.rng, NOW)
 
@@ -325,8 +324,8 @@ class TestGoingOn:
 
 class TestNewer:
     @pytest.mark.parametrize("read_only", [True, False])
-    def test_a_newer_format_is_refused(self, tmp_path: Path, *, read_only: bool) -> None:
-        """A store of a later format is neither read nor written, and stays as it is."""
+    def test_newer_format_is_refused(self, tmp_path: Path, *, read_only: bool) -> None:
+        """The store is neither read nor written."""
         configuration = {FORMAT_VERSION_KEY: "2", STORE_ID_KEY: "0" * 32}
         rows = tmp_path / "rows"
         log = Log(open_objects(str(rows)))
@@ -357,6 +356,6 @@ def id_of(letter: dict[str, Any]) -> str:
 
 
 def flat(sinks: dict[str, Any]) -> dict[str, Any]:
-    """Rows as the readers of this file give them: sorted, a departure's fields in a row."""
+    """Return rows as the readers here return them: sorted, with a departure's fields in a row."""
     departures = [[key, at, *value.values()] for key, at, value in sinks["departures"]]
     return {name: sorted(rows) for name, rows in {**sinks, "departures": departures}.items()}

@@ -1,7 +1,8 @@
-"""Writes the store that `tests/format/test_format.py` reads for ever: ``python -m tests.format.write``.
+"""Writes the store that `tests/format/test_format.py` reads indefinitely: ``python -m tests.format.write``.
 
-Run it once for each release, and check in what it writes: ``v0.1`` and so on, a store and its sinks, and what must be in
-them as plain JSON. That is stated here by hand, not read back from the store. A folder that is there is never written again.
+Run it once for each release, and check in its output: ``v0.1`` and so on, a store and its sinks, and their
+contents as plain JSON. The contents are written here manually, not read from the store. An existing folder
+is never overwritten.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _EMILE: Final = "émile ⚓"
 _EARLY: Final = (
     [_row("a1", 0, 5, 1, "ada"), _row("b1", 1, 7, 2, "bob")],
     [_row("a2", 2, 3, 3, "ada"), _row("e1", 3, 11, 4, _EMILE)],
-    # The first comes again; then a row without a key, and a load that one computation refuses.
+    # A duplicate, a row without a key, and a load that one computation refuses.
     [_row("a1", 0, 5, 1, "ada"), _row("b2", 4, 2, 5, "bob")],
     [_row("x1", 5, 1, 0, None), _row("b3", 5, -1, 6, "bob")],
     [_row("e2", 6, 1, 7, _EMILE)],
@@ -80,7 +81,7 @@ def write(folder: Path) -> None:
         _handle(harbour, run, _THEN)
         run.advance_watermark("arrivals", minute(20), percentile=50)
         _handle(harbour, run, _LATE)
-        # A sink has what this step produces; the other computation is to get it in the next one, which another run makes.
+        # Leave productions undelivered: sinks have them, but the other computation gets them in another run.
         run.advance_watermark("arrivals", minute(14))
         run.step()
         newest = int(store.snapshot().version)
@@ -102,7 +103,10 @@ def _handle(harbour: Harbour, run: LocalRun, rows: list[Any]) -> None:
 
 
 def contents() -> dict[str, Any]:
-    """What must be in the store, by the meaning of its pipeline alone; bytes are hexadecimal, times microseconds."""
+    """Return the expected contents, derived from the pipeline's meaning alone.
+
+    Bytes are hexadecimal, times microseconds.
+    """
     return {
         "older": {
             "visits": _visits(ada=(2, 8, 1, 0), bob=(2, 9, 0, 0), emile=(2, 12, 0, 0)),
@@ -158,7 +162,7 @@ def contents() -> dict[str, Any]:
 
 
 def _continued() -> dict[str, Any]:
-    """What must be there once `REPEATED` and `LATER` have come, three days are over and the input has ended."""
+    """Return the contents after `REPEATED`, `LATER`, three days and the end of the input."""
     return {
         "newest": {
             "visits": _visits(ada=(4, 21, 1, 1), bob=(3, 15, 1, 1), emile=(3, 112, 1, 1)),
@@ -198,7 +202,7 @@ def _name(ship: str) -> str:
 
 
 def _inspected(step: int) -> int:
-    # Three days after the step in which the ship's last record came, which was after the collections.
+    # The ship's last record came three days earlier, after the collections.
     return START_US + 1_000 * (step * _STEP_MS + _COLLECTIONS * _PAUSE_MS + 72 * 3_600_000)
 
 
@@ -216,7 +220,6 @@ def _tiers(timing: str, *counts: tuple[int, str, int]) -> list[Any]:
 
 @click.command()
 def main() -> None:
-    """Write the store of this version."""
     release = ".".join(version("millpond").split(".")[:2])
     folder = _HERE / f"v{release}"
     if folder.exists():

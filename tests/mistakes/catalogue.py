@@ -1,7 +1,7 @@
-"""The table of mistakes in ``docs/errors.md``, and how a test shows that a row of it is what users read.
+"""The table of mistakes in ``docs/errors.md``, and its comparison with the messages that users read.
 
-Each row has a name. The test of that name is marked with it, makes the mistake, and hands what it is told to `Told`,
-which compares it with the row: so the page cannot say what the code does not.
+Each row has a name, which marks its test. The test makes the mistake and passes its message to `Told` for
+comparison, so the page cannot differ from the code.
 """
 
 from __future__ import annotations
@@ -36,12 +36,8 @@ _MARK: Final = "mistake"
 class Mistake:
     """A row of the table.
 
-    Attributes:
-        name: its name.
-        made: what was done.
-        kind: the class of the error, ``warning``, or the exit code of a command.
-        words: the message, in parts; what lies between them depends on the case.
-        mended: how to mend it.
+    The words are the constant parts of the message; ``kind`` is the class of the error, ``warning``, or the
+    exit code of a command.
     """
 
     name: str
@@ -51,7 +47,7 @@ class Mistake:
     mended: str
 
     def check(self, kind: str, text: str, names: Sequence[str]) -> None:
-        """Hold what a user reads to the row: its kind, its words in their order, and the names of what is wrong and where."""
+        """Check the message's kind, its words in their order, and the names of the culprit and its place."""
         assert kind == self.kind, f"{self.name}: {kind}: {text}"
         place = 0
         for words in self.words:
@@ -64,7 +60,7 @@ class Mistake:
 
 
 def documented() -> list[Mistake]:
-    """The rows of the page, in order."""
+    """Return the rows of the page, in order."""
     return [_mistake(row["name"], row["cells"]) for row in _ROW.finditer(PAGE.read_text(encoding="utf-8"))]
 
 
@@ -81,7 +77,7 @@ def _mistake(name: str, cells: str) -> Mistake:
 
 
 def names_of_tests() -> list[str]:
-    """The names that tests are marked with; only those that ask for ``told``, without which they compare nothing."""
+    """Return the marks of tests that use ``told``: without it they compare nothing."""
     return [
         name
         for path in sorted(FOLDER.glob("test_*.py"))
@@ -98,11 +94,9 @@ def _marks(test: ast.FunctionDef) -> Iterator[str]:
 
 
 class Told:
-    """What the user of one test is told.
+    """The messages to the user of one test.
 
-    Args:
-        mistake: the row that the test is about.
-        log: what was logged.
+    Arguments are the test's row, and its log.
     """
 
     def __init__(self, mistake: Mistake, log: pytest.LogCaptureFixture) -> None:
@@ -112,11 +106,7 @@ class Told:
 
     @contextmanager
     def by_error(self, *names: object) -> Iterator[None]:
-        """Expect the error of the row.
-
-        Args:
-            names: what it must name: what is wrong, and where.
-        """
+        """Expect the error of the row, with these names in its message."""
         with pytest.raises(MillpondError) as caught:
             yield
         text = str(caught.value)
@@ -125,7 +115,6 @@ class Told:
 
     @contextmanager
     def by_warning(self, *names: object) -> Iterator[None]:
-        """Expect the warning of the row, and no error."""
         with self._log.at_level(logging.WARNING, logger="millpond"):
             yield
         said = [record.getMessage() for record in self._log.records if record.levelno == logging.WARNING]
@@ -133,19 +122,13 @@ class Told:
         self._check("warning", meant, names)
 
     def by_command(self, *arguments: object, names: Sequence[object]) -> None:
-        """Expect a command to end with the exit code of the row, and its words on standard error."""
+        """Expect the exit code of the row, and its words on standard error."""
         result = CliRunner().invoke(main, list(map(str, arguments)))
         assert "Traceback" not in result.output, result.output
         self._check(str(result.exit_code), " ".join(result.stderr.split()), names)
 
     def by_text(self, kind: str, text: str, *names: object) -> None:
-        """Take what another process was told.
-
-        Args:
-            kind: the class of its error.
-            text: the error as text.
-            names: what it must name.
-        """
+        """Check the error of another process: its class, its text, and the names in it."""
         self._check(kind, text, names)
 
     def _check(self, kind: str, text: str, names: Sequence[object]) -> None:

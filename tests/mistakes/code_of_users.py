@@ -1,4 +1,4 @@
-"""Code as users write it, which the tests of mistakes give something wrong to do."""
+"""Correct user code, into which the tests put mistakes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ ROWS: Final[list[dict[str, Any]]] = [
 
 
 class Does(mp.Computation):
-    """Does what a function says, for each record.
+    """A computation that calls a function for each record.
 
     Args:
-        what: is given the context and the record; ``None`` counts.
+        action: called with the context and the record; ``None`` counts.
     """
 
     def __init__(self, what: Callable[[mp.Context, mp.Record], object] | None = None) -> None:
         self.what = what
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Do it."""
         if self.what is None:
             context.state.set(context.state.get(0) + 1)
         else:
@@ -37,7 +36,6 @@ class Does(mp.Computation):
 
 
 def counting(name: str = "counter", pipeline: str = "searches", **options: Any) -> mp.Pipeline:
-    """A pipeline with one stream, ``queries``, and one computation."""
     made = mp.Pipeline(pipeline)
     made.inject("queries", key="query", at="at").apply(Does(), name=name, **options)
     return made
@@ -55,7 +53,7 @@ def run_code(
 def run(
     pipeline: mp.Pipeline, rows: Any, store: mp.Store | Path | None = None, **options: Any
 ) -> mp.RunSummary:
-    """Run a pipeline over the rows of its stream ``queries``; in memory unless there is a store."""
+    """Run a pipeline over the rows of its stream ``queries``, in memory by default."""
     if store is None:
         with mp.Store.in_memory() as made:
             return run(pipeline, rows, made, **options)
@@ -65,6 +63,6 @@ def run(
 
 
 def held_in_memory(registry: mp.testing.MemoryRegistry | None = None) -> mp.types.LeaseFactory:
-    """Leases without a ZooKeeper, so that a store in a folder opens at once."""
+    """Replace ZooKeeper by leases in memory, so that a store in a folder opens at once."""
     shared = mp.testing.MemoryRegistry() if registry is None else registry
     return lambda _, writer_id: mp.testing.MemoryLeases(shared, SystemClock(), writer_id=writer_id)

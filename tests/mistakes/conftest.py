@@ -1,4 +1,4 @@
-"""The fixture of tests that are rows of the table of mistakes."""
+"""The fixture of the tests in the table of mistakes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.mistakes.catalogue import Told, documented
 
 @pytest.fixture
 def told(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[Told]:
-    """Compares what the test is told with the row that the test is marked with."""
+    """Compare the messages of a test with its row in the table."""
     (mark,) = request.node.iter_markers("mistake")
     rows = {row.name: row for row in documented()}
     assert mark.args[0] in rows, f"docs/errors.md has no row {mark.args[0]}"

@@ -1,4 +1,4 @@
-"""The table of mistakes and its tests belong together, row by row."""
+"""The correspondence between the table of mistakes and its tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ ROW = Mistake("a-row", "…", "InvalidError", ("no such column", "did you mean")
 
 
 def test_each_row_has_one_test() -> None:
-    """No row is without a test, no test without a row, and no name is there twice."""
     rows = [row.name for row in documented()]
 
     assert Counter(rows) == Counter(names_of_tests())
@@ -20,7 +19,6 @@ def test_each_row_has_one_test() -> None:
 
 
 def test_there_are_fifty() -> None:
-    """The page has at least fifty mistakes, each with what was done and how to mend it."""
     rows = documented()
 
     assert len(rows) >= 50
@@ -28,7 +26,7 @@ def test_there_are_fifty() -> None:
 
 
 def test_a_message_says_more_than_that_something_is_wrong() -> None:
-    """Each row quotes at least four words that do not depend on the case."""
+    """Each row quotes at least four words common to all cases."""
     assert [row.name for row in documented() if len(" ".join(row.words).split()) < 4] == []
 
 
@@ -42,7 +40,7 @@ def test_a_message_says_more_than_that_something_is_wrong() -> None:
     ],
 )
 def test_what_is_not_the_row_is_found(kind: str, text: str, names: list[str]) -> None:
-    """Another class, other words, another order of them, a name that is missing, and no names at all fail the test."""
+    """Another class, other words, another order, a missing name, and no names each fail the test."""
     ROW.check("InvalidError", "no such column; did you mean 'a'? column=`b`", ["b"])
 
     with pytest.raises(AssertionError):

@@ -1,4 +1,4 @@
-"""Mistakes in code, in what it keeps as state, and in what it takes along."""
+"""Mistakes in code, in its state, and in the objects that it captures."""
 
 from __future__ import annotations
 
@@ -16,28 +16,26 @@ from tests.mistakes.code_of_users import ROWS, Does, counting, run, run_code
 
 @pytest.mark.mistake("code-raises")
 def test_code_that_fails_for_each_record(told: Told) -> None:
-    """A hundred dead letters are no result: the run stops before it commits them, with the first one's error."""
+    """The run stops before it commits a hundred dead letters, with the first one's error."""
     with told.by_error("counter", "queries", "cat", "KeyError: 'user'"):
         run_code(lambda _, record: record.value["user"], ROWS * 100)
 
 
 @pytest.mark.mistake("code-raises-and-stops")
 def test_code_that_fails_where_errors_stop(told: Told) -> None:
-    """With ``on_error="stop"`` the first record that fails ends the run."""
     with told.by_error("counter", "queries", "cat", "ZeroDivisionError"):
         run_code(lambda *_: 1 / 0, on_error="stop")
 
 
 @pytest.mark.mistake("state-a-set")
 def test_a_state_that_is_no_json(told: Told) -> None:
-    """The type that JSON lacks is named, and the computation and key."""
     with told.by_error("counter", "cat", "json", "set"):
         run_code(lambda context, _: context.state.set({"seen": {1, 2}}), on_error="stop")
 
 
 @pytest.mark.mistake("state-a-datetime")
 def test_a_state_with_a_datetime(told: Told) -> None:
-    """As text it would come back as another value, so it is refused."""
+    """JSON would return it as text."""
     now = datetime(2024, 5, 1, tzinfo=UTC)
 
     with told.by_error("counter", "cat", "datetime"):
@@ -46,14 +44,13 @@ def test_a_state_with_a_datetime(told: Told) -> None:
 
 @pytest.mark.mistake("state-not-finite")
 def test_a_state_that_is_not_a_number(told: Told) -> None:
-    """JSON has no NaN and no infinity."""
     with told.by_error("counter", "cat", "not a finite number"):
         run_code(lambda context, _: context.state.set({"mean": float("nan")}), on_error="stop")
 
 
 @pytest.mark.mistake("production-no-json")
 def test_a_production_that_is_no_json(told: Told) -> None:
-    """What is produced is kept until it is delivered, as JSON."""
+    """Productions are stored as JSON until they are delivered."""
     with told.by_error("counter", "cat", "set"):
         run_code(lambda context, _: context.produce("counter", {1, 2}), on_error="stop")
 
@@ -72,7 +69,6 @@ class Keeps(mp.Computation):
 
 @pytest.mark.mistake("state-not-of-its-model")
 def test_a_state_that_its_model_does_not_allow(told: Told) -> None:
-    """The field is named."""
     pipeline = mp.Pipeline("searches")
     pipeline.inject("queries", key="query", at="at").apply(Keeps(), name="counter", on_error="stop")
 
@@ -88,7 +84,7 @@ class Locked(Does):
 
 @pytest.mark.mistake("computation-does-not-pickle")
 def test_a_lock_in_a_computation(told: Told) -> None:
-    """It is refused before the run, with the attribute, on the local runner too: the same pipeline is to run on Spark."""
+    """The local runner refuses it too, because the same pipeline must run on Spark."""
     pipeline = mp.Pipeline("searches")
     pipeline.inject("queries", key="query", at="at").apply(Locked(), name="counter")
 
@@ -98,7 +94,7 @@ def test_a_lock_in_a_computation(told: Told) -> None:
 
 @pytest.mark.mistake("lambda-does-not-pickle")
 def test_a_lambda_with_a_lock(told: Told) -> None:
-    """What a function closes over travels with it."""
+    """A function is pickled with its closure."""
     lock = threading.Lock()
 
     def key(row: dict[str, Any]) -> str:
@@ -134,7 +130,7 @@ def of(computation: mp.Computation) -> mp.Pipeline:
 
 
 def then(first: mp.Pipeline, second: mp.Pipeline) -> None:
-    """Run one pipeline, and then another on the same store."""
+    """Run two pipelines in turn on one store."""
     with mp.Store.in_memory() as store:
         run(first, ROWS, store, finish=False)
         run(second, ROWS, store, finish=False)
@@ -142,42 +138,40 @@ def then(first: mp.Pipeline, second: mp.Pipeline) -> None:
 
 @pytest.mark.mistake("state-version-back")
 def test_a_state_version_that_went_back(told: Told) -> None:
-    """Older code cannot read what newer code has written."""
     with told.by_error("counter", "stored=`2`", "state_version=`0`"):
         then(of(Second()), of(Does()))
 
 
 @pytest.mark.mistake("state-version-without-upgrade")
 def test_a_state_version_without_its_upgrade(told: Told) -> None:
-    """Only code knows what the former state is in the new form."""
+    """Only user code can convert the former state."""
     with told.by_error("counter", "stored=`0`", "state_version=`1`"):
         then(of(Does()), of(Raised()))
 
 
 @pytest.mark.mistake("codec-changed")
 def test_another_codec_for_the_states_that_are_there(told: Told) -> None:
-    """They would not be read as what they are."""
+    """The stored bytes would be decoded wrongly."""
     with told.by_error("counter", "msgpack", "json"):
         then(of(Does()), of(Packed()))
 
 
 @pytest.mark.mistake("computation-renamed")
 def test_a_computation_under_another_name(told: Told) -> None:
-    """Its rows are under the former one."""
     with told.by_error("searches", "counter", "tally"):
         then(counting(), counting("tally"))
 
 
 @pytest.mark.mistake("pipeline-renamed")
 def test_a_pipeline_under_another_name(told: Told) -> None:
-    """The computation's rows belong to what it was called before."""
+    """The computation's rows belong to the pipeline's former name."""
     with told.by_error("counter", "queries_2", "searches"):
         then(counting(), counting(pipeline="queries_2"))
 
 
 @pytest.mark.mistake("key-of-another-kind")
 def test_a_key_of_another_type_than_the_rows_have(told: Told) -> None:
-    """No row would be found."""
+    """No row would match."""
     with mp.Store.in_memory() as store, told.by_error("counter", "n"):
         run(counting(), ROWS, store, finish=False)
         other = mp.Pipeline("searches")

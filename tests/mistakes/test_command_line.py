@@ -1,4 +1,4 @@
-"""Mistakes on the command line: one sentence on standard error, no traceback, and 2 for wrong usage."""
+"""Mistakes on the command line: one sentence on standard error, without a traceback; 2 for wrong usage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUN = ("run", "searches_of_mistakes:pipeline", "--store", "pond")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """The current folder, with a store and the module of a pipeline."""
+    """The current folder, with a store and a pipeline's module."""
     with mp.Store.open(tmp_path / "pond", leases=held_in_memory()) as store:
         run(counting(), ROWS, store, finish=False)
     (tmp_path / "searches_of_mistakes.py").write_text(
@@ -31,31 +31,26 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.mistake("command-misspelt")
 def test_a_command_of_another_name(told: Told) -> None:
-    """The nearest is told."""
     told.by_command("statsu", "pond", names=["statsu", "status"])
 
 
 @pytest.mark.mistake("command-option-misspelt")
 def test_an_option_of_another_name(told: Told) -> None:
-    """The nearest is told."""
     told.by_command("rows", "pond", "counter", "--kye", "cat", names=["--kye", "--key"])
 
 
 @pytest.mark.mistake("command-without-store")
 def test_a_store_that_is_not_there(told: Told, folder: Path) -> None:
-    """The path is told, as it was understood."""
     told.by_command("status", "ponds", names=["ponds"])
 
 
 @pytest.mark.mistake("app-without-colon")
 def test_code_without_its_name(told: Told) -> None:
-    """A module has several names."""
     told.by_command("run", "searches.py", "--store", "pond", names=["searches.py"])
 
 
 @pytest.mark.mistake("app-module-misspelt")
 def test_a_module_that_is_not_there(told: Told, folder: Path) -> None:
-    """The nearest of the current folder is told."""
     told.by_command(
         "run",
         "search_of_mistakes:pipeline",
@@ -67,7 +62,6 @@ def test_a_module_that_is_not_there(told: Told, folder: Path) -> None:
 
 @pytest.mark.mistake("app-name-misspelt")
 def test_a_name_that_the_module_has_not(told: Told, folder: Path) -> None:
-    """The nearest of the module is told."""
     told.by_command(
         "run", "searches_of_mistakes:pipelines", "--store", "pond", names=["pipelines", "'pipeline'"]
     )
@@ -75,25 +69,21 @@ def test_a_name_that_the_module_has_not(told: Told, folder: Path) -> None:
 
 @pytest.mark.mistake("input-option-of-no-form")
 def test_an_input_without_its_stream(told: Told, folder: Path) -> None:
-    """Each input says which stream it is."""
     told.by_command(*RUN, "--input", "queries.json", names=["queries.json", "STREAM=PATH"])
 
 
 @pytest.mark.mistake("input-option-misspelt")
 def test_an_input_of_another_stream(told: Told, folder: Path) -> None:
-    """The nearest stream is told."""
     told.by_command(*RUN, "--input", "querys=queries.json", names=["querys", "'queries'"])
 
 
 @pytest.mark.mistake("input-file-missing")
 def test_a_file_that_is_not_there(told: Told, folder: Path) -> None:
-    """Before anything is run."""
     told.by_command(*RUN, "--input", "queries=nowhere.json", names=["nowhere.json"])
 
 
 @pytest.mark.mistake("input-file-of-no-format")
 def test_a_file_of_an_unknown_format(told: Told, folder: Path) -> None:
-    """A file is read by the end of its name."""
     (folder / "queries.xlsx").touch()
 
     told.by_command(*RUN, "--input", "queries=queries.xlsx", names=["queries.xlsx", ".parquet"])
@@ -101,17 +91,14 @@ def test_a_file_of_an_unknown_format(told: Told, folder: Path) -> None:
 
 @pytest.mark.mistake("rows-of-no-computation")
 def test_rows_of_a_computation_that_there_is_not(told: Told, folder: Path) -> None:
-    """The nearest is told."""
     told.by_command("rows", "pond", "countr", names=["countr", "'counter'"])
 
 
 @pytest.mark.mistake("sql-of-no-table")
 def test_a_query_of_a_table_that_there_is_not(told: Told, folder: Path) -> None:
-    """The tables are told."""
     told.by_command("sql", "pond", "select * from countr", names=["countr", "counter"])
 
 
 @pytest.mark.mistake("version-of-no-savepoint")
 def test_a_version_that_is_no_savepoint(told: Told, folder: Path) -> None:
-    """The savepoints are told."""
     told.by_command("rows", "pond", "counter", "--version", "yesterday", names=["yesterday", "none"])

@@ -1,4 +1,4 @@
-"""Mistakes with the machine: no Java, an old one, another Spark, another Python."""
+"""Mistakes with the machine: Java is missing or old, or Spark and Python have other versions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ except mp.MillpondError as error:
 
 @pytest.fixture
 def old_java(tmp_path: Path) -> Path:
-    """The home of a Java of 2018, as far as its version tells."""
+    """A Java home that reports a version of 2018."""
     java = tmp_path / "jdk/bin/java"
     java.parent.mkdir(parents=True)
     java.write_text(OLD_JAVA)
@@ -43,7 +43,7 @@ def old_java(tmp_path: Path) -> Path:
 
 @pytest.mark.mistake("java-missing")
 def test_a_machine_without_java(told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store without an ensemble starts a ZooKeeper of its own, and Spark needs Java as well."""
+    """A store without an ensemble needs Java for its own ZooKeeper, and so does Spark."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
 
@@ -53,13 +53,13 @@ def test_a_machine_without_java(told: Told, tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.mistake("java-too-old")
 def test_a_java_that_spark_does_not_run_on(told: Told, old_java: Path) -> None:
-    """Spark alone says that a gateway process exited."""
+    """Spark reports only that its gateway process exited."""
     told.by_text(*_session_with(JAVA_HOME=str(old_java)), old_java, "11")
 
 
 @pytest.mark.mistake("java-home-wrong")
 def test_a_java_home_without_java(told: Told, tmp_path: Path) -> None:
-    """Spark looks nowhere else if it is set."""
+    """Spark looks nowhere else if ``JAVA_HOME`` is set."""
     told.by_text(*_session_with(JAVA_HOME=str(tmp_path)), tmp_path)
 
 
@@ -78,7 +78,7 @@ def _session_with(**environment: str) -> tuple[str, str]:
 
 @pytest.mark.mistake("spark-of-another-version")
 def test_a_spark_home_of_another_version(told: Told, tmp_path: Path) -> None:
-    """Python's package and the jars that it starts belong together."""
+    """The Python package and the jars must match."""
     (tmp_path / "jars").mkdir()
     (tmp_path / "jars/spark-core_2.12-3.5.1.jar").touch()
 
@@ -87,7 +87,7 @@ def test_a_spark_home_of_another_version(told: Told, tmp_path: Path) -> None:
 
 
 class Undelta:
-    """Stands for a session without Delta: it answers as Spark does there."""
+    """A double of a session without Delta, with Spark's answers."""
 
     def __getattr__(self, name: str) -> Any:
         return self
@@ -101,7 +101,7 @@ class Undelta:
 
 @pytest.mark.mistake("session-without-delta")
 def test_a_session_without_delta(told: Told, tmp_path: Path) -> None:
-    """A view is read by Delta's own reader; a whole session without it would take ten seconds here."""
+    """A view uses Delta's reader; a real session without it would take ten seconds."""
     with mp.Store.open(tmp_path / "pond", leases=held_in_memory()) as store:
         run(counting(), ROWS, store)
         with told.by_error(tmp_path / "pond"):

@@ -1,4 +1,4 @@
-"""Mistakes with the names of columns, streams, computations and options, and with keys."""
+"""Mistakes with keys, and with the names of columns, streams, computations and options."""
 
 from __future__ import annotations
 
@@ -21,21 +21,18 @@ def keyed(key: Any) -> mp.Pipeline:
 
 @pytest.mark.mistake("key-misspelt")
 def test_a_key_that_no_row_has(told: Told) -> None:
-    """Rows that are dicts are refused at the call, with the nearest of their fields."""
     with told.by_error("queries", "qury", "'query'"):
         run(keyed("qury"), ROWS)
 
 
 @pytest.mark.mistake("column-misspelt")
 def test_a_key_column_that_the_table_has_not(told: Told) -> None:
-    """A table is refused by its columns."""
     with told.by_error("qury", "'query'"):
         run(keyed("qury"), pa.Table.from_pylist(ROWS))
 
 
 @pytest.mark.mistake("time-column-misspelt")
 def test_a_time_column_that_the_table_has_not(told: Told) -> None:
-    """The column of the time likewise."""
     pipeline = mp.Pipeline("searches")
     pipeline.inject("queries", key="query", at="att").apply(Does(), name="counter")
 
@@ -45,28 +42,26 @@ def test_a_time_column_that_the_table_has_not(told: Told) -> None:
 
 @pytest.mark.mistake("key-null")
 def test_keys_that_are_null(told: Told) -> None:
-    """Null is no key; where all records lack one, the run stops before it commits."""
+    """If no record has a key, the run stops before it commits."""
     with told.by_error("counter", "queries", "the key is null"):
         run(keyed("query"), [{"query": None, "at": DAY_US + number} for number in range(200)])
 
 
 @pytest.mark.mistake("key-of-a-list")
 def test_a_key_that_is_a_list(told: Told) -> None:
-    """A column of lists makes no key."""
     with told.by_error("tags"):
         run(keyed("tags"), pa.table({"tags": [["a"]], "at": [DAY_US]}))
 
 
 @pytest.mark.mistake("key-function-raises")
 def test_a_key_function_that_raises(told: Told) -> None:
-    """What the function raised is told with the first record of the run that stops."""
     with told.by_error("counter", "queries", "KeyError: 'user'"):
         run(keyed(lambda row: row["user"]), ROWS * 100)
 
 
 @pytest.mark.mistake("key-of-a-production")
 def test_a_key_that_a_produced_value_has_not(told: Told) -> None:
-    """A step downstream takes its key from what the step before produced."""
+    """A step downstream takes its key from the produced value."""
     pipeline = mp.Pipeline("searches")
     queries = pipeline.inject("queries", key="query", at="at")
     made = queries.apply(Does(lambda context, _: context.produce("hits", {"city": "Bergen"})), name="hits")
@@ -78,7 +73,6 @@ def test_a_key_that_a_produced_value_has_not(told: Told) -> None:
 
 @pytest.mark.mistake("stream-misspelt")
 def test_a_stream_that_there_is_not(told: Told) -> None:
-    """What a step consumes has to come from somewhere."""
     pipeline = counting()
     pipeline.stream("querys").apply(Does(), name="detector")
 
@@ -88,42 +82,37 @@ def test_a_stream_that_there_is_not(told: Told) -> None:
 
 @pytest.mark.mistake("produce-misspelt")
 def test_a_stream_that_the_code_may_not_produce_to(told: Told) -> None:
-    """It stops the run, since every record would fail."""
+    """Every record would fail, so the run stops."""
     with told.by_error("counter", "hit", "'hits'"):
         run_code(lambda context, _: context.produce("hit", 1), produces=["hits"])
 
 
 @pytest.mark.mistake("input-misspelt")
 def test_an_input_of_another_name(told: Told) -> None:
-    """Inputs are named as the streams are."""
     with mp.Store.in_memory() as store, told.by_error("searches", "querys", "'queries'"):
         mp.LocalRunner(store).run(counting(), {"querys": ROWS})
 
 
 @pytest.mark.mistake("input-missing")
 def test_a_stream_without_its_input(told: Told) -> None:
-    """Each injected stream has one."""
     with mp.Store.in_memory() as store, told.by_error("searches", "queries"):
         mp.LocalRunner(store).run(counting(), {})
 
 
 @pytest.mark.mistake("inputs-not-by-stream")
 def test_rows_without_the_name_of_their_stream(told: Told) -> None:
-    """Rows alone do not say which stream they are of."""
     with mp.Store.in_memory() as store, told.by_error("searches", "list", "'queries'"):
         mp.LocalRunner(store).run(counting(), ROWS)
 
 
 @pytest.mark.mistake("rows-of-no-kind")
 def test_rows_that_are_none(told: Told) -> None:
-    """The path of a file is no rows."""
     with told.by_error("str"):
         run(counting(), "queries.parquet")
 
 
 @pytest.mark.mistake("inject-into-no-stream")
 def test_an_injection_into_a_stream_that_there_is_not(told: Told) -> None:
-    """A running pipeline names those that it has."""
     with (
         mp.Store.in_memory() as store,
         mp.LocalRunner(store, progress=False).start(counting(), stepping=True) as running,
@@ -134,7 +123,6 @@ def test_an_injection_into_a_stream_that_there_is_not(told: Told) -> None:
 
 @pytest.mark.mistake("computation-misspelt")
 def test_a_computation_that_the_pipeline_has_not(told: Told) -> None:
-    """Asked for its watermark, the run names the nearest."""
     with (
         mp.Store.in_memory() as store,
         mp.LocalRunner(store, progress=False).start(counting(), stepping=True) as running,
@@ -145,7 +133,7 @@ def test_a_computation_that_the_pipeline_has_not(told: Told) -> None:
 
 @pytest.mark.mistake("one-name-twice")
 def test_two_computations_of_one_name(told: Told) -> None:
-    """The name is that of the table in the store."""
+    """The name is also the table's in the store."""
     pipeline = counting()
 
     with told.by_error("counter"):
@@ -154,21 +142,19 @@ def test_two_computations_of_one_name(told: Told) -> None:
 
 @pytest.mark.mistake("name-of-other-letters")
 def test_a_name_with_a_space(told: Told) -> None:
-    """A name is that of a table, a folder and a node."""
+    """The name is also a table's, a folder's and a node's."""
     with told.by_error("my counter"):
         counting("my counter")
 
 
 @pytest.mark.mistake("class-for-object")
 def test_the_class_of_a_computation(told: Told) -> None:
-    """A pipeline takes an instance."""
     with told.by_error("counter", "Does"):
         mp.Pipeline("searches").inject("queries", key="query", at="at").apply(Does, name="counter")  # type: ignore[arg-type]
 
 
 @pytest.mark.mistake("option-misspelt")
 def test_an_option_of_another_name(told: Told) -> None:
-    """Options are told by name, with the nearest."""
     with told.by_error("counter", "on_eror", "'on_error'"):
         counting(on_eror="stop")
 
@@ -180,14 +166,14 @@ class Yields(mp.Computation):
 
 @pytest.mark.mistake("hook-that-yields")
 def test_a_hook_that_yields(told: Told) -> None:
-    """Nothing would run it."""
+    """A generator's body would never run."""
     with told.by_error("counter", "process_record", "context.produce"):
         mp.Pipeline("searches").inject("queries", key="query", at="at").apply(Yields(), name="counter")
 
 
 @pytest.mark.mistake("window-in-a-cycle")
 def test_a_windowed_step_in_a_cycle_without_a_feedback(told: Told) -> None:
-    """It would wait for its own watermark for ever."""
+    """The step would wait for its own watermark indefinitely."""
     pipeline = mp.Pipeline("searches")
     queries = pipeline.inject("queries", key="query", at="at")
     both = queries.union(pipeline.stream("again"), name="both")

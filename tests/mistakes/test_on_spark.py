@@ -51,7 +51,6 @@ def run(pipeline: mp.Pipeline, store: mp.Store, queries: Any, **options: Any) ->
 def test_a_frame_without_the_key_column(
     told: Told, spark: SparkSession, store: mp.Store, frame: DataFrame
 ) -> None:
-    """Refused before anything runs."""
     with told.by_error("query", "'querys'"):
         run(counting(), store, frame.withColumnRenamed("query", "querys"))
 
@@ -60,7 +59,7 @@ def test_a_frame_without_the_key_column(
 def test_a_column_with_a_dot_in_its_name(
     told: Told, spark: SparkSession, store: mp.Store, frame: DataFrame
 ) -> None:
-    """Spark takes the dot for a field of a struct."""
+    """Spark reads the dot as access to a struct's field."""
     with told.by_error("user.name"):
         run(counting(), store, frame.withColumnRenamed("n", "user.name"))
 
@@ -69,7 +68,6 @@ def test_a_column_with_a_dot_in_its_name(
 def test_a_column_of_times_without_a_zone(
     told: Told, spark: SparkSession, store: mp.Store, frame: DataFrame
 ) -> None:
-    """Spark's type for them is TIMESTAMP_NTZ."""
     local = frame.selectExpr("query", "TIMESTAMP_NTZ'2024-05-01 12:00:00' AS at")
 
     with told.by_error("column=`at`", "timestamp_ntz"):
@@ -78,7 +76,6 @@ def test_a_column_of_times_without_a_zone(
 
 @pytest.mark.mistake("rows-for-a-frame")
 def test_rows_that_are_no_frame(told: Told, spark: SparkSession, store: mp.Store) -> None:
-    """Rows of Python are for the local runner."""
     with told.by_error("queries", "list"):
         run(counting(), store, ROWS)
 
@@ -87,14 +84,13 @@ def test_rows_that_are_no_frame(told: Told, spark: SparkSession, store: mp.Store
 def test_a_streaming_frame_on_the_local_runner(
     told: Told, spark: SparkSession, store: mp.Store, stream: DataFrame
 ) -> None:
-    """The local runner reads bounded frames only."""
     with told.by_error("DataFrame"):
         mp.LocalRunner(store, progress=False).run(counting(), {"queries": stream})
 
 
 @pytest.mark.mistake("spark-connect")
 def test_a_frame_of_spark_connect(told: Told, spark: SparkSession, store: mp.Store) -> None:
-    """What it needs is not among the locked packages, so a class that is said to be of its module stands for it."""
+    """Its dependencies are not locked, so a class with its module's name replaces it."""
     connected = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe", "isStreaming": True})
 
     with told.by_error("pyspark.sql.connect.dataframe.DataFrame", "queries"):
@@ -105,7 +101,7 @@ def test_a_frame_of_spark_connect(told: Told, spark: SparkSession, store: mp.Sto
 def test_a_bounded_frame_for_a_stateful_processor(
     told: Told, spark: SparkSession, store: mp.Store, frame: DataFrame
 ) -> None:
-    """As Spark's own operator, it works on a stream."""
+    """Spark's own operator runs on streams only."""
     with told.by_error("query"):
         mp.transform_with_state(frame, keys="query", processor=None, output_schema=COLUMNS, store=store)  # type: ignore[arg-type]
 
@@ -114,7 +110,7 @@ def test_a_bounded_frame_for_a_stateful_processor(
 def test_event_time_without_a_watermark(
     told: Told, spark: SparkSession, store: mp.Store, stream: DataFrame
 ) -> None:
-    """Which column is the event time is said by ``withWatermark`` alone."""
+    """Only ``withWatermark`` names the column of event time."""
     with told.by_error("query", "withWatermark"):
         mp.transform_with_state(
             stream,
@@ -130,7 +126,6 @@ def test_event_time_without_a_watermark(
 def test_keys_that_the_frame_has_not(
     told: Told, spark: SparkSession, store: mp.Store, stream: DataFrame
 ) -> None:
-    """The nearest column is told."""
     with told.by_error("quer", "'query'"):
         mp.transform_with_state(stream, keys="quer", processor=None, output_schema=COLUMNS, store=store)  # type: ignore[arg-type]
 
@@ -139,7 +134,7 @@ def test_keys_that_the_frame_has_not(
 def test_a_batch_function_that_is_called_by_hand(
     told: Told, spark: SparkSession, tmp_path: Path, frame: DataFrame
 ) -> None:
-    """Which query a batch is of decides whether it was consumed before."""
+    """The query of a batch decides whether it was consumed before."""
     function = counting().foreach_batch(tmp_path / "unmade", into="queries")
 
     with told.by_error("queries"):
@@ -148,7 +143,6 @@ def test_a_batch_function_that_is_called_by_hand(
 
 @pytest.mark.mistake("batch-function-of-no-stream")
 def test_a_batch_function_of_no_stream(told: Told, spark: SparkSession, tmp_path: Path) -> None:
-    """The nearest stream is told."""
     with told.by_error("searches", "querys", "'queries'"):
         counting().foreach_batch(tmp_path / "unmade", into="querys")
 
@@ -157,7 +151,7 @@ def test_a_batch_function_of_no_stream(told: Told, spark: SparkSession, tmp_path
 def test_a_bounded_frame_that_has_grown(
     told: Told, spark: SparkSession, store: mp.Store, frame: DataFrame
 ) -> None:
-    """Which of its rows are new cannot be told."""
+    """Its new rows cannot be distinguished from the old ones."""
     run(counting(), store, frame, finish=False)
 
     with told.by_error("queries", "rows=`4`", "consumed=`2`"):
@@ -168,7 +162,7 @@ def test_a_bounded_frame_that_has_grown(
 def test_a_checkpoint_that_was_deleted(
     told: Told, spark: SparkSession, store: mp.Store, stream: DataFrame
 ) -> None:
-    """Without it Spark would bring everything once more."""
+    """Spark would deliver all input again."""
     run(counting(), store, stream, finish=False)
     shutil.rmtree(Path(store.path) / "checkpoints")
 
@@ -180,7 +174,7 @@ def test_a_checkpoint_that_was_deleted(
 def test_code_that_fails_in_a_worker(
     told: Told, spark: SparkSession, store: mp.Store, frame: DataFrame
 ) -> None:
-    """The error of a task arrives as it was raised, and not as a trace of the JVM."""
+    """The error must not be hidden in a trace of the JVM."""
 
     def fails(context: mp.Context, record: mp.Record) -> None:
         raise KeyError("user")
@@ -196,7 +190,7 @@ def test_code_that_fails_in_a_worker(
 def test_a_module_that_workers_cannot_import(
     told: Told, spark: SparkSession, store: mp.Store, frame: DataFrame, tmp_path: Path
 ) -> None:
-    """Code of modules travels by name."""
+    """Code in modules is pickled by name."""
     (tmp_path / f"{MODULE}.py").write_text(
         "import millpond as mp\n\n\nclass Counter(mp.Computation):\n    pass\n"
     )
@@ -216,7 +210,7 @@ def test_a_module_that_workers_cannot_import(
 def test_workers_without_their_python(
     told: Told, spark: SparkSession, store: mp.Store, frame: DataFrame
 ) -> None:
-    """``PYSPARK_PYTHON`` is what a session notes as the program of its workers."""
+    """A session records ``PYSPARK_PYTHON`` as its workers' program."""
     context: Any = spark.sparkContext
     python, context.pythonExec = context.pythonExec, "/nowhere/bin/python3"
     try:

@@ -1,4 +1,4 @@
-"""Mistakes with sinks: their columns, their keys, and whose table it is."""
+"""Mistakes with sinks: columns, keys, and the owner of the table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def into(table: Path, value: Any = None, **options: Any) -> mp.Pipeline:
 
 @pytest.mark.mistake("sink-of-other-columns")
 def test_a_table_with_other_columns(told: Told, tmp_path: Path) -> None:
-    """Rows of two kinds are not mixed."""
     write_deltalake(str(tmp_path / "counts"), pa.table({"key": ["a"], "count": ["one"]}))
 
     with told.by_error("counts", tmp_path / "counts", "column=`count`", "long", "string"):
@@ -37,14 +36,12 @@ def test_a_table_with_other_columns(told: Told, tmp_path: Path) -> None:
 
 @pytest.mark.mistake("sink-value-misfit")
 def test_a_value_that_does_not_fit_its_column(told: Told, tmp_path: Path) -> None:
-    """Key and value are told."""
     with told.by_error("counts", "column=`count`", "int64", "cat", "many"):
         run(into(tmp_path / "counts", {"count": "many"}, schema=COLUMNS), ROWS)
 
 
 @pytest.mark.mistake("sink-value-without-fields")
 def test_a_value_without_fields_for_columns(told: Told, tmp_path: Path) -> None:
-    """Columns are fields of what is produced."""
     with told.by_error("counts", "count", "cat", "value=`7`"):
         run(into(tmp_path / "counts", 7, schema=COLUMNS), ROWS)
 
@@ -67,7 +64,7 @@ def test_a_partitioned_table(told: Told, tmp_path: Path) -> None:
 
 @pytest.mark.mistake("two-sinks-one-table")
 def test_two_sinks_with_one_path(told: Told, tmp_path: Path) -> None:
-    """Neither would know which rows are its own."""
+    """A sink could not recognise its own rows."""
     pipeline = into(tmp_path / "counts")
     pipeline.stream("counter").sink("totals", mp.DeltaSink(str(tmp_path / "counts")))
 
@@ -77,7 +74,7 @@ def test_two_sinks_with_one_path(told: Told, tmp_path: Path) -> None:
 
 @pytest.mark.mistake("sink-of-another-store")
 def test_a_table_that_another_store_has_written(told: Told, tmp_path: Path) -> None:
-    """A store that was removed and begun once more delivers everything a second time."""
+    """A store that was removed and created again delivers everything twice."""
     with told.by_warning("counts", tmp_path / "counts"):
         run(into(tmp_path / "counts"), ROWS)
         run(into(tmp_path / "counts"), ROWS)
@@ -85,7 +82,7 @@ def test_a_table_that_another_store_has_written(told: Told, tmp_path: Path) -> N
 
 @pytest.mark.mistake("sink-of-an-input")
 def test_a_sink_for_an_injected_stream(told: Told, tmp_path: Path) -> None:
-    """A sink takes what a superstep has produced."""
+    """A sink consumes productions."""
     pipeline = into(tmp_path / "counts")
     pipeline.stream("queries").sink("raw", mp.DeltaSink(str(tmp_path / "raw")))
 
@@ -95,21 +92,18 @@ def test_a_sink_for_an_injected_stream(told: Told, tmp_path: Path) -> None:
 
 @pytest.mark.mistake("upsert-of-unknown-keys")
 def test_an_upsert_by_a_column_that_there_is_not(told: Told, tmp_path: Path) -> None:
-    """The nearest column is told."""
     with told.by_error(tmp_path / "counts", "keys", "'key'"):
         mp.DeltaSink(str(tmp_path / "counts"), COLUMNS, mode="upsert", keys=["keys"])
 
 
 @pytest.mark.mistake("keys-without-upsert")
 def test_keys_for_a_table_that_is_appended_to(told: Told, tmp_path: Path) -> None:
-    """Appended rows replace none."""
     with told.by_error(tmp_path / "counts", "key"):
         mp.DeltaSink(str(tmp_path / "counts"), COLUMNS, keys=["key"])
 
 
 @pytest.mark.mistake("sink-no-sink")
 def test_a_path_for_a_sink(told: Told) -> None:
-    """Where rows go is an object, which says how."""
     pipeline = mp.Pipeline("searches")
     queries = pipeline.inject("queries", key="query", at="at")
 

@@ -1,4 +1,4 @@
-"""Mistakes with stores: where they lie, who writes them, and what they have consumed."""
+"""Mistakes with stores: their location, their writers, and their consumed input."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.mistakes.code_of_users import ROWS, counting, held_in_memory, run
 
 @pytest.fixture
 def pond(tmp_path: Path) -> Path:
-    """A store that ``counting`` has run on."""
+    """A store with a finished run of ``counting``."""
     path = tmp_path / "pond"
     with mp.Store.open(path, leases=held_in_memory()) as store:
         run(counting(), ROWS, store, finish=False)
@@ -33,14 +33,12 @@ def pond(tmp_path: Path) -> Path:
 
 @pytest.mark.mistake("store-missing")
 def test_a_store_that_is_not_there(told: Told, tmp_path: Path) -> None:
-    """To read makes none."""
     with told.by_error(tmp_path / "ponds"):
         mp.Store.open(tmp_path / "ponds", read_only=True)
 
 
 @pytest.mark.mistake("store-in-a-used-folder")
 def test_a_folder_with_something_else_in_it(told: Told, tmp_path: Path) -> None:
-    """Nothing is mixed into it."""
     (tmp_path / "data.csv").touch()
 
     with told.by_error(tmp_path):
@@ -49,7 +47,6 @@ def test_a_folder_with_something_else_in_it(told: Told, tmp_path: Path) -> None:
 
 @pytest.mark.mistake("store-a-file")
 def test_the_path_of_a_file(told: Told, tmp_path: Path) -> None:
-    """A store is a folder."""
     (tmp_path / "pond").touch()
 
     with told.by_error(tmp_path / "pond"):
@@ -59,7 +56,7 @@ def test_the_path_of_a_file(told: Told, tmp_path: Path) -> None:
 @pytest.mark.mistake("store-without-put-if-absent")
 @pytest.mark.parametrize("path", ["hdfs://namenode:8020/pond", "http://host/pond"])
 def test_a_store_on_a_path_without_put_if_absent(told: Told, path: str) -> None:
-    """Two writers could both believe that they have made a version."""
+    """Two writers could both create the same version."""
     with told.by_error(path):
         mp.Store.open(path, "127.0.0.1:1")
 
@@ -67,20 +64,20 @@ def test_a_store_on_a_path_without_put_if_absent(told: Told, path: str) -> None:
 @pytest.mark.mistake("store-of-spark-path")
 @pytest.mark.parametrize("path", ["dbfs:/mnt/pond", "s3:/bucket/pond"])
 def test_a_url_with_one_slash(told: Told, path: str) -> None:
-    """It would be a folder of that name below the current one."""
+    """Python's paths would read it as a folder below the current one."""
     with told.by_error(path):
         mp.Store.open(path)
 
 
 @pytest.mark.mistake("store-in-a-bucket-without-zookeeper")
 def test_a_bucket_without_an_ensemble(told: Told) -> None:
-    """The server next to a store is for one machine."""
+    """The server beside a store serves one machine only."""
     with told.by_error("s3://bucket/pond"):
         mp.Store.open("s3://bucket/pond")
 
 
 class Refusing(SystemFiles):
-    """A file system that makes no file and no folder any more, for a reason of the system's.
+    """A file system that creates neither file nor folder, for a given reason.
 
     Tests may run as root, who may write everywhere, and with room on the disk.
     """
@@ -105,14 +102,13 @@ class Refusing(SystemFiles):
 
 @pytest.mark.mistake("store-not-writable")
 def test_a_folder_that_may_not_be_written_to(told: Told, tmp_path: Path) -> None:
-    """The folder of a new store cannot be made."""
     with told.by_error(tmp_path / "pond", "Permission denied"):
         LocalObjects(tmp_path / "pond", files=Refusing(tmp_path / "pond", errno.EACCES))
 
 
 @pytest.mark.mistake("disk-full")
 def test_a_full_disk(told: Told, tmp_path: Path) -> None:
-    """A run waits for room as long as it was told to; `tests/fault/test_full_disk.py` fills a real disk."""
+    """`tests/fault/test_full_disk.py` fills a real disk."""
     files = Refusing(tmp_path / "rows", errno.ENOSPC, is_refusing=False)
     with mp.Store.in_memory(objects=LocalObjects(tmp_path / "rows", files=files)) as store:
         runner = mp.LocalRunner(store, progress=False, upkeep=None, pause_timeout="0s")
@@ -125,21 +121,20 @@ def test_a_full_disk(told: Told, tmp_path: Path) -> None:
 
 @pytest.mark.mistake("zookeeper-unreachable")
 def test_an_ensemble_that_does_not_answer(told: Told, pond: Path) -> None:
-    """A given ensemble must answer, also for a reader."""
+    """Readers need a given ensemble too."""
     with told.by_error("127.0.0.1:1"):
         mp.Store.open(pond, "127.0.0.1:1", read_only=True)
 
 
 @pytest.mark.mistake("store-read-only")
 def test_writing_to_a_store_that_was_opened_to_read(told: Told, pond: Path) -> None:
-    """A runner needs leases."""
     with mp.Store.open(pond, read_only=True) as store, told.by_error(pond):
         run(counting(), ROWS, store)
 
 
 @pytest.mark.mistake("store-copied")
 def test_a_store_whose_folder_was_copied(told: Told, pond: Path, tmp_path: Path) -> None:
-    """Two stores that believe to be one would write into the same sinks."""
+    """Two stores with one identity would write into the same sinks."""
     shutil.copytree(pond, tmp_path / "copy")
 
     with told.by_error(tmp_path / "copy", pond, "adopt"):
@@ -148,7 +143,7 @@ def test_a_store_whose_folder_was_copied(told: Told, pond: Path, tmp_path: Path)
 
 @pytest.mark.mistake("store-rolled-back")
 def test_a_store_whose_folder_was_put_back(told: Told, pond: Path, tmp_path: Path) -> None:
-    """What was acknowledged since would be lost without a word."""
+    """Records acknowledged since the backup would be lost silently."""
     newest = Log(LocalObjects(pond / "rows")).latest_version()
     assert newest is not None
     (pond / "rows" / commit_path(TableVersion(newest))).unlink()
@@ -159,7 +154,7 @@ def test_a_store_whose_folder_was_put_back(told: Told, pond: Path, tmp_path: Pat
 
 @pytest.mark.mistake("store-of-a-newer-millpond")
 def test_a_store_that_a_newer_millpond_has_written(told: Told, tmp_path: Path) -> None:
-    """The format has a version, which is looked at before anything else."""
+    """The format's version is checked first."""
     objects = LocalObjects(tmp_path / "pond/rows")
     configuration = {FORMAT_VERSION_KEY: "2", STORE_ID_KEY: "s"}
     create_table(
@@ -172,7 +167,7 @@ def test_a_store_that_a_newer_millpond_has_written(told: Told, tmp_path: Path) -
 
 @pytest.mark.mistake("two-pipelines-on-one-store")
 def test_two_pipelines_with_one_computation(told: Told) -> None:
-    """A store may have several pipelines, and a computation belongs to one of them."""
+    """A store may have several pipelines, but a computation belongs to one of them."""
     with mp.Store.in_memory() as store, told.by_error("counter", "flights", "searches"):
         run(counting(), ROWS, store, finish=False)
         run(counting(pipeline="flights"), ROWS, store, finish=False)
@@ -180,7 +175,7 @@ def test_two_pipelines_with_one_computation(told: Told) -> None:
 
 @pytest.fixture
 def two_processes() -> Iterator[tuple[mp.Store, mp.Store]]:
-    """One store, opened by two processes."""
+    """One store opened by two processes."""
     registry = mp.testing.MemoryRegistry()
     with (
         mp.Store.in_memory(registry=registry) as store,
@@ -191,7 +186,6 @@ def two_processes() -> Iterator[tuple[mp.Store, mp.Store]]:
 
 @pytest.mark.mistake("store-in-use")
 def test_a_pipeline_that_another_process_runs(told: Told, two_processes: tuple[mp.Store, mp.Store]) -> None:
-    """Refused where the caller says so; by default it is taken over."""
     store, other = two_processes
     running = mp.LocalRunner(store, progress=False).start(counting(), stepping=True)
     running.inject_durably("queries", ROWS)
@@ -203,7 +197,7 @@ def test_a_pipeline_that_another_process_runs(told: Told, two_processes: tuple[m
 
 @pytest.mark.mistake("taken-over")
 def test_a_run_whose_pipeline_was_taken_over(told: Told, two_processes: tuple[mp.Store, mp.Store]) -> None:
-    """Its next commit is refused: the other process goes on."""
+    """Its next commit is fenced."""
     store, other = two_processes
     running = mp.LocalRunner(store, progress=False).start(counting(), stepping=True)
     running.inject_durably("queries", ROWS)
@@ -224,7 +218,7 @@ def test_more_input_after_the_end(told: Told) -> None:
 
 @pytest.mark.mistake("input-shorter")
 def test_other_rows_than_before(told: Told) -> None:
-    """A run continues behind the rows that were consumed, so it is given the same ones again."""
+    """A run skips consumed rows by their number, so it needs the same rows again."""
     with mp.Store.in_memory() as store, told.by_error("queries", "rows=`1`", "consumed=`2`"):
         run(counting(), ROWS, store, finish=False)
         run(counting(), ROWS[:1], store, finish=False)
@@ -232,7 +226,7 @@ def test_other_rows_than_before(told: Told) -> None:
 
 @pytest.mark.mistake("run-stopped")
 def test_input_for_a_run_that_was_stopped(told: Told) -> None:
-    """A stopped run has given its leases back."""
+    """A stopped run has released its leases."""
     with mp.Store.in_memory() as store:
         running = mp.LocalRunner(store, progress=False).start(counting(), stepping=True)
         running.stop()
@@ -242,7 +236,6 @@ def test_input_for_a_run_that_was_stopped(told: Told) -> None:
 
 @pytest.mark.mistake("savepoint-unknown")
 def test_a_savepoint_that_there_is_not(told: Told, pond: Path) -> None:
-    """The nearest name is told."""
     with mp.Store.open(pond, leases=held_in_memory()) as store, told.by_error("releases", "'release'"):
         store.savepoint("release")
         store.drop_savepoint("releases")
@@ -250,42 +243,37 @@ def test_a_savepoint_that_there_is_not(told: Told, pond: Path) -> None:
 
 @pytest.mark.mistake("version-unknown")
 def test_a_version_that_there_is_not_yet(told: Told, pond: Path) -> None:
-    """The newest is told."""
     with mp.Store.open(pond, leases=held_in_memory()) as store, told.by_error("version=`900`", "newest="):
         store.savepoint("later", 900)
 
 
 @pytest.mark.mistake("retention-negative")
 def test_a_retention_below_nothing(told: Told) -> None:
-    """The least is none at all."""
     with told.by_error("-1h"):
         mp.UpkeepPolicy(retention="-1h")
 
 
 @pytest.mark.mistake("replay-of-another-input")
 def test_a_replay_with_fewer_rows(told: Told, pond: Path, tmp_path: Path) -> None:
-    """A replay is given what the run was given."""
     with mp.Store.open(pond, read_only=True) as store, told.by_error("queries", "rows=`1`"):
         mp.replay(store, tmp_path / "again", counting(), {"queries": ROWS[:1]}, version=0)
 
 
 @pytest.mark.mistake("replay-of-another-pipeline")
 def test_a_replay_under_another_name(told: Told, pond: Path, tmp_path: Path) -> None:
-    """The name tells what is to be repeated."""
     with mp.Store.open(pond, read_only=True) as store, told.by_error("flights", "searches"):
         mp.replay(store, tmp_path / "again", counting(pipeline="flights"), {"queries": ROWS}, version=0)
 
 
 @pytest.mark.mistake("fork-into-a-store")
 def test_a_fork_where_there_is_a_store(told: Told, pond: Path) -> None:
-    """A fork is a store of its own."""
     with mp.Store.open(pond, read_only=True) as store, told.by_error(pond):
         mp.fork_store(store, pond, version=1)
 
 
 @pytest.mark.mistake("dead-letter-unknown")
 def test_a_dead_letter_that_there_is_not(told: Told) -> None:
-    """Nothing is given once more that has not failed."""
+    """Only failed records can be retried."""
     with mp.Store.in_memory() as store:
         run(counting(), ROWS, store, finish=False)
         with told.by_error("counter"):

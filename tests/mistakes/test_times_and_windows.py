@@ -17,20 +17,20 @@ MINUTE_US = 60_000_000
 
 
 def at_times(times: list[Any]) -> list[dict[str, Any]]:
-    """A hundred and more rows, so that a run of nothing but unreadable ones stops."""
+    """Return over a hundred rows, so that a run of only unreadable ones stops."""
     return [{"query": "cat", "at": time} for time in times * 100]
 
 
 @pytest.mark.mistake("time-without-zone")
 def test_local_time_as_text(told: Told) -> None:
-    """Nothing is guessed: which moment it is depends on the zone."""
+    """Its moment depends on the zone, which is not guessed."""
     with told.by_error("counter", "queries", "2024-05-01 12:00:00", "at_zone"):
         run(counting(), at_times(["2024-05-01 12:00:00"]))
 
 
 @pytest.mark.mistake("time-naive")
 def test_datetimes_without_a_zone(told: Told) -> None:
-    """A column of them, as Pandas has it, is refused at the call."""
+    """Pandas makes such columns."""
     table = pa.table({"query": ["cat"], "at": [datetime(2024, 5, 1, 12)]})  # noqa: DTZ001 - it is the mistake
 
     with told.by_error("column=`at`", "timestamp[us]", "at_zone"):
@@ -39,35 +39,33 @@ def test_datetimes_without_a_zone(told: Told) -> None:
 
 @pytest.mark.mistake("time-no-text-of-a-time")
 def test_a_date_as_people_write_it(told: Told) -> None:
-    """Text is ISO 8601."""
     with told.by_error("counter", "queries", "01.05.2024"):
         run(counting(), at_times(["01.05.2024 12:00"]))
 
 
 @pytest.mark.mistake("time-of-no-type")
 def test_a_time_column_of_floats(told: Told) -> None:
-    """A float holds no microseconds of these years exactly."""
+    """A float cannot hold microseconds of these years exactly."""
     with told.by_error("column=`at`", "double"):
         run(counting(), pa.table({"query": ["cat"], "at": [1.7e9]}))
 
 
 @pytest.mark.mistake("time-null")
 def test_times_that_are_null(told: Told) -> None:
-    """A record without a time is unreadable."""
     with told.by_error("counter", "queries", "the time is null"):
         run(counting(), at_times([None]))
 
 
 @pytest.mark.mistake("time-in-milliseconds")
 def test_milliseconds_for_microseconds(told: Told) -> None:
-    """Dates of this century in milliseconds are told from microseconds."""
+    """The magnitude of dates in this century reveals milliseconds."""
     with told.by_error("counter", "queries", str(DAY_US // 1_000), "at_unit"):
         run(counting(), at_times([DAY_US // 1_000]))
 
 
 @pytest.mark.mistake("time-in-seconds")
 def test_seconds_for_microseconds(told: Told) -> None:
-    """They are possible times in 1970, so they are taken, with a warning."""
+    """Seconds are possible times in 1970, so they are accepted with a warning."""
     with (
         told.by_warning("queries", str(DAY_US // 1_000_000), 'at_unit="s"'),
         mp.Store.in_memory() as store,
@@ -78,7 +76,7 @@ def test_seconds_for_microseconds(told: Told) -> None:
 
 @pytest.mark.mistake("time-in-the-future")
 def test_a_time_far_ahead_of_the_clock(told: Told) -> None:
-    """The watermark follows it, and what comes after is late."""
+    """The watermark follows it, so later records are late."""
     with (
         told.by_warning("queries", "2999-"),
         mp.Store.in_memory() as store,
@@ -89,7 +87,6 @@ def test_a_time_far_ahead_of_the_clock(told: Told) -> None:
 
 @pytest.mark.mistake("records-out-of-order")
 def test_no_watermark_for_records_out_of_order(told: Told) -> None:
-    """The first that is dropped is told, with the watermark that keeps it."""
     pipeline = mp.Pipeline("searches")
     queries = pipeline.inject("queries", key="query", at="at")
     queries.window(mp.FixedWindows("1m")).combine(mp.Count(), name="counts")
@@ -105,49 +102,43 @@ def test_no_watermark_for_records_out_of_order(told: Told) -> None:
 
 @pytest.mark.mistake("duration-in-words")
 def test_a_duration_with_another_unit(told: Told) -> None:
-    """Spark's words are no units here."""
     with told.by_error("10 minutes"):
         mp.BoundedDisorder("10 minutes")
 
 
 @pytest.mark.mistake("lateness-negative")
 def test_a_negative_allowed_lateness(told: Told) -> None:
-    """Nothing is dropped before its window ends."""
     with told.by_error("-1m"):
         counting().stream("queries").window(mp.FixedWindows("1m"), allowed_lateness="-1m")
 
 
 @pytest.mark.mistake("window-in-words")
 def test_windows_that_are_text(told: Told) -> None:
-    """Windows are objects, as one size does not say which kind."""
+    """A size alone does not determine the kind of window."""
     with told.by_error("1 hour", "FixedWindows('1h')"):
         counting().stream("queries").window("1 hour")  # type: ignore[arg-type]
 
 
 @pytest.mark.mistake("window-of-no-size")
 def test_windows_without_a_size(told: Told) -> None:
-    """A window has a first and a last moment."""
     with told.by_error("0s"):
         mp.FixedWindows("0s")
 
 
 @pytest.mark.mistake("trigger-class")
 def test_the_class_of_a_trigger(told: Told) -> None:
-    """A window takes an instance."""
     with told.by_error("AfterWatermark"):
         counting().stream("queries").window(mp.FixedWindows("1m"), trigger=mp.AfterWatermark)  # type: ignore[arg-type]
 
 
 @pytest.mark.mistake("trigger-of-no-count")
 def test_a_trigger_after_no_element(told: Told) -> None:
-    """The least is one."""
     with told.by_error("value=`0`"):
         mp.AfterCount(0)
 
 
 @pytest.mark.mistake("accumulation-misspelt")
 def test_an_accumulation_of_another_name(told: Told) -> None:
-    """There are three, and the nearest is told."""
     with told.by_error("accumulated", "'accumulating'"):
         counting().stream("queries").window(mp.FixedWindows("1m"), accumulation="accumulated")
 
@@ -158,21 +149,18 @@ def sets_a_timer(**options: Any) -> Callable[[mp.Context, mp.Record], None]:
 
 @pytest.mark.mistake("timer-of-no-domain")
 def test_a_timer_of_another_time(told: Told) -> None:
-    """There are two times that a timer can wait for."""
     with told.by_error("counter", "processing"):
         run_code(sets_a_timer(domain="processing"), on_error="stop")
 
 
 @pytest.mark.mistake("timer-without-hook")
 def test_a_timer_without_a_hook(told: Told) -> None:
-    """What a timer sets off is the hook of the same class."""
     with told.by_error("counter", "Does", "process_timer"):
         run_code(sets_a_timer(), on_error="stop")
 
 
 @pytest.mark.mistake("timer-at-a-naive-time")
 def test_a_timer_at_a_time_without_a_zone(told: Told) -> None:
-    """The times of timers are held to what those of records are."""
     when = datetime(2024, 5, 1) + timedelta(hours=1)  # noqa: DTZ001 - it is the mistake
 
     with told.by_error("counter", "2024-05-01"):
@@ -181,7 +169,7 @@ def test_a_timer_at_a_time_without_a_zone(told: Told) -> None:
 
 @pytest.mark.mistake("produced-too-early")
 def test_a_production_before_its_input(told: Told) -> None:
-    """It would be behind the watermark that others have been told."""
+    """The watermark downstream may already have passed that time."""
 
     def earlier(context: mp.Context, record: mp.Record) -> None:
         context.produce("counter", 1, at=record.at - MINUTE_US)
@@ -192,14 +180,12 @@ def test_a_production_before_its_input(told: Told) -> None:
 
 @pytest.mark.mistake("percentile-undeclared")
 def test_a_percentile_that_is_not_declared(told: Told) -> None:
-    """Which percentiles are kept is part of the class."""
     with told.by_error("counter", "95"):
         run_code(lambda context, _: context.watermark_at(95))
 
 
 @pytest.mark.mistake("nothing-injected")
 def test_a_pipeline_without_an_injector(told: Told) -> None:
-    """Nothing could ever come to it."""
     pipeline = mp.Pipeline("searches")
     pipeline.stream("queries").apply(Does(), name="counter")
 

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.state import GroupState
 def grouped(
     key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
 ) -> Iterator[pd.DataFrame]:
-    """A function for ``applyInPandasWithState``, which does what the column ``do`` of each row says."""
+    """Return a function for ``applyInPandasWithState`` that obeys each row's column ``do``."""
     given = pd.concat(list(frames) or [pd.DataFrame({"do": [], "n": []})])
     told = sorted(zip(given["do"].tolist(), given["n"].tolist(), strict=True))
     yield pd.DataFrame({"seen": [_done(key, told, state)]})
@@ -22,7 +22,7 @@ def grouped(
 def grouped_in_arrow(
     key: tuple[Any, ...], batches: Iterator[pa.RecordBatch], state: GroupState
 ) -> Iterator[pa.RecordBatch]:
-    """The same for ``apply_in_arrow_with_state``."""
+    """Return the same for ``apply_in_arrow_with_state``."""
     told = sorted((row["do"], row["n"]) for batch in batches for row in batch.to_pylist())
     yield pa.record_batch({"seen": [_done(key, told, state)]})
 
@@ -30,7 +30,7 @@ def grouped_in_arrow(
 def expecting(
     key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
 ) -> Iterator[pd.DataFrame]:
-    """A function for ``applyInPandasWithState`` with timeouts of the processing time, as long as each row says."""
+    """Return a function with processing-time timeouts, as long as each row demands."""
     now_ms, before = state.getCurrentProcessingTimeMs(), state.getOption
     if before is not None and state.hasTimedOut:
         is_past = now_ms > before[0]

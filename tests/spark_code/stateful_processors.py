@@ -1,6 +1,6 @@
-"""Processors written for Spark, by which Spark's ``transformWithState`` and Millpond's are compared.
+"""Spark processors that compare ``transformWithState`` in Spark and in Millpond.
 
-What each of them sees goes into its output, so that equal outputs mean equal inputs, states and timers.
+Each yields all that it observes, so equal outputs mean equal inputs, states and timers.
 """
 
 from __future__ import annotations
@@ -24,16 +24,14 @@ SEEN = "seen string"
 
 
 class Remembering(StatefulProcessor):
-    """A value, a list and a map, which each row changes as its column ``do`` says."""
+    """A value, a list and a map, changed as the column ``do`` of each row demands."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """One variable of each kind."""
         self._value = handle.getValueState("value", "n long")
         self._list = handle.getListState("list", "n long")
         self._map = handle.getMapState("map", "word string", "n long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
-        """Do as told, then yield all that is there."""
         told = sorted((row.do, row.n) for row in rows)
         for do, n in told:
             if do == "update":
@@ -61,10 +59,9 @@ class Remembering(StatefulProcessor):
 
 
 class AllTypes(StatefulProcessor):
-    """A value, a list and a map key of every type, written by the first row of a key and read by the others."""
+    """A value, a list and a map key of every type; the first row of a key writes, the others read."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """One field of each type."""
         schema = (
             "i int, l long, f double, g float, s string, b boolean, d date, t timestamp, n timestamp_ntz, "
             "c decimal(10,2), y binary, a array<int>, m map<string,int>, r struct<x:int,z:string>"
@@ -74,7 +71,6 @@ class AllTypes(StatefulProcessor):
         self._map = handle.getMapState("map", "d date, c decimal(5,1)", schema)
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
-        """Write if there is nothing, and yield what was there."""
         given = sorted(map(repr, rows))
         found = self._value.get()
         listed = [tuple(one) for one in self._list.get()]
@@ -92,14 +88,12 @@ class AllTypes(StatefulProcessor):
 
 
 class Timers(StatefulProcessor):
-    """Sets and deletes timers as each row says, and as each timer that fires says by its time."""
+    """Sets and deletes timers as each row, and the time of each fired timer, demands."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Timers only."""
         self._handle = handle
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
-        """Set and delete; yield the rows, the watermark and the timers."""
         given = list(rows)
         for row in given:
             for at_ms in row.set or ():
@@ -115,7 +109,7 @@ class Timers(StatefulProcessor):
         timerValues: TimerValues,
         expiredTimerInfo: ExpiredTimerInfo,
     ) -> Iterator[Row]:
-        """At 5,000 set one that is due, one to come, and the same again; at 5,500 delete one that is due too."""
+        """At 5,000 set a due timer twice and a later one; at 5,500 delete a due one."""
         at_ms, before = expiredTimerInfo.getExpiryTimeInMs(), self._timers()
         if at_ms == 5_000:
             for other_ms in (5_001, 6_500, 5_000):
@@ -130,19 +124,17 @@ class Timers(StatefulProcessor):
 
 
 class Alarms(StatefulProcessor):
-    """Sets and deletes timers of the processing time, as far from the batch's time as each row says.
+    """Sets and deletes timers of processing time, relative to the batch's time.
 
-    What it tells of them does not depend on when the batches run.
+    The output does not depend on when the batches run.
     """
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """When the last timers were set, and how often one has fired."""
         self._handle = handle
         self._set_at = handle.getValueState("set_at", "ms long")
         self._fired = handle.getValueState("fired", "n int")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
-        """Set and delete."""
         now_ms = timerValues.getCurrentProcessingTimeInMs()
         self._set_at.update((now_ms,))
         for row in rows:
@@ -159,7 +151,6 @@ class Alarms(StatefulProcessor):
         timerValues: TimerValues,
         expiredTimerInfo: ExpiredTimerInfo,
     ) -> Iterator[Row]:
-        """Of a key named ``again`` the first timers set others."""
         now_ms, at_ms = timerValues.getCurrentProcessingTimeInMs(), expiredTimerInfo.getExpiryTimeInMs()
         found = self._fired.get()
         fired = 1 if found is None else found[0] + 1
@@ -175,10 +166,9 @@ class Alarms(StatefulProcessor):
 
 
 class Fading(StatefulProcessor):
-    """Variables that live for a millisecond, so to the end of the micro-batch, and variables that live for years."""
+    """Variables that live for a millisecond, until the micro-batch ends, and others that live for years."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """A value, a list and a map of each."""
         self._variables = [
             (
                 handle.getValueState(f"value{ttl_ms}", "n long", ttl_ms),
@@ -189,7 +179,6 @@ class Fading(StatefulProcessor):
         ]
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
-        """Tell what there is, write, and tell again."""
         numbers = sorted(row.n for row in rows)
         for value, elements, entries in self._variables:
             before = _what_is_in(value, elements, entries)
@@ -208,10 +197,9 @@ def _what_is_in(value: Any, elements: Any, entries: Any) -> str:
 
 
 class PandasCounter(StatefulProcessor):
-    """Counts and sums with frames, as ``transformWithStateInPandas`` gives them, and sets a timer."""
+    """Counts and sums frames of ``transformWithStateInPandas``, and sets a timer."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """A count and a sum."""
         self._handle = handle
         self._totals = handle.getValueState("totals", "count long, sum double")
 
@@ -221,7 +209,6 @@ class PandasCounter(StatefulProcessor):
         rows: Iterator[pd.DataFrame],
         timerValues: TimerValues,
     ) -> Iterator[pd.DataFrame]:
-        """Add the frames' column ``n``."""
         count, total = self._totals.get() or (0, 0.0)
         for frame in rows:
             count += len(frame)
@@ -237,7 +224,6 @@ class PandasCounter(StatefulProcessor):
         timerValues: TimerValues,
         expiredTimerInfo: ExpiredTimerInfo,
     ) -> Iterator[pd.DataFrame]:
-        """Yield the totals, and forget them."""
         seen = f"timer {tuple(key)} {expiredTimerInfo.getExpiryTimeInMs()} {self._totals.get()}"
         self._totals.clear()
         yield pd.DataFrame({"seen": [seen, None]})
@@ -247,15 +233,12 @@ class Seeded(StatefulProcessor):
     """A sum that begins with an initial state."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """The sum."""
         self._sum = handle.getValueState("sum", "n long")
 
     def handleInitialState(self, key: Any, initialState: Row, timerValues: TimerValues) -> None:
-        """Begin with it."""
         self._sum.update((self._before() + initialState.initial,))
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
-        """Add the rows."""
         self._sum.update((self._before() + sum(row.n for row in rows),))
         yield Row(seen=f"{key} {self._sum.get()}")
 
@@ -265,15 +248,13 @@ class Seeded(StatefulProcessor):
 
 
 class Keys(StatefulProcessor):
-    """Tells the values and the types of its key, to rows and to timers."""
+    """Yields the values and types of its key, for rows and for timers."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """How often the key was seen."""
         self._handle = handle
         self._count = handle.getValueState("count", "n int")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
-        """Count, and set a timer that is due."""
         found = self._count.get()
         count = (0 if found is None else found[0]) + len(list(rows))
         self._count.update((count,))
@@ -286,12 +267,11 @@ class Keys(StatefulProcessor):
         timerValues: TimerValues,
         expiredTimerInfo: ExpiredTimerInfo,
     ) -> Iterator[Row]:
-        """Tell the key once more."""
         yield Row(seen=f"timer {key!r} {self._count.get()}")
 
 
 def _told(key: tuple[Any, ...]) -> list[str]:
-    # Spark gives times in the session's zone; they are the same moments in any.
+    # Spark converts times to the session's zone; the moments are the same.
     return [
         f"{type(value).__name__} {value.timestamp() if isinstance(value, datetime) else value}"
         for value in key
@@ -302,11 +282,9 @@ class Failing(StatefulProcessor):
     """Updates its state, and fails at a row whose ``n`` is negative."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """The sum."""
         self._sum = handle.getValueState("sum", "n long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
-        """Add one row after the other."""
         for row in rows:
             found = self._sum.get()
             self._sum.update(((0 if found is None else found[0]) + row.n,))
@@ -316,14 +294,12 @@ class Failing(StatefulProcessor):
 
 
 class Sums(StatefulProcessor):
-    """Begins with Spark's buffers of a count, a sum and a mean."""
+    """A state initialised with Spark's buffers of a count, a sum and a mean."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """The buffers."""
         self._sums = handle.getValueState("sums", "count long, total long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
-        """Add the rows, and tell what Spark tells."""
         count, total = self._sums.get() or (0, 0)
         for row in rows:
             count, total = count + 1, total + row.n

@@ -1,4 +1,4 @@
-"""Processors written for Spark that count by window, and those that take their output: one operator after the other."""
+"""Spark processors that count by window, and processors chained behind them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,20 @@ from pyspark.sql.types import Row
 
 
 class Windowed(StatefulProcessor):
-    """Counts the rows of windows of ten seconds, and yields each count once, at the end of its window.
+    """Counts rows in windows of ten seconds, and yields each count once, when its window ends.
 
     Args:
-        back_s: how many seconds before their windows' ends counts are yielded; 0 unless given.
+        back_s: how many seconds before the end of its window a count is timed; 0 by default.
     """
 
     def __init__(self, back_s: int = 0) -> None:
         self._back = timedelta(seconds=back_s)
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """A count for each window."""
         self._handle = handle
         self._counts = handle.getMapState("counts", "until long", "n long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
-        """Count, and set the timers."""
         for row in rows:
             until_ms = (int(row.t.timestamp()) // 10 + 1) * 10_000
             found = self._counts.getValue((until_ms,))
@@ -45,7 +43,6 @@ class Windowed(StatefulProcessor):
         timerValues: TimerValues,
         expiredTimerInfo: ExpiredTimerInfo,
     ) -> Iterator[Row]:
-        """Yield the count."""
         until_ms = expiredTimerInfo.getExpiryTimeInMs()
         found = self._counts.getValue((until_ms,))
         self._counts.removeKey((until_ms,))
@@ -54,15 +51,13 @@ class Windowed(StatefulProcessor):
 
 
 class WindowEchoes(StatefulProcessor):
-    """Tells what it gets, and once more a second of event time later."""
+    """Yields its input, and again a second of event time later."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """What it got, by the time of the timer."""
         self._handle = handle
         self._texts = handle.getMapState("texts", "ms long", "text string")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
-        """Keep and tell."""
         for row in rows:
             until_ms = int(_instant(row.t) * 1_000) + 1_000
             self._texts.updateValue((until_ms,), (row.seen,))
@@ -75,7 +70,6 @@ class WindowEchoes(StatefulProcessor):
         timerValues: TimerValues,
         expiredTimerInfo: ExpiredTimerInfo,
     ) -> Iterator[Row]:
-        """Tell once more."""
         until_ms = expiredTimerInfo.getExpiryTimeInMs()
         text = self._texts.getValue((until_ms,))
         self._texts.removeKey((until_ms,))
