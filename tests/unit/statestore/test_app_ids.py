@@ -1,4 +1,4 @@
-"""The stored form of application ids: a changed byte would lose positions, fences and claims of existing stores."""
+"""The stored form of application ids, which existing stores depend on."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_interval_app_id_keeps_its_stored_form() -> None:
     assert Interval("c").app_id == "millpond/interval/c//"
 
 
-def test_sink_app_id_names_the_incarnation_only_after_the_first() -> None:
+def test_sink_app_id_names_incarnation_only_after_first() -> None:
     assert sink_app_id("51d0", "z", "s") == "millpond/sink/51d0/z/s"
     assert sink_app_id("51d0", "z", "s", "51d0") == "millpond/sink/51d0/z/s"
     assert sink_app_id("51d0", "z", "s", "77ab") == "millpond/sink/51d0/z/s/77ab"

@@ -1,4 +1,4 @@
-"""Durations of options in every form that users write, and under the names that were milliseconds."""
+"""Durations of options, and their former names in milliseconds."""
 
 from __future__ import annotations
 
@@ -39,13 +39,11 @@ def combine(**options: Any) -> Any:
         ("-2s", -2_000_000),
     ],
 )
-def test_text_with_units_is_read(text, expected):
-    """Numbers with units, alone or in a row, are added up."""
+def test_text_with_units_is_added_up(text, expected):
     assert duration_us(text) == expected
 
 
-def test_integers_are_microseconds_and_timedeltas_are_exact():
-    """An integer of any integer type is microseconds; a timedelta keeps its last microsecond."""
+def test_integer_is_microseconds_and_timedelta_is_exact():
     assert duration_us(5) == 5
     assert duration_us(np.int64(5)) == 5
     assert duration_us(timedelta(days=1, microseconds=1)) == 86_400_000_001
@@ -54,8 +52,7 @@ def test_integers_are_microseconds_and_timedeltas_are_exact():
 @pytest.mark.parametrize(
     "value", ["", "-", "30", "s", "3 weeks", "1s x", "0.0000001s", 1.5, True, None, 2**70]
 )
-def test_everything_else_is_refused(value):
-    """What is no duration is refused with the value in the error."""
+def test_invalid_duration_is_named(value):
     with pytest.raises(InvalidError, match="duration"):
         duration_us(value)
 
@@ -73,7 +70,7 @@ def test_number_as_option_is_refused_by_name(value: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [mp.LocalRunner, mp.SparkRunner])
-def test_runner_refuses_a_number_of_no_unit(make: Any) -> None:
+def test_runner_refuses_number_without_unit(make: Any) -> None:
     with pytest.raises(InvalidError, match="pause_timeout must be text such as '30s' or a timedelta"):
         make("nowhere", pause_timeout=300_000)
 
@@ -88,7 +85,7 @@ def test_runner_refuses_a_number_of_no_unit(make: Any) -> None:
         (combine, "user_code_timeout_ms", "user_code_timeout"),
     ],
 )
-def test_old_name_in_milliseconds_warns_and_is_checked(call: Any, old: str, new: str) -> None:
+def test_old_name_in_milliseconds_warns(call: Any, old: str, new: str) -> None:
     with pytest.warns(DeprecationWarning, match=f"{old} is now {new}"):
         call(**{old: 30})
     with (
@@ -98,7 +95,7 @@ def test_old_name_in_milliseconds_warns_and_is_checked(call: Any, old: str, new:
         call(**{old: -1})
 
 
-def test_field_with_an_old_name_stays_a_field() -> None:
+def test_field_with_old_name_is_kept() -> None:
     windows = mp.Pipeline("p").inject("in", key="k", at="t").window(mp.FixedWindows("1h"))
 
     assert windows.combine(tick_ms=mp.Max("tick"), name="c").name == "c"

@@ -1,4 +1,4 @@
-"""The error tree: one root, stable kinds, short messages, safe journeys between processes."""
+"""The error tree."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ CLASSES = [value for name, value in vars(errors).items() if name.endswith("Error
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_every_error_has_one_root_and_a_stable_kind(kind: type[MillpondError]) -> None:
-    """A handler of `MillpondError` catches every error, and each error has its kind."""
+def test_every_error_has_one_root_and_stable_kind(kind: type[MillpondError]) -> None:
     assert issubclass(kind, MillpondError)
     assert isinstance(kind.kind, ErrorKind)
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_an_error_travels_between_processes_whole(kind: type[MillpondError]) -> None:
-    """Pickling keeps class, text, details and notes."""
+def test_pickled_error_keeps_class_message_details_and_notes(kind: type[MillpondError]) -> None:
     error = kind("something is wrong", path="a/b", version=3)
     error.add_note("more")
 
@@ -33,13 +31,11 @@ def test_an_error_travels_between_processes_whole(kind: type[MillpondError]) -> 
     assert received.__notes__ == ["more"]
 
 
-def test_an_error_without_details_is_just_its_message() -> None:
-    """No empty pairs are printed."""
+def test_error_without_details_is_only_its_message() -> None:
     assert str(InvalidError("fix the call")) == "fix the call"
 
 
-def test_the_tree_in_the_docstring_names_every_class() -> None:
-    """The drawing at the top of the module is complete."""
+def test_docstring_tree_names_every_class() -> None:
     drawing = errors.__doc__ or ""
 
     assert all(kind.__name__ in drawing for kind in CLASSES)

@@ -1,4 +1,4 @@
-"""Failpoints: their names, their positions in the code, and their silence without a listener."""
+"""Failpoints: the list, their places in the code, and listeners."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from tests import tidy
 _PLACED = re.compile(r'(?:\breach|_failpoint)\("([a-z_.]+)"\)')
 
 
-def test_the_list_and_the_code_agree() -> None:
-    """Every failpoint of the list is in the code, and the code has no other."""
+def test_list_and_code_agree() -> None:
     placed = [
         name
         for source in tidy.repository_sources()
@@ -24,8 +23,7 @@ def test_the_list_and_the_code_agree() -> None:
     assert set(placed) == set(FAILPOINTS)
 
 
-def test_a_listener_hears_until_the_end_of_its_block() -> None:
-    """Who listens is called with each name that is reached, and not any more afterwards."""
+def test_listener_ends_with_its_block() -> None:
     heard: list[str] = []
     with listening(heard.append):
         reach("commit.done")
@@ -37,8 +35,8 @@ def test_a_listener_hears_until_the_end_of_its_block() -> None:
     assert heard == ["commit.done", "lease.taken"]
 
 
-def test_what_a_listener_raises_is_raised_at_the_place() -> None:
-    """A listener can end the process that it listens to."""
+def test_error_of_listener_is_raised_at_failpoint() -> None:
+    """A listener can end the process."""
 
     def die(name: str) -> None:
         raise KeyboardInterrupt(name)

@@ -9,8 +9,8 @@ import pytest
 from millpond.statestore.system import collector_paused
 
 
-def test_the_collector_works_again_after_the_outer_pause() -> None:
-    """A pause within another one does not end it, and neither does an error within."""
+def test_collector_resumes_after_outer_pause() -> None:
+    """An error within an inner pause does not resume it."""
 
     @collector_paused()
     def fail() -> None:
@@ -24,9 +24,7 @@ def test_the_collector_works_again_after_the_outer_pause() -> None:
     assert gc.isenabled()
 
 
-def test_a_function_can_be_a_pause() -> None:
-    """Each of its calls is one."""
-
+def test_pause_can_decorate_function() -> None:
     @collector_paused()
     def is_collected() -> bool:
         return bool(gc.isenabled())

@@ -1,4 +1,4 @@
-"""Intervals: which keys they hold, and how the table names them."""
+"""Intervals: their keys and their names in the table."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ TEXT = st.text(max_size=8)
 
 
 @given(computation=TEXT, low=TEXT, high=st.none() | TEXT)
-def test_a_name_in_the_table_names_one_interval(computation: str, low: str, high: str | None) -> None:
-    """Whatever characters names and bounds have, slashes and signs of equality among them, the id leads back."""
+def test_interval_id_round_trips(computation: str, low: str, high: str | None) -> None:
+    """Names and bounds may hold any character."""
     interval = Interval(computation, low, high)
 
     assert Interval.from_app_id(interval.app_id) == interval
@@ -24,13 +24,11 @@ def test_a_name_in_the_table_names_one_interval(computation: str, low: str, high
 
 @pytest.mark.parametrize("app_id", ["", "sink", "millpond/superstep/p", "interval/c//"])
 def test_other_ids_name_no_interval(app_id: str) -> None:
-    """Ids of sinks, positions and other applications are none of an interval's."""
     assert Interval.from_app_id(app_id) is None
 
 
 @given(boundaries=st.lists(TEXT.filter(bool), unique=True).map(sorted), key=TEXT)
 def test_each_key_has_one_interval(boundaries: list[str], key: str) -> None:
-    """Intervals between boundaries leave no key out and share none, and each key is located in its own."""
     intervals = intervals_from_boundaries("c", boundaries)
     holders = [number for number, interval in enumerate(intervals) if interval.contains(key)]
 
@@ -40,7 +38,6 @@ def test_each_key_has_one_interval(boundaries: list[str], key: str) -> None:
 
 
 @pytest.mark.parametrize("boundaries", [["b", "a"], ["a", "a"], [""]])
-def test_boundaries_rise(boundaries: list[str]) -> None:
-    """Boundaries out of order, repeated or empty are refused."""
+def test_boundaries_must_rise(boundaries: list[str]) -> None:
     with pytest.raises(InvalidError, match="must rise"):
         intervals_from_boundaries("c", boundaries)

@@ -1,4 +1,4 @@
-"""Quickly pickled values come back as they were."""
+"""Values that pickle quickly."""
 
 from __future__ import annotations
 
@@ -26,15 +26,13 @@ class Pair:
     right: object
 
 
-def test_a_value_comes_back_equal() -> None:
-    """With its defaults, and with other such values in it."""
+def test_value_round_trips() -> None:
     pair = Pair(Place(street="a"), [Place(street="b", number=0, names=("c",)), None])
 
     assert pickle.loads(pickle.dumps(pair)) == pair
 
 
-def test_a_value_that_came_back_is_frozen() -> None:
-    """Unpickling opens no way to change it."""
+def test_unpickled_value_is_frozen() -> None:
     place: Place = pickle.loads(pickle.dumps(Place(street="a")))
 
     with pytest.raises(FrozenInstanceError):
@@ -42,13 +40,12 @@ def test_a_value_that_came_back_is_frozen() -> None:
 
 
 def test_fields_of_another_version_are_refused() -> None:
-    """A state with more or fewer fields than the class has is an error."""
     with pytest.raises(ValueError, match="shorter"):
         Pair.__new__(Pair).__setstate__((1,))  # type: ignore[attr-defined]  # the decorator adds it
 
 
-def test_a_class_with_one_field_is_refused() -> None:
-    """Its state would not tell a field from a tuple of fields."""
+def test_class_with_one_field_is_refused() -> None:
+    """Its state would look like a tuple of fields."""
 
     @dataclass(frozen=True, slots=True)
     class One:

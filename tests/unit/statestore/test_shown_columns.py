@@ -1,4 +1,4 @@
-"""The typed columns of a view: their names and their order."""
+"""The typed columns of a view."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pyarrow as pa
 from millpond.statestore.view_columns import StateColumn, shown_columns
 
 
-def test_names_that_are_taken_say_where_they_are_from() -> None:
-    """No two columns of a view have one name, in any case: parts of keys come first, then those of states."""
+def test_taken_column_names_get_prefix_of_source() -> None:
+    """Names must differ regardless of case."""
     keys = [pa.field("State", pa.string()), pa.field("card", pa.int64()), pa.field("none", pa.null())]
     states = [
         StateColumn("Card", "field", pa.int64()),

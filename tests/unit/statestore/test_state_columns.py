@@ -1,4 +1,4 @@
-"""What is inside states, as typed columns: read out of JSON, recorded, and held to."""
+"""Typed columns for the parts of states."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ def _cells(column: StateColumn, *parts: Any) -> list[Any]:
         ),
     ],
 )
-def test_a_part_has_a_typed_cell(column: StateColumn, shown: pa.DataType, stored: Any, cell: Any) -> None:
-    """A struct of one field is shown as that field, with or without a time to live."""
+def test_part_has_typed_cell(column: StateColumn, shown: pa.DataType, stored: Any, cell: Any) -> None:
+    """A struct of one field is shown as that field."""
     assert column.shown == shown
     assert column.cells([{"v": stored}]).type == shown
     assert _cells(column, stored) == [cell]
 
 
-def test_what_is_not_of_the_type_is_null() -> None:
-    """No stored state keeps a view from being read: not one of earlier code, and not one without the part."""
+def test_value_of_wrong_type_is_null() -> None:
+    """No stored state may make a view unreadable."""
     column = StateColumn("v", "value", _PAIR)
     good = {"day": "2026-11-23", "cents": "2"}
 
@@ -77,8 +77,8 @@ def test_what_is_not_of_the_type_is_null() -> None:
     assert column.cells(parsed_states([None, "no JSON", "[]", "3", "{}"])).null_count == 5
 
 
-def test_expiries_have_the_form_of_what_expires() -> None:
-    """A time for a value, a list of times, and a map with the same keys; null for what was stored without a time to live."""
+def test_expiries_mirror_their_values() -> None:
+    """A value stored without a time to live has null."""
     keys = pa.struct([("k", pa.string())])
     value = {"value": {"cents": 1}, "expires_at_ms": _AT_MS}
     columns = [
@@ -94,8 +94,8 @@ def test_expiries_have_the_form_of_what_expires() -> None:
     assert columns[1].cells([{"v": stored[1]}]).to_pylist() == [[1, 2]]
 
 
-def test_the_newest_record_of_a_computation_counts() -> None:
-    """What a table records is read again as it was, with every type; a rewound record counts no more."""
+def test_newest_record_counts() -> None:
+    """A rewound record does not."""
     kinds = [pa.struct([("x", pa.list_(pa.map_(pa.string(), _PAIR))), ("t", _TIME)]), _CENTS]
     columns = (
         StateColumn("a", "map", kinds[0], kinds[1], has_expiry=True),
@@ -120,8 +120,7 @@ def test_the_newest_record_of_a_computation_counts() -> None:
         '[["a","field",{"x":1},null,false]]',
     ],
 )
-def test_a_record_of_a_later_version_is_damage_to_this_one(word: str) -> None:
-    """A form or a type without a meaning here is said, and not guessed."""
+def test_record_of_later_version_is_refused(word: str) -> None:
     with pytest.raises(DataError, match="does not know"):
         parse_state_word(word)
 
@@ -145,13 +144,14 @@ def test_a_record_of_a_later_version_is_damage_to_this_one(word: str) -> None:
         (_PAIR, pa.struct([("cents", pa.string())]), False),
     ],
 )
-def test_fields_come_and_go_and_numbers_grow(before: pa.DataType, now: pa.DataType, *, is_read: bool) -> None:
-    """Everything else would be read as something that it is not."""
+def test_fields_may_change_and_numbers_may_widen(
+    before: pa.DataType, now: pa.DataType, *, is_read: bool
+) -> None:
+    """Any other change would misread stored states."""
     assert fits(StateColumn("a", "field", before), StateColumn("a", "field", now)) is is_read
 
 
-def test_a_part_keeps_its_form() -> None:
-    """A list is read as no value, and a map with keys of another type would lose its entries."""
+def test_kind_of_part_must_not_change() -> None:
     keys = [pa.struct([("k", kind)]) for kind in (pa.string(), pa.int64())]
 
     assert not fits(StateColumn("a", "value", _CENTS), StateColumn("a", "list", _CENTS))

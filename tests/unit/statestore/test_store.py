@@ -1,4 +1,4 @@
-"""The store: made once, opened by many, refused when it is not what it seems."""
+"""The store: creation, opening and refusals."""
 
 from __future__ import annotations
 
@@ -58,7 +58,6 @@ def leases_of(registry: MemoryRegistry) -> LeaseFactory:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Callable[..., Store]:
-    """Opens the store ``pond`` with leases in memory."""
     registry = MemoryRegistry()
     return lambda **options: Store.open(tmp_path / "pond", leases=leases_of(registry), **options)
 
@@ -84,8 +83,8 @@ def counting() -> EnginePipeline:
     return pipeline
 
 
-def test_a_store_is_made_and_opened_again(opened: Callable[..., Store], tmp_path: Path) -> None:
-    """The first opening makes the store, the next one finds the same, as path, text or file URL."""
+def test_store_is_created_and_reopened(opened: Callable[..., Store], tmp_path: Path) -> None:
+    """The path may be text, a path or a file URL."""
     with opened() as made:
         first = made.store_id
     with opened(create=False) as again:
@@ -95,15 +94,14 @@ def test_a_store_is_made_and_opened_again(opened: Callable[..., Store], tmp_path
         assert by_url.path == str(tmp_path / "pond")
 
 
-def test_opening_twice_at_once_is_no_conflict(opened: Callable[..., Store]) -> None:
-    """A store is open to any number of processes; only intervals have one owner."""
+def test_store_may_be_opened_twice(opened: Callable[..., Store]) -> None:
+    """Only intervals have one owner."""
     with opened() as one, opened() as other:
         assert one.store_id == other.store_id
         assert one.committer.writer_id != other.committer.writer_id
 
 
-def test_two_processes_make_one_store(tmp_path: Path) -> None:
-    """Two processes that make the store at the same moment end up with the same one, and one ZooKeeper."""
+def test_concurrent_creators_share_store_and_zookeeper(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", _CREATE, str(tmp_path), str(number)],
@@ -126,8 +124,7 @@ def test_two_processes_make_one_store(tmp_path: Path) -> None:
         assert store.snapshot().version == 0
 
 
-def test_a_file_is_no_store(tmp_path: Path) -> None:
-    """A path that is a file is refused, and the file stays as it is."""
+def test_path_of_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "pond"
     path.write_text("letters")
 
@@ -138,8 +135,7 @@ def test_a_file_is_no_store(tmp_path: Path) -> None:
     assert path.read_text() == "letters"
 
 
-def test_a_folder_below_a_file_is_no_place(tmp_path: Path) -> None:
-    """A path that leads through a file is refused in one line."""
+def test_path_below_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("letters")
 
     with pytest.raises(InvalidError, match="there is a file on the way to it"):
@@ -147,8 +143,7 @@ def test_a_folder_below_a_file_is_no_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strange", ["notes.txt", "rows/notes.txt"])
-def test_a_folder_of_something_else_is_refused(tmp_path: Path, strange: str) -> None:
-    """A folder with other people's files is not turned into a store."""
+def test_folder_of_something_else_is_refused(tmp_path: Path, strange: str) -> None:
     file = tmp_path / "pond" / strange
     file.parent.mkdir(parents=True)
     file.write_text("letters")
@@ -159,15 +154,14 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path, strange: str) -> 
 
 
 @pytest.mark.parametrize("half", ["", "rows", "rows/_delta_log"])
-def test_a_half_made_store_is_completed(tmp_path: Path, opened: Callable[..., Store], half: str) -> None:
-    """What a process leaves that was killed while it made the store is no obstacle."""
+def test_half_made_store_is_completed(tmp_path: Path, opened: Callable[..., Store], half: str) -> None:
+    """Its creator was killed."""
     (tmp_path / "pond" / half).mkdir(parents=True)
     with opened() as store:
         assert store.snapshot().version == 0
 
 
-def test_a_half_written_first_commit_is_no_obstacle(tmp_path: Path, opened: Callable[..., Store]) -> None:
-    """A staging file of the first commit that never came to its name does not count."""
+def test_staging_file_of_first_commit_is_ignored(tmp_path: Path, opened: Callable[..., Store]) -> None:
     log = tmp_path / "pond" / "rows" / "_delta_log"
     log.mkdir(parents=True)
     (log / "00000000000000000000.json#1").write_text('{"protocol":')
@@ -175,24 +169,22 @@ def test_a_half_written_first_commit_is_no_obstacle(tmp_path: Path, opened: Call
         assert store.snapshot().version == 0
 
 
-def test_without_create_nothing_is_made(tmp_path: Path) -> None:
-    """Opening an absent store to read it, or with create=False, is refused and leaves nothing behind."""
+def test_absent_store_is_not_created_for_reading(tmp_path: Path) -> None:
     for options in ({"read_only": True}, {"create": False}):
         with pytest.raises(InvalidError, match="there is no store at this path"):
             Store.open(tmp_path / "pond", **options)
     assert entries(tmp_path) == set()
 
 
-def test_an_unfinished_store_is_not_read(tmp_path: Path) -> None:
-    """A reader does not complete what a writer left half made."""
+def test_half_made_store_is_not_read(tmp_path: Path) -> None:
+    """A reader must not complete it."""
     (tmp_path / "pond" / "rows" / "_delta_log").mkdir(parents=True)
 
     with pytest.raises(InvalidError, match="there is no store at this path"):
         Store.open(tmp_path / "pond", read_only=True)
 
 
-def test_a_newer_format_is_refused(tmp_path: Path) -> None:
-    """A store of a newer Millpond is refused with both formats, for reading too, and not touched."""
+def test_newer_format_is_refused(tmp_path: Path) -> None:
     table_at(tmp_path / "pond", {FORMAT_VERSION_KEY: "2", STORE_ID_KEY: "s"})
     before = entries(tmp_path / "pond")
 
@@ -203,16 +195,14 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("configuration", [{}, {FORMAT_VERSION_KEY: "1"}, {FORMAT_VERSION_KEY: "one"}])
-def test_another_delta_table_is_refused(tmp_path: Path, configuration: dict[str, str]) -> None:
-    """A Delta table named rows that no Millpond made is not taken for a store."""
+def test_foreign_delta_table_is_refused(tmp_path: Path, configuration: dict[str, str]) -> None:
     table_at(tmp_path / "pond", configuration)
 
     with pytest.raises(InvalidError, match="not a Millpond store"):
         Store.open(tmp_path / "pond", read_only=True)
 
 
-def test_reading_needs_no_zookeeper(tmp_path: Path, opened: Callable[..., Store]) -> None:
-    """A reader starts no ZooKeeper, takes no lease, and can neither commit nor ask for leases."""
+def test_reader_needs_no_zookeeper(tmp_path: Path, opened: Callable[..., Store]) -> None:
     opened().close()
     with Store.open(tmp_path / "pond", read_only=True) as store:
         assert store.rows_view("c").to_arrow().num_rows == 0
@@ -222,8 +212,8 @@ def test_reading_needs_no_zookeeper(tmp_path: Path, opened: Callable[..., Store]
     assert "zookeeper" not in entries(tmp_path / "pond")
 
 
-def test_a_reader_of_a_rolled_back_store_is_told(tmp_path: Path, zookeeper_hosts: str) -> None:
-    """A given ZooKeeper is asked for the mark, and without one that in the folder tells; without ``check_mark`` it opens."""
+def test_reader_refuses_rolled_back_store(tmp_path: Path, zookeeper_hosts: str) -> None:
+    """The mark comes from the given ZooKeeper, otherwise from the folder."""
     with Store.open(tmp_path / "pond", zookeeper=zookeeper_hosts) as store:
         for number in range(3):
             store.committer.commit(fence_request(number + 1, INTERVAL))
@@ -243,10 +233,10 @@ def test_a_reader_of_a_rolled_back_store_is_told(tmp_path: Path, zookeeper_hosts
     assert (checked.exit_code, newest.name in checked.output) == (1, True)
 
 
-def test_a_reader_asks_the_server_that_runs_in_the_store(
+def test_reader_asks_running_server_of_store(
     tmp_path: Path, zookeeper_hosts: str, opened: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store's own server is found by its note; if it does not answer the store opens, but a given one must answer."""
+    """Only a given server must answer."""
     opened().close()
     monkeypatch.setattr(stores, "local_server", lambda _: zookeeper_hosts)
     with Store.open(tmp_path / "pond", read_only=True) as store:
@@ -265,10 +255,9 @@ def test_a_reader_asks_the_server_that_runs_in_the_store(
         Store.open(tmp_path / "pond", read_only=True, zookeeper="127.0.0.1:1")
 
 
-def test_a_folder_without_its_newest_commits_says_so_without_zookeeper(
+def test_stored_mark_shows_missing_commits_without_zookeeper(
     tmp_path: Path, opened: Callable[..., Store]
 ) -> None:
-    """A reader without a server to ask refuses a log that was cut, and a table that was put back, by the stored mark."""
     with opened() as store:
         store.committer.commit(fence_request(1, INTERVAL))
         backup = shutil.copytree(tmp_path / "pond" / "rows", tmp_path / "backup")
@@ -289,8 +278,8 @@ def test_a_folder_without_its_newest_commits_says_so_without_zookeeper(
     assert (checked.exit_code, f"{TableVersion(2):020d}.json" in checked.output) == (1, True)
 
 
-def test_a_mark_that_is_behind_its_log_is_no_fault(tmp_path: Path, opened: Callable[..., Store]) -> None:
-    """What a crash kept from the mark is missing there and nowhere else: the store opens, and the mark catches up."""
+def test_mark_behind_log_is_no_error(tmp_path: Path, opened: Callable[..., Store]) -> None:
+    """A crash may come between commit and mark."""
     with opened() as store:
         store.committer.commit(fence_request(1, INTERVAL))
     marks = tmp_path / "pond" / "high_water"
@@ -306,8 +295,7 @@ def test_a_mark_that_is_behind_its_log_is_no_fault(tmp_path: Path, opened: Calla
     assert any(name.startswith(f"{2:020d}-") for name in entries(marks))
 
 
-def test_marks_do_not_pile_up(tmp_path: Path, opened: Callable[..., Store]) -> None:
-    """However many commits there were, a store keeps the newest marks only."""
+def test_old_marks_are_deleted(tmp_path: Path, opened: Callable[..., Store]) -> None:
     for number in range(6):
         with opened() as store:
             for fence in range(3):
@@ -316,15 +304,12 @@ def test_marks_do_not_pile_up(tmp_path: Path, opened: Callable[..., Store]) -> N
     assert len(entries(tmp_path / "pond" / "high_water")) <= 3
 
 
-def test_an_object_store_asks_for_an_ensemble() -> None:
-    """A store between machines is refused without a ZooKeeper for all of them, before anything is written."""
+def test_object_store_needs_ensemble() -> None:
     with pytest.raises(InvalidError, match="pass zookeeper='host:port"):
         Store.open("s3://bucket/pond")
 
 
-def test_a_leases_service_that_is_away_opens_nothing(tmp_path: Path) -> None:
-    """When no ZooKeeper answers, opening fails, and the store can be opened later."""
-
+def test_unreachable_zookeeper_opens_nothing(tmp_path: Path) -> None:
     def away(store_id: str, writer_id: str) -> MemoryLeases:
         raise UnavailableError("zookeeper does not answer", store=store_id)
 
@@ -334,8 +319,8 @@ def test_a_leases_service_that_is_away_opens_nothing(tmp_path: Path) -> None:
         assert store.snapshot().version == 0
 
 
-def test_stores_in_memory_share_a_disk() -> None:
-    """Two stores over one disk and one registry are one store: the second fences the first."""
+def test_stores_in_memory_share_disk_and_registry() -> None:
+    """The second store fences the first."""
     disk, registry = MemoryObjects(), MemoryRegistry()
     first = Store.in_memory(objects=disk, registry=registry, clock=ManualClock(), rng=SeededRng(1))
     second = Store.in_memory(objects=disk, registry=registry, clock=ManualClock(), rng=SeededRng(2))
@@ -351,14 +336,11 @@ def test_stores_in_memory_share_a_disk() -> None:
     assert second.catalog is None
 
 
-def test_stores_in_memory_are_strangers_otherwise() -> None:
-    """Without a shared disk every store in memory is one of its own."""
+def test_stores_in_memory_are_otherwise_separate() -> None:
     assert Store.in_memory().store_id != Store.in_memory().store_id
 
 
-def test_a_lost_catalog_is_made_again_from_the_log(tmp_path: Path, opened: Callable[..., Store]) -> None:
-    """Computations and their code versions are those of the catalog that was lost."""
-
+def test_lost_catalog_is_rebuilt_from_log(tmp_path: Path, opened: Callable[..., Store]) -> None:
     def code_versions(store: Store) -> list[tuple[object, ...]]:
         assert store.catalog is not None
         return [
@@ -370,7 +352,7 @@ def test_a_lost_catalog_is_made_again_from_the_log(tmp_path: Path, opened: Calla
     with opened() as store:
         LocalRunner(store, progress=False).run(counting(), {"in": rows})
     with opened() as store:
-        # An owner that has taken over and done nothing yet is known as well.
+        # An owner that took over and has done nothing yet is known too.
         with LocalRunner(store, progress=False).start(counting()):
             pass
         kept = code_versions(store)
@@ -383,8 +365,8 @@ def test_a_lost_catalog_is_made_again_from_the_log(tmp_path: Path, opened: Calla
     assert [entry[:3] for entry in kept] == [("count", "p", 1)]
 
 
-def test_a_damaged_catalog_stops_nothing(tmp_path: Path, opened: Callable[..., Store]) -> None:
-    """A pipeline runs over a damaged catalog; access to the catalog raises an error that says what to do."""
+def test_damaged_catalog_stops_no_pipeline(tmp_path: Path, opened: Callable[..., Store]) -> None:
+    """Only access to the catalog raises."""
     rows = [{"k": "a", "t": 1}]
     opened().close()
     (tmp_path / "pond" / "catalog.sqlite").write_bytes(b"no database" * 1_000)
@@ -396,7 +378,6 @@ def test_a_damaged_catalog_stops_nothing(tmp_path: Path, opened: Callable[..., S
 
 
 def test_another_stores_catalog_is_refused(tmp_path: Path, opened: Callable[..., Store]) -> None:
-    """A catalog says whose it is, so that two stores never share one."""
     with opened(catalog=f"sqlite:///{tmp_path}/shared.sqlite") as store:
         assert store.catalog is not None
     with (
@@ -411,7 +392,6 @@ def test_another_stores_catalog_is_refused(tmp_path: Path, opened: Callable[...,
 
 
 def test_older_versions_stay_readable(opened: Callable[..., Store]) -> None:
-    """Rows and SQL can be asked for at any table version."""
     with opened() as store:
         run = LocalRunner(store, progress=False).start(counting(), stepping=True)
         versions = []

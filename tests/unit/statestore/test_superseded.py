@@ -1,4 +1,4 @@
-"""Which intervals splits and merges have replaced."""
+"""Intervals replaced by splits and merges."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ CUTS = st.lists(st.sampled_from("abcdefgh"), max_size=5, unique=True).map(sorted
 
 
 @given(st.lists(CUTS, min_size=1, max_size=5), st.sampled_from([["c"], ["c", "d"]]))
-def test_the_last_cut_is_live(history: list[list[str]], computations: list[str]) -> None:
-    """However a computation was cut again and again, just the intervals of the last cut are live."""
+def test_only_intervals_of_last_cut_are_live(history: list[list[str]], computations: list[str]) -> None:
     sequencers: dict[Interval, Sequencer] = {}
     for number, cuts in enumerate(history, start=1):
         for computation in computations:
@@ -29,7 +28,6 @@ def test_the_last_cut_is_live(history: list[list[str]], computations: list[str])
 
 
 def test_equal_sequencers_replace_nothing() -> None:
-    """Of two owners with the same number neither is older."""
     same = {Interval("c"): Sequencer(1), Interval("c", "m"): Sequencer(1)}
 
     assert superseded(same) == {}

@@ -45,8 +45,6 @@ def rows_view(log: Log, computation: str, version: TableVersion | None = None) -
 
 
 class Table:
-    """A table that takes one superstep of row updates after the other."""
-
     def __init__(self, objects: Objects, row_format: RowFormat = PARQUET) -> None:
         self.objects = objects
         self.row_format = row_format
@@ -59,7 +57,6 @@ class Table:
         self.supersteps = 0
 
     def step(self, interval: Interval, updates: Sequence[dict[str, Any]]) -> TableVersion:
-        """Commit the updates of one bundle; returns the table's version after it."""
         stored = self.committer.snapshot.fence_of(interval)
         assert stored is not None
         number = stored.commit_number + 1
@@ -86,7 +83,6 @@ def fence(number: int) -> Fence:
 
 
 def busy(table: Table) -> list[TableVersion]:
-    """Three steps of the counter and one of the model; returns the versions after the counter's."""
     timers = [{"tag": "end", "domain": "event", "at": AT, "output_at": AT}]
     first = table.step(
         COUNTER,
@@ -111,8 +107,7 @@ FINAL = {"EWR": '{"count":2}', "LGA": '{"count":100}', "SFO": None}
 
 class TestArrow:
     @pytest.mark.parametrize("row_format", [PARQUET, IpcRowFormat()])
-    def test_one_row_per_key(self, row_format: RowFormat) -> None:
-        """A view has each key once, sorted, at its newest, in a fixed schema."""
+    def test_view_has_one_row_per_key(self, row_format: RowFormat) -> None:
         table = Table(MemoryObjects(), row_format)
         busy(table)
         rows = table.view().to_arrow()
@@ -122,8 +117,7 @@ class TestArrow:
         assert rows.column("key").to_pylist() == ["EWR", "LGA", "SFO"]
         assert rows.column("timers").to_pylist() == [[], [], []]
 
-    def test_older_versions(self) -> None:
-        """Every version keeps its own rows."""
+    def test_older_versions_keep_their_rows(self) -> None:
         table = Table(MemoryObjects())
         first, second, third = busy(table)
         by_version = [
@@ -136,8 +130,7 @@ class TestArrow:
         with pytest.raises(ObjectMissingError):
             rows_view(table.log, "window counter", TableVersion(third + 1))
 
-    def test_later_commits_do_not_change_a_view(self) -> None:
-        """A view stays at its version while its snapshot moves on."""
+    def test_later_commits_do_not_change_view(self) -> None:
         table = Table(MemoryObjects())
         busy(table)
         view = table.view()
@@ -146,8 +139,7 @@ class TestArrow:
         assert states(view.to_arrow()) == FINAL
         assert view.version == table.committer.snapshot.version - 1
 
-    def test_keys(self) -> None:
-        """A view of some keys reads only files that can hold them."""
+    def test_view_of_keys_reads_only_needed_files(self) -> None:
         table = Table(MemoryObjects())
         busy(table)
         first_file = table.view().files[0]
@@ -157,16 +149,15 @@ class TestArrow:
         with pytest.raises(DataError, match=first_file.path):
             table.view().to_arrow(["EWR"])
 
-    def test_unknown_computation(self) -> None:
-        """A computation that has no rows has an empty view."""
+    def test_unknown_computation_has_empty_view(self) -> None:
         rows = rows_view(Table(MemoryObjects()).log, "unknown").to_arrow()
 
         assert rows == ROWS_VIEW_SCHEMA.empty_table()
 
 
 class TestDuckDB:
-    def test_sql_over_all_computations(self) -> None:
-        """Each computation is a view of its name; JSON states open with ``->>``; times are UTC."""
+    def test_sql_reads_all_computations(self) -> None:
+        """JSON states open with ``->>``, and times are UTC."""
         table = Table(MemoryObjects())
         first, *_ = busy(table)
         with connect(table.committer.snapshot, table.objects) as connection:
@@ -216,7 +207,7 @@ class TestDuckDB:
             "pragma enable_profiling",
         ],
     )
-    def test_query_reaches_only_the_views(self, tmp_path: Path, query: str) -> None:
+    def test_query_reaches_only_views(self, tmp_path: Path, query: str) -> None:
         variable_of_python = pa.table({"secret": [1]})
         table = Table(MemoryObjects())
         busy(table)
@@ -243,23 +234,20 @@ class TestDuckDB:
         del variable_of_python
 
     def test_equal_to_arrow(self) -> None:
-        """DuckDB gives the very table that Arrow gives."""
         table = Table(MemoryObjects())
         busy(table)
         arrow = table.view().to_duckdb().to_arrow_table()
 
         assert table.view().to_arrow(whole=True).equals(arrow.cast(WHOLE_ROW_SCHEMA))
 
-    def test_any_name(self) -> None:
-        """A computation's name may need quoting in SQL."""
+    def test_computation_name_may_need_quoting(self) -> None:
         objects = MemoryObjects()
         table = Table(objects)
         busy(table)
         with duckdb.connect() as connection:
             assert len(table.view().to_duckdb(connection, 'a "quoted" name').fetchall()) == 3
 
-    def test_damage(self) -> None:
-        """SQL over a damaged file is an error that names the file."""
+    def test_damaged_file_is_named_by_sql(self) -> None:
         table = Table(MemoryObjects())
         busy(table)
         path = table.view().files[0].path
@@ -271,8 +259,7 @@ class TestDuckDB:
 
 
 class TestDeltaRs:
-    def test_reads_the_same_updates(self, tmp_path: Path) -> None:
-        """delta-rs reads our row files, from which the same rows follow."""
+    def test_delta_rs_reads_same_updates(self, tmp_path: Path) -> None:
         table = Table(open_objects(str(tmp_path)))
         busy(table)
         delta = deltalake.DeltaTable(str(tmp_path))
@@ -284,14 +271,12 @@ class TestDeltaRs:
 
 
 class TestSpark:
-    def test_memory(self) -> None:
-        """A store in memory is refused before Spark is asked anything."""
+    def test_store_in_memory_is_refused(self) -> None:
         session: Any = None
         with pytest.raises(InvalidError, match="memory"):
             Table(MemoryObjects()).view().to_spark(session)
 
     def test_equal_to_arrow(self, spark_as_reader: SparkSession, tmp_path: Path) -> None:
-        """Spark gives the rows that Arrow gives, at each version, also after its own OPTIMIZE."""
         objects = open_objects(str(tmp_path))
         table = Table(objects)
         versions = busy(table)
@@ -304,10 +289,10 @@ class TestSpark:
         assert all("/part-" in file.path for file in views[-1].files)
 
     @pytest.mark.parametrize("is_link", [True, False])
-    def test_file_outside_of_the_store_is_not_read(
+    def test_file_outside_store_is_not_read(
         self, spark_as_reader: SparkSession, tmp_path: Path, is_link: bool
     ) -> None:
-        """Neither through a link, nor through a path that only a checkpoint has, which this package did not need."""
+        """A checkpoint may hold paths that this package did not need."""
         root, outside = tmp_path / "rows", tmp_path / "outside.parquet"
         table = Table(open_objects(str(root)))
         busy(table)
@@ -324,7 +309,6 @@ class TestSpark:
 
 
 def outside_uri(root: Path, path: str, outside: Path) -> None:
-    """Write a checkpoint of the newest version that names a file by an absolute URI."""
     log = Log(open_objects(str(root)))
     version = log.latest_version()
     assert version is not None
@@ -340,5 +324,5 @@ def outside_uri(root: Path, path: str, outside: Path) -> None:
 
 
 def in_utc(table: pa.Table) -> pa.Table:
-    """Spark's table with the view's types: the same instants, whatever the session's time zone."""
+    """Return Spark's table with the view's types; instants ignore the session's time zone."""
     return table.cast(ROWS_VIEW_SCHEMA)

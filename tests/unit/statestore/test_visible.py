@@ -1,4 +1,4 @@
-"""Errors, logs and JSON about values from outside: no control character, no forged line, no secret."""
+"""Values from outside in errors, logs and JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_control_characters_are_shown_as_text(text: str) -> None:
+def test_control_characters_are_escaped(text: str) -> None:
     for shown in (visible(f"a{text}b"), str(InvalidError(f"a{text}b")), str(DataError("a", key=text))):
         assert shown.isprintable()
         assert re.search(r"\\[xuUnrt]", shown)
@@ -39,19 +39,19 @@ def test_letters_of_any_language_stay(text: str) -> None:
     assert visible(text) == visible_lines(text) == visible_json(text) == text
 
 
-def test_lines_stay_lines() -> None:
+def test_line_breaks_stay_in_text() -> None:
     assert visible_lines("a\n\x1bb\r\nc") == "a\n\\x1bb\\r\nc"
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_json_means_the_same_and_is_harmless(text: str) -> None:
+def test_json_is_equal_and_harmless(text: str) -> None:
     shown = visible_json(json.dumps({"k": text}, ensure_ascii=False))
 
     assert shown.isprintable()
     assert json.loads(shown) == {"k": text}
 
 
-def test_long_value_is_cut_in_an_error_and_kept_in_its_details() -> None:
+def test_long_value_is_cut_in_error_and_kept_in_details() -> None:
     error = DataError("it is damaged", row="x" * 10_000)
 
     assert len(str(error)) < CHARACTERS_MAX + 100
@@ -60,7 +60,7 @@ def test_long_value_is_cut_in_an_error_and_kept_in_its_details() -> None:
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
-def test_note_of_an_error_keeps_its_lines_alone() -> None:
+def test_note_of_error_keeps_its_lines() -> None:
     error = DataError("it failed")
     error.add_note("line\n\x1b[2Jline password=abc")
 
@@ -82,7 +82,7 @@ def test_log_line_is_one_line_without_secrets(caplog: pytest.LogCaptureFixture) 
     ]
 
 
-def test_trace_in_the_log_shows_no_control_characters(caplog: pytest.LogCaptureFixture) -> None:
+def test_trace_in_log_shows_no_control_characters(caplog: pytest.LogCaptureFixture) -> None:
     try:
         int("a\x1b[2J password=SECRET")
     except ValueError:

@@ -1,4 +1,4 @@
-"""Whole rows: record ids and undelivered productions, as columns and as tables, for keys that have nothing else too."""
+"""Whole rows: record ids and undelivered productions, as columns and as tables."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Counted(MemoryObjects):
-    """Objects that note which row files are read."""
-
     def __init__(self) -> None:
         super().__init__()
         self.read: list[str] = []
@@ -38,15 +36,11 @@ class Counted(MemoryObjects):
 
 
 class Pass(Computation):
-    """Keeps no state: its rows have ids, and productions until they are delivered."""
-
     def process_record(self, context: Context, record: Record) -> None:
         context.produce("seen", key=record.value["k"] + "'", value={"from": record.value["k"]})
 
 
 class Keep(Computation):
-    """Keeps a count until it is told to forget."""
-
     def process_record(self, context: Context, record: Record) -> None:
         if record.value.get("forget"):
             context.state.delete()
@@ -60,7 +54,7 @@ class Sink(Computation):
 
 
 class Pond:
-    """A pipeline in memory that is stepped by hand: ``pass`` produces for ``last``, and ``keep`` counts."""
+    """A pipeline in memory, stepped manually: ``pass`` produces for ``last``, and ``keep`` counts."""
 
     def __init__(self) -> None:
         self.objects = Counted()
@@ -78,7 +72,6 @@ class Pond:
         self.run: LocalRun = runner.start(pipeline, stepping=True)
 
     def feed(self, *records: dict[str, Any]) -> None:
-        """One superstep with the records."""
         self.run.inject("clicks", [{"at": 1, **record} for record in records])
         self.run.step()
 
@@ -98,8 +91,8 @@ def pond() -> Iterator[Pond]:
     made.close()
 
 
-def test_ids_are_columns(pond: Pond) -> None:
-    """A key's record ids of all its updates are a column of its row, oldest first."""
+def test_ids_are_column(pond: Pond) -> None:
+    """All updates of a key contribute, oldest first."""
     pond.feed({"k": "a", "id": "1"}, {"k": "b", "id": "2"})
     pond.feed({"k": "a", "id": "3", "at": 7})
 
@@ -112,8 +105,7 @@ def test_ids_are_columns(pond: Pond) -> None:
     assert pond.ask("select epoch_us(record_ids[2].at) from keep where key = 'a'") == [(7,)]
 
 
-def test_rows_with_only_ids_are_seen(pond: Pond) -> None:
-    """A key that has ids and neither state nor timers has a row, also once its state is deleted."""
+def test_key_with_only_ids_has_row(pond: Pond) -> None:
     pond.feed({"k": "a", "id": "1"}, {"k": "b", "id": "2"})
     pond.feed({"k": "b", "id": "3", "forget": True})
     pond.run.run_until_quiet()
@@ -132,7 +124,7 @@ def test_rows_with_only_ids_are_seen(pond: Pond) -> None:
 
 
 def test_undelivered_productions_are_columns(pond: Pond) -> None:
-    """Productions are a column of their producer's row until the superstep that delivers them."""
+    """The superstep that delivers them removes them."""
     pond.feed({"k": "a", "id": "1"})
 
     assert pond.ask(
@@ -144,7 +136,6 @@ def test_undelivered_productions_are_columns(pond: Pond) -> None:
 
 
 def test_ids_and_productions_are_tables(pond: Pond) -> None:
-    """Each computation has a table with a row for each id, and one with a row for each undelivered production."""
     pond.feed({"k": "a", "id": "1"}, {"k": "a", "id": "2", "at": 5})
 
     assert pond.ask('select key, decode(id), epoch_us("at") from record_ids.keep order by id') == [
@@ -159,8 +150,7 @@ def test_ids_and_productions_are_tables(pond: Pond) -> None:
     assert pond.ask("show tables") == [("dead_letters",), ("keep",), ("pass",)]
 
 
-def test_older_versions(pond: Pond) -> None:
-    """An older version shows what was undelivered then."""
+def test_older_version_shows_its_undelivered_productions(pond: Pond) -> None:
     pond.feed({"k": "a", "id": "1"})
     version = pond.store.snapshot().version
     pond.run.run_until_quiet()
@@ -170,15 +160,13 @@ def test_older_versions(pond: Pond) -> None:
     assert (then, pond.ask('select len(productions) from "pass"')) == ((1,), [(0,)])
 
 
-def test_dead_letters_are_seen_until_they_are_delivered(pond: Pond) -> None:
-    """The letters of a pipeline's last superstep are undelivered, by the count of the pipeline that they are of."""
+def test_dead_letters_are_visible_until_delivered(pond: Pond) -> None:
     pond.feed({"k": "a", "id": "1"}, {"k": None, "id": "2"})
 
     assert pond.ask("select distinct stream from productions.dead_letters") == [("dead_letters",)]
 
 
-def test_a_query_for_state_reads_nothing_else(pond: Pond) -> None:
-    """Where every key has state, a query that does not name ids and productions reads each file once, and only for state."""
+def test_query_for_state_reads_each_file_once(pond: Pond) -> None:
     pond.feed({"k": "a", "id": "1"}, {"k": "b", "id": "2"})
     files = {file.path for file in pond.store.snapshot().files_in("keep")}
     pond.objects.read.clear()
@@ -190,8 +178,7 @@ def test_a_query_for_state_reads_nothing_else(pond: Pond) -> None:
     assert sorted(path for path in pond.objects.read if path in files) == sorted([*files, *files])
 
 
-def test_a_query_for_states_of_a_kind_looks_for_no_ids(pond: Pond) -> None:
-    """Keys without state are not looked at by a query for rows with state, however many ids they have."""
+def test_query_for_states_of_kind_reads_no_ids(pond: Pond) -> None:
     pond.feed({"k": "a", "id": "1"})
     pond.run.run_until_quiet()
     files = {file.path for file in pond.store.snapshot().files_in("pass")}
@@ -201,8 +188,7 @@ def test_a_query_for_states_of_a_kind_looks_for_no_ids(pond: Pond) -> None:
     assert sorted(path for path in pond.objects.read if path in files) == sorted(files)
 
 
-def test_arrow_shows_the_same(pond: Pond) -> None:
-    """``whole=True`` gives the rows that SQL has, of all keys or of some; without it nothing has changed."""
+def test_arrow_matches_sql(pond: Pond) -> None:
     pond.feed({"k": "a", "id": "1"}, {"k": "b", "id": "2"}, {"k": "c", "id": "3", "forget": True})
     view = pond.store.rows_view("keep")
 
@@ -214,8 +200,7 @@ def test_arrow_shows_the_same(pond: Pond) -> None:
     assert view.to_arrow().equals(whole.select(ROWS_VIEW_SCHEMA.names).slice(0, 2))
 
 
-def test_garbage_takes_ids_away(pond: Pond) -> None:
-    """A row that has only ids goes when its ids are collected, and rows with state stay."""
+def test_collected_ids_remove_row_without_state(pond: Pond) -> None:
     pond.feed({"k": "a", "id": "1"}, {"k": "b", "id": "2"})
     pond.feed({"k": "b", "id": "3", "forget": True})
     pond.feed({"k": "z", "id": "9", "at": 10**8})
@@ -231,8 +216,7 @@ def test_garbage_takes_ids_away(pond: Pond) -> None:
 
 
 @pytest.mark.parametrize("name", ["record_ids", "productions"])
-def test_lists_are_joined_as_plain_python_would(name: str) -> None:
-    """Lists of many updates, empty ones and missing ones among them, are joined by key in the order of commits."""
+def test_lists_are_joined_in_order_of_commits(name: str) -> None:
     kind = ROW_SCHEMA.field(name).type
 
     def value(number: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The catalog: code versions are read back, bounded, and made again from the log."""
+"""The catalog: definitions, bounded code versions, and recovery from the log."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ def catalog(clock: ManualClock) -> Iterator[Catalog]:
 
 
 class TestOpening:
-    def test_the_default_is_a_file_in_the_stores_folder(self, tmp_path: Path) -> None:
-        """What one process records in the store's folder another reads there."""
+    def test_default_catalog_is_in_store_folder(self, tmp_path: Path) -> None:
         folder = tmp_path / "a pond % @ ü"
         folder.mkdir()
         with Catalog.open(default_catalog_url(str(folder))) as first:
@@ -60,26 +59,22 @@ class TestOpening:
             assert [entry.name for entry in second.computations()] == ["counter", "spikes"]
         assert (folder / "catalog.sqlite").exists()
 
-    def test_a_database_that_is_away_is_unavailable(self, tmp_path: Path) -> None:
-        """A database that cannot be reached raises UnavailableError."""
+    def test_unreachable_database_is_unavailable(self, tmp_path: Path) -> None:
         with pytest.raises(UnavailableError, match="does not answer"):
             Catalog.open(f"sqlite:///{tmp_path}/nowhere/catalog.sqlite")
 
     @pytest.mark.parametrize("url", ["no url", "nosuchdatabase://host/x"])
-    def test_an_unusable_url_is_invalid(self, url: str) -> None:
-        """A URL that no driver serves raises InvalidError."""
+    def test_unusable_url_is_invalid(self, url: str) -> None:
         with pytest.raises(InvalidError):
             Catalog.open(url)
 
-    def test_a_file_that_is_no_database_is_a_data_error(self, tmp_path: Path) -> None:
-        """Bytes that are not a catalog are named as damaged, with the way out."""
+    def test_non_catalog_file_is_data_error(self, tmp_path: Path) -> None:
         (tmp_path / "catalog.sqlite").write_bytes(b"not a database" * 500)
 
         with pytest.raises(DataError, match="rebuilt from the log"):
             Catalog.open(default_catalog_url(str(tmp_path)))
 
-    def test_another_stores_catalog_is_refused(self, tmp_path: Path) -> None:
-        """A catalog that one store has claimed is not opened for another."""
+    def test_catalog_of_another_store_is_refused(self, tmp_path: Path) -> None:
         url = default_catalog_url(str(tmp_path))
         Catalog.open(url).close()
         Catalog.open(url, store_id="pond-1").close()
@@ -88,14 +83,13 @@ class TestOpening:
         with pytest.raises(InvalidError, match="another store"):
             Catalog.open(url, store_id="pond-2")
 
-    def test_read_only_makes_no_file(self, tmp_path: Path) -> None:
-        """Opening read-only does not create a missing catalog."""
+    def test_read_only_open_creates_no_file(self, tmp_path: Path) -> None:
         with pytest.raises(UnavailableError):
             Catalog.open(default_catalog_url(str(tmp_path)), read_only=True)
         assert list(tmp_path.iterdir()) == []
 
-    def test_read_only_reads(self, tmp_path: Path) -> None:
-        """A read-only catalog reads while another process records, and refuses to record."""
+    def test_read_only_catalog_reads_and_refuses_writes(self, tmp_path: Path) -> None:
+        """Another process records meanwhile."""
         url = default_catalog_url(str(tmp_path))
         with Catalog.open(url) as writer, Catalog.open(url, read_only=True) as reader:
             writer.record_pipeline(DEFINITION)
@@ -105,24 +99,21 @@ class TestOpening:
             with pytest.raises(UnavailableError):
                 reader.record_pipeline(DEFINITION)
 
-    def test_the_age_is_known(self, catalog: Catalog, clock: ManualClock) -> None:
-        """The catalog knows since when it is kept."""
+    def test_catalog_knows_its_creation_time(self, catalog: Catalog, clock: ManualClock) -> None:
         clock.advance_ms(10)
 
         assert catalog.created_us == 1_000_000
 
 
 class TestTopology:
-    def test_a_definition_is_read_back(self, catalog: Catalog) -> None:
-        """Computations come back as they were declared."""
+    def test_definition_is_read_back(self, catalog: Catalog) -> None:
         catalog.record_pipeline(DEFINITION)
 
         counter, spikes = catalog.computations()
         assert (counter.name, counter.code_version, counter.options) == ("counter", 1, {"exactly_once": True})
         assert (spikes.codec, spikes.pipeline) == ("msgpack", "zeitgeist")
 
-    def test_new_code_is_a_new_version(self, catalog: Catalog, clock: ManualClock) -> None:
-        """The code version rises exactly when the code's hash changes."""
+    def test_changed_code_hash_raises_code_version(self, catalog: Catalog, clock: ManualClock) -> None:
         for code_hash in ("a1", "a1", "a2", "a1"):
             clock.advance_ms(1)
             counter = replace(DEFINITION.computations[0], code_hash=code_hash)
@@ -132,7 +123,7 @@ class TestTopology:
         assert (entry.code_version, entry.recorded_us) == (3, 1_004_000)
 
     def test_code_versions_are_bounded(self, catalog: Catalog) -> None:
-        """Of ever new code the last versions stay, and the numbers go on."""
+        """The numbers keep rising after older versions are dropped."""
         for number in range(CODE_VERSIONS_MAX + 3):
             counter = replace(DEFINITION.computations[0], code_hash=f"a{number}")
             catalog.record_pipeline(PipelineDefinition(name="zeitgeist", computations=(counter,)))
@@ -141,8 +132,8 @@ class TestTopology:
         kept = [f"a{number}" for number in range(3, CODE_VERSIONS_MAX + 3)]
         assert [entry.code_hash for entry in catalog.code_versions("counter")] == kept
 
-    def test_what_is_no_longer_declared_is_retired(self, catalog: Catalog) -> None:
-        """A computation that left the pipeline is retired and comes back when declared again."""
+    def test_undeclared_computation_is_retired(self, catalog: Catalog) -> None:
+        """It is active again once it is declared again."""
         catalog.record_pipeline(DEFINITION)
         catalog.record_pipeline(replace(DEFINITION, computations=DEFINITION.computations[:1]))
         assert [entry.retired_us for entry in catalog.computations()] == [None, 1_000_000]
@@ -150,8 +141,8 @@ class TestTopology:
         catalog.record_pipeline(DEFINITION)
         assert [entry.retired_us for entry in catalog.computations()] == [None, None]
 
-    def test_two_pipelines_share_no_computation(self, catalog: Catalog) -> None:
-        """A name that another pipeline uses is refused, and nothing of the definition is kept."""
+    def test_pipelines_cannot_share_computation(self, catalog: Catalog) -> None:
+        """The whole definition is refused."""
         catalog.record_pipeline(DEFINITION)
 
         with pytest.raises(InvalidError, match="another pipeline"):
@@ -159,15 +150,13 @@ class TestTopology:
         assert {entry.pipeline for entry in catalog.computations()} == {"zeitgeist"}
 
     def test_options_must_be_json(self, catalog: Catalog) -> None:
-        """Options that JSON cannot say are refused by name."""
         odd = ComputationDefinition(name="odd", code_hash="x", options={"at": object()})
 
         with pytest.raises(InvalidError, match="odd"):
             catalog.record_pipeline(PipelineDefinition(name="p", computations=(odd,)))
 
 
-def test_many_processes_open_at_once(tmp_path: Path) -> None:
-    """However many open a new catalog at the same moment, it is made once and all can use it."""
+def test_many_processes_create_catalog_once(tmp_path: Path) -> None:
     url = default_catalog_url(str(tmp_path))
     start = threading.Barrier(6)
     failures: list[BaseException] = []
@@ -194,7 +183,6 @@ def test_many_processes_open_at_once(tmp_path: Path) -> None:
 class TestRebuilding:
     @pytest.fixture
     def log(self) -> Log:
-        """A log of three topologies, among them one of changed code, and other commits."""
         log = Log(MemoryObjects())
         changed = replace(DEFINITION.computations[0], code_hash="a2")
         later = replace(DEFINITION, computations=(changed,))
@@ -209,8 +197,7 @@ class TestRebuilding:
     def rebuild(self, catalog: Catalog, log: Log) -> None:
         catalog.rebuild(newest_commits(log, TableVersion(5), naming=DEFINES))
 
-    def test_a_lost_catalog_has_the_code_versions_of_the_log(self, catalog: Catalog, log: Log) -> None:
-        """Versions, times and retired computations are those of the commits."""
+    def test_lost_catalog_is_rebuilt_from_log(self, catalog: Catalog, log: Log) -> None:
         self.rebuild(catalog, log)
 
         counter, spikes = catalog.computations()
@@ -219,16 +206,15 @@ class TestRebuilding:
         hashes = [entry.code_hash for entry in catalog.code_versions("counter")]
         assert hashes == ["a1", "a2"]
 
-    def test_rebuilding_again_changes_nothing(self, catalog: Catalog, log: Log) -> None:
-        """Rebuilding twice is the same as once."""
+    def test_rebuild_is_idempotent(self, catalog: Catalog, log: Log) -> None:
         self.rebuild(catalog, log)
         before = catalog.computations(), catalog.code_versions("counter")
         self.rebuild(catalog, log)
 
         assert (catalog.computations(), catalog.code_versions("counter")) == before
 
-    def test_a_newer_definition_stays(self, catalog: Catalog, clock: ManualClock, log: Log) -> None:
-        """A definition in an old commit does not replace one that was declared since."""
+    def test_newer_definition_survives_rebuild(self, catalog: Catalog, clock: ManualClock, log: Log) -> None:
+        """Commits hold older definitions than the catalog."""
         clock.advance_ms(8_000)
         newer = replace(DEFINITION.computations[0], code_hash="a3")
         catalog.record_pipeline(replace(DEFINITION, computations=(newer,)))
@@ -236,8 +222,7 @@ class TestRebuilding:
 
         assert [entry.code_hash for entry in catalog.computations()] == ["a3"]
 
-    def test_a_malformed_definition_is_a_data_error(self, catalog: Catalog, log: Log) -> None:
-        """A definition that cannot be read is refused."""
+    def test_malformed_definition_is_data_error(self, catalog: Catalog, log: Log) -> None:
         info = CommitInfo(operation="X", timestamp_ms=1, millpond={"definition": {"name": "p"}})
         log.put(TableVersion(6), encode([info]))
 

@@ -1,4 +1,4 @@
-"""The catalog's database: concurrent connections, and translation of errors."""
+"""Connections to the catalog's database, and translation of its errors."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ from millpond.testing.fixtures.determinism import ManualClock
 
 
 class ReleasingClock(ManualClock):
-    """A clock that lets the other writer finish while it is waited on."""
-
     def __init__(self, other: sqlite3.Connection) -> None:
         super().__init__(0)
         self.other = other
@@ -46,7 +44,6 @@ def other(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def test_opening_waits_for_another_writer(tmp_path: Path, other: sqlite3.Connection) -> None:
-    """A file that another process is writing to is opened once that process is done."""
     clock = ReleasingClock(other)
     connect(default_catalog_url(str(tmp_path)), clock, create=True).dispose()
 
@@ -55,8 +52,7 @@ def test_opening_waits_for_another_writer(tmp_path: Path, other: sqlite3.Connect
         assert fresh.execute("PRAGMA journal_mode").fetchall() == [("wal",)]
 
 
-def test_opening_does_not_wait_for_ever(tmp_path: Path, other: sqlite3.Connection) -> None:
-    """A file that stays locked is unavailable after a bounded time."""
+def test_opening_gives_up_after_bounded_time(tmp_path: Path, other: sqlite3.Connection) -> None:
     clock = ManualClock(0)
     with pytest.raises(UnavailableError, match="busy"):
         connect(default_catalog_url(str(tmp_path)), clock, create=True)
@@ -65,8 +61,7 @@ def test_opening_does_not_wait_for_ever(tmp_path: Path, other: sqlite3.Connectio
     assert other.in_transaction
 
 
-def test_a_refused_statement_is_our_bug(tmp_path: Path) -> None:
-    """A row that breaks the schema raises InternalError and leaves nothing behind."""
+def test_schema_violation_is_internal_error(tmp_path: Path) -> None:
     engine = connect(default_catalog_url(str(tmp_path)), ManualClock(0), create=True)
     with writing(engine) as connection:
         METADATA.create_all(connection)
@@ -79,8 +74,7 @@ def test_a_refused_statement_is_our_bug(tmp_path: Path) -> None:
     engine.dispose()
 
 
-def test_a_statement_is_compiled_once_for_all_catalogs_of_a_process(tmp_path: Path) -> None:
-    """A second catalog compiles none of the statements that the first has compiled."""
+def test_statement_is_compiled_once_per_process(tmp_path: Path) -> None:
     compiled = []
     for name in ("first", "second", "third"):
         with Catalog.open(f"sqlite:///{tmp_path / name}") as catalog:
@@ -93,8 +87,8 @@ def test_a_statement_is_compiled_once_for_all_catalogs_of_a_process(tmp_path: Pa
     assert compiled[0] == compiled[1] == compiled[2]
 
 
-def test_an_error_names_the_catalog_as_its_user_does(tmp_path: Path) -> None:
-    """Whatever SQLAlchemy calls our dialect."""
+def test_error_names_catalog_not_dialect(tmp_path: Path) -> None:
+    """SQLAlchemy has its own name for our dialect."""
     url = f"sqlite:///{tmp_path}/missing/catalog.sqlite"
     with pytest.raises(UnavailableError) as refused:
         Catalog.open(url)

@@ -1,4 +1,4 @@
-"""A catalog that somebody else has made: it leads nowhere, runs nothing and ends."""
+"""Catalogs written by somebody else."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _folder(path: Path, _target: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
 @pytest.mark.parametrize("place", [_link, _fifo, _folder])
-def test_catalog_that_is_no_file_is_refused(
+def test_catalog_must_be_regular_file(
     path: Path, tmp_path: Path, suffix: str, place: Callable[[Path, Path], None]
 ) -> None:
     other = tmp_path / "other.sqlite"
@@ -90,8 +90,8 @@ def test_catalog_with_code_is_refused(path: Path, kind: str) -> None:
     refused(path, "must have plain tables")
 
 
-def test_journal_that_names_another_file_deletes_nothing(path: Path, tmp_path: Path) -> None:
-    """SQLite rolls a journal back that it finds, and then deletes the "super-journal" that the journal names."""
+def test_journal_naming_another_file_deletes_nothing(path: Path, tmp_path: Path) -> None:
+    """After a rollback SQLite deletes the "super-journal" that the journal names."""
     victim = tmp_path / "victim"
     victim.write_bytes(b"a file of the user")
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -117,7 +117,7 @@ def test_journal_that_names_another_file_deletes_nothing(path: Path, tmp_path: P
     assert not victim.exists(), "SQLite alone deletes it"
 
 
-def test_catalog_that_takes_too_many_steps_is_damage(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catalog_needing_too_many_steps_is_damage(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain tables can hold more rows than any of ours."""
     many = ",".join(f"('{number}', 'reader', 1, 1, null)" for number in range(3_000))
     with closing(sqlite3.connect(path)) as connection:

@@ -1,4 +1,4 @@
-"""What garbage collection must respect: readers and collectors."""
+"""Version pins that garbage collection must respect."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ def catalog(clock: ManualClock) -> Iterator[Catalog]:
         yield opened
 
 
-def test_a_collector_respects_readers(catalog: Catalog) -> None:
-    """A collector cannot publish above what a reader needs."""
+def test_collector_cannot_pass_reader(catalog: Catalog) -> None:
     catalog.publish_horizon("reader", TableVersion(7))
     catalog.publish_horizon("slow reader", TableVersion(5))
     assert catalog.oldest_needed() == 5
@@ -38,8 +37,8 @@ def test_a_collector_respects_readers(catalog: Catalog) -> None:
     assert {(entry.holder, entry.version) for entry in catalog.horizons()} == {("gc", 7), ("reader", 7)}
 
 
-def test_a_reader_respects_collectors(catalog: Catalog) -> None:
-    """A version that is being collected cannot be pinned, and a collector's horizon does not fall."""
+def test_reader_cannot_pin_collected_version(catalog: Catalog) -> None:
+    """The horizon of a collector does not fall either."""
     catalog.publish_horizon("gc", TableVersion(7), HorizonKind.COLLECTOR)
     with pytest.raises(ConflictError, match="being collected"):
         catalog.publish_horizon("reader", TableVersion(6))
@@ -50,8 +49,7 @@ def test_a_reader_respects_collectors(catalog: Catalog) -> None:
     assert len(catalog.horizons()) == 1
 
 
-def test_a_silent_reader_expires(catalog: Catalog, clock: ManualClock) -> None:
-    """A reader that stops renewing holds nothing up after its lifetime."""
+def test_silent_reader_expires(catalog: Catalog, clock: ManualClock) -> None:
     catalog.publish_horizon("reader", TableVersion(3), lifetime_ms=1_000)
     clock.advance_ms(999)
     assert catalog.oldest_needed() == 3
@@ -61,15 +59,14 @@ def test_a_silent_reader_expires(catalog: Catalog, clock: ManualClock) -> None:
     catalog.publish_horizon("gc", TableVersion(9), HorizonKind.COLLECTOR)
 
 
-def test_a_reader_withdraws(catalog: Catalog) -> None:
-    """A reader that is done holds nothing up."""
+def test_withdrawn_reader_holds_nothing(catalog: Catalog) -> None:
     catalog.publish_horizon("reader", TableVersion(3))
     catalog.withdraw_horizon("reader")
 
     assert catalog.horizons() == ()
 
 
-def test_a_collector_cannot_expire(catalog: Catalog) -> None:
-    """What a collector took stays taken, so its horizon has no lifetime."""
+def test_collector_does_not_expire(catalog: Catalog) -> None:
+    """Its deletions are final, so its horizon has no lifetime."""
     with pytest.raises(InvalidError):
         catalog.publish_horizon("gc", TableVersion(1), HorizonKind.COLLECTOR, lifetime_ms=5)

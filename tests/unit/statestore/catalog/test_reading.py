@@ -1,4 +1,4 @@
-"""Readers keep the version that they read, and let it go afterwards."""
+"""Pins of the version that a reader uses."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def collect_up_to(catalog: Catalog, version: int) -> None:
     catalog.publish_horizon("gc", TableVersion(version), HorizonKind.COLLECTOR)
 
 
-def test_a_version_is_held_while_it_is_read(catalog):
-    """No collector passes it; afterwards one does, and no thread is left."""
+def test_version_is_pinned_while_read(catalog):
+    """The thread that renews the pin ends with the read."""
     with Reading(catalog, "me", TableVersion(7)):
         with pytest.raises(ConflictError):
             collect_up_to(catalog, 8)
@@ -44,15 +44,14 @@ def test_a_version_is_held_while_it_is_read(catalog):
     assert not [thread for thread in threading.enumerate() if thread.name == "millpond-reading"]
 
 
-def test_a_version_that_is_being_collected_is_refused(catalog):
-    """The reader hears of it before it reads."""
+def test_version_under_collection_is_refused(catalog):
+    """The refusal comes before the first read."""
     collect_up_to(catalog, 8)
     with pytest.raises(ConflictError):
         Reading(catalog, "me", TableVersion(7))
 
 
-def test_a_slow_reader_renews_its_horizon(catalog, clock, monkeypatch):
-    """It is held for longer than a horizon lives, because the reader does."""
+def test_slow_reader_renews_its_horizon(catalog, clock, monkeypatch):
     renewed = threading.Event()
     monkeypatch.setattr(reading_module, "_RENEWALS", READER_LIFETIME_MS)
     with Reading(catalog, "me", TableVersion(7)) as held:
@@ -68,8 +67,8 @@ def test_a_slow_reader_renews_its_horizon(catalog, clock, monkeypatch):
         held.check()
 
 
-def test_a_reader_that_slept_too_long_is_told(catalog, clock):
-    """Its horizon expired, a collector went on: what it reads from now on may be gone."""
+def test_reader_with_expired_horizon_fails(catalog, clock):
+    """A collector may have deleted its files."""
     with Reading(catalog, "me", TableVersion(7)) as held:
         clock.advance_ms(READER_LIFETIME_MS + 1)
         collect_up_to(catalog, 8)
@@ -78,8 +77,7 @@ def test_a_reader_that_slept_too_long_is_told(catalog, clock):
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_store_keeps_what_is_read(tmp_path, clock, read_only):
-    """A store that was opened read-only publishes the horizon in its catalog too."""
+def test_read_only_store_publishes_its_horizon(tmp_path, clock, read_only):
     registry = MemoryRegistry()
     with Store.open(
         tmp_path / "pond",
@@ -97,8 +95,8 @@ def test_a_store_keeps_what_is_read(tmp_path, clock, read_only):
         assert store.catalog.oldest_needed() is None
 
 
-def test_a_store_without_a_catalog_is_read_anyway(tmp_path, clock):
-    """Without a catalog no version can be pinned, and no catalog is created for it."""
+def test_store_without_catalog_is_readable(tmp_path, clock):
+    """No version can be pinned, and no catalog is created."""
     with Store.in_memory(clock=clock) as store, store.reading() as snapshot:
         assert snapshot.version == 0
     registry = MemoryRegistry()
@@ -112,8 +110,8 @@ def test_a_store_without_a_catalog_is_read_anyway(tmp_path, clock):
     assert not (tmp_path / "pond" / "catalog.sqlite").exists()
 
 
-def test_a_catalog_that_cannot_be_written_does_not_prevent_reading(tmp_path, clock, monkeypatch):
-    """A store on a read-only disk can be read; a version that is being collected is still refused."""
+def test_read_only_catalog_does_not_prevent_reading(tmp_path, clock, monkeypatch):
+    """A version under collection is still refused."""
     registry = MemoryRegistry()
     with Store.open(
         tmp_path / "pond",
@@ -134,8 +132,8 @@ def test_a_catalog_that_cannot_be_written_does_not_prevent_reading(tmp_path, clo
             assert snapshot.version == 1
 
 
-def test_commands_read_a_version_behind_the_horizon_while_it_lasts(tmp_path, clock):
-    """`millpond sql --version` says that its files may go, and reads them as long as they are there."""
+def test_command_reads_version_behind_horizon_with_warning(tmp_path, clock):
+    """Its files stay readable until they are deleted."""
     registry = MemoryRegistry()
     with Store.open(
         tmp_path / "pond",

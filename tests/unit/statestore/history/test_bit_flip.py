@@ -1,4 +1,4 @@
-"""One flipped bit is found wherever it is, and nothing else is made up."""
+"""Repair of one flipped bit."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from millpond.statestore.log.commit_file import digest_of
 
 
 @given(st.binary(min_size=1, max_size=200), st.integers(0, 7), st.data())
-def test_any_bit_is_turned_back(data, bit, draw):
-    """The bytes come back as they were."""
+def test_flipped_bit_is_restored(data, bit, draw):
     damaged = bytearray(data)
     damaged[draw.draw(st.integers(0, len(data) - 1))] ^= 1 << bit
     assert repair_bit_flip(bytes(damaged), lambda it: digest_of(it) == digest_of(data)) == data
 
 
-def test_two_bits_are_not():
-    """What cannot be proven whole is given up, and so is what is too large to try."""
+def test_two_flipped_bits_are_not_repaired():
+    """Neither is an object too large to try."""
     data = b"a commit"
     assert repair_bit_flip(b"b commiu", lambda it: it == data) is None
     assert repair_bit_flip(bytes(FLIP_BYTES_MAX + 1), lambda it: True) is None

@@ -1,4 +1,4 @@
-"""Lineages: which incarnation a store is, by its transactions."""
+"""Incarnations of a store, by its transactions."""
 
 from __future__ import annotations
 
@@ -13,22 +13,20 @@ from millpond.statestore.types import Superstep
 
 
 def lineage_of(*later: tuple[str, str, int], at: int = 50) -> Lineage:
-    """The lineage of the store ``s`` after adoptions: name, origin, table version."""
     txns = {AppId.INCARNATION.of(name, origin): began for name, origin, began in later}
     txns |= {AppId.FORK.of(name, "p"): at for name, _, _ in later}
     return Lineage.of("s", txns)
 
 
 def sink(**records: int) -> Snapshot:
-    """A sink's table with supersteps by incarnation."""
     snapshot = Snapshot()
     snapshot.txns = {sink_app_id("s", "p", "out", name): at for name, at in records.items()}
     snapshot.txns[sink_app_id("other", "p", "out")] = 999
     return snapshot
 
 
-def test_a_store_without_entries_is_its_first_incarnation() -> None:
-    """A store of an earlier version has an incarnation by its id, and lies anywhere."""
+def test_store_without_entries_is_its_first_incarnation() -> None:
+    """Stores of earlier versions have no location either."""
     lineage = Lineage.of("s", {"millpond/superstep/p": 4})
     assert (lineage.current.id, lineage.current.origin, lineage.location) == ("s", Origin.CREATED, "")
     lineage.check_location("/anywhere")
@@ -36,8 +34,7 @@ def test_a_store_without_entries_is_its_first_incarnation() -> None:
     assert lineage.unrecorded_location("memory://1") == {}
 
 
-def test_the_last_place_is_the_one_where_it_lies() -> None:
-    """A store that went there and back lies where it was seen last."""
+def test_current_location_is_the_last_one_seen() -> None:
     lineage = Lineage.of("s", {AppId.LOCATION.of("/a/ü"): 9, AppId.LOCATION.of("/b"): 5})
     lineage.check_location("/a/ü")
     with pytest.raises(InvalidError, match=r"location has changed.*path=`/b` was=`/a/ü`"):
@@ -55,8 +52,10 @@ def test_the_last_place_is_the_one_where_it_lies() -> None:
         ((("c", "copy", 9), ("r", "restored", 12)), {"c": 50}, 50),
     ],
 )
-def test_what_fits(later: tuple[tuple[str, str, int], ...], records: dict[str, int], delivered: int) -> None:
-    """A sink fits the incarnations that the store continues, as far as they were continued."""
+def test_sink_fits_continued_incarnations(
+    later: tuple[tuple[str, str, int], ...], records: dict[str, int], delivered: int
+) -> None:
+    """It may not be ahead of the point where the store continued one."""
     record = SinkRecord(lineage_of(*later), "p", "out", Superstep(60))
     record.check_on_opening(sink(**records))
     assert record.delivered(sink(**records).txns) == delivered
@@ -74,10 +73,9 @@ def test_what_fits(later: tuple[tuple[str, str, int], ...], records: dict[str, i
         ((("c", "copy", 9), ("r", "restored", 12)), {"c": 51}, DataError),
     ],
 )
-def test_what_does_not(
+def test_sink_ahead_or_of_another_copy_refuses_store(
     later: tuple[tuple[str, str, int], ...], records: dict[str, int], error: type[Exception]
 ) -> None:
-    """A sink that is ahead, or that another copy writes into, refuses the store."""
     record = SinkRecord(lineage_of(*later), "p", "out", Superstep(60))
     with pytest.raises(error):
         record.check_on_opening(sink(**records))

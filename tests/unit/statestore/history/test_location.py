@@ -1,4 +1,4 @@
-"""Where a store may lie."""
+"""The folders in which a store may be created."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.history.lineage import check_location
 
 
-def test_an_empty_folder_and_what_a_killed_process_leaves_may_become_a_store(tmp_path: Path) -> None:
-    """So may a path where nothing is; if none may be created, each is refused."""
+def test_empty_folder_or_remains_of_killed_process_may_become_store(tmp_path: Path) -> None:
     (tmp_path / "begun" / "rows").mkdir(parents=True)
     (tmp_path / "empty").mkdir()
     for name in ("begun", "empty", "nothing"):
@@ -22,8 +21,8 @@ def test_an_empty_folder_and_what_a_killed_process_leaves_may_become_a_store(tmp
 
 
 @pytest.mark.parametrize("other", ["letter.txt", "rows", "rows/letter.txt"])
-def test_a_folder_with_something_else_is_refused(tmp_path: Path, other: str) -> None:
-    """Also where it is called as the folder of the rows is, or lies in it."""
+def test_folder_with_other_files_is_refused(tmp_path: Path, other: str) -> None:
+    """A stranger's folder may be named like the folder of the rows."""
     (tmp_path / other).parent.mkdir(exist_ok=True)
     (tmp_path / other).write_text("Dear")
 
@@ -31,10 +30,8 @@ def test_a_folder_with_something_else_is_refused(tmp_path: Path, other: str) -> 
         check_location(tmp_path, tmp_path, create=True)
 
 
-def test_a_store_that_another_process_creates_at_this_moment_is_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its log comes after the first look for it, and before the look for anything else."""
+def test_store_created_concurrently_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log appears between the look for a log and the look for other files."""
     rows, look = tmp_path / "rows", Path.iterdir
     rows.mkdir()
 

@@ -1,4 +1,4 @@
-"""Commits read back from the log one by one."""
+"""Commits read back from the log."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ def versions(log: Log, newest: int, limit: int | None = None, naming: bytes = b"
     return [commit.version for commit in newest_commits(log, TableVersion(newest), limit, naming=naming)]
 
 
-def test_a_commit_has_the_facts_of_its_file(log: Log) -> None:
-    """Time, metadata and transactions are those that were committed."""
+def test_commit_has_facts_of_its_file(log: Log) -> None:
     commit = read_commit(log, TableVersion(3))
 
     assert commit is not None
@@ -43,8 +42,7 @@ def test_a_commit_has_the_facts_of_its_file(log: Log) -> None:
     assert (commit.txns, commit.metadata["odd"]) == ({"a": 3, "b3": 1}, 1)
 
 
-def test_commits_come_newest_first_up_to_a_limit_or_a_gap(log: Log) -> None:
-    """A missing commit ends the walk."""
+def test_commits_come_newest_first_up_to_limit_or_gap(log: Log) -> None:
     assert versions(log, 7, 3) == [7, 6, 5]
     assert versions(log, 1, 100) == [1, 0]
     assert versions(log, 9, 3) == []
@@ -52,13 +50,12 @@ def test_commits_come_newest_first_up_to_a_limit_or_a_gap(log: Log) -> None:
     assert versions(log, 7) == [7, 6, 5]
 
 
-def test_commits_are_selected_by_bytes_that_they_name(log: Log) -> None:
-    """Commits without the bytes are passed over, and do not end the walk."""
+def test_commits_are_selected_by_bytes(log: Log) -> None:
+    """A commit without the bytes does not end the walk."""
     assert versions(log, 7, naming=b'"b4"') == [4]
 
 
-def test_damage_ends_one_walk_and_is_skipped_by_the_other(log: Log) -> None:
-    """A damaged commit raises DataError, unless only readable ones are asked for."""
+def test_damaged_commit_raises_unless_only_readable_are_wanted(log: Log) -> None:
     log.objects.put(commit_path(TableVersion(5)), b"no commit")
 
     with pytest.raises(DataError):
@@ -67,8 +64,7 @@ def test_damage_ends_one_walk_and_is_skipped_by_the_other(log: Log) -> None:
     assert [commit.version for commit in readable_commits(log, wanted)] == [4, 6]
 
 
-def test_commits_of_other_engines_say_nothing() -> None:
-    """A commit without Millpond's fields has a time and no facts."""
+def test_foreign_commit_has_only_time() -> None:
     data = encode([CommitInfo(operation="OPTIMIZE", timestamp_ms=2)])
     commit = LoggedCommit.of(TableVersion(3), data)
 

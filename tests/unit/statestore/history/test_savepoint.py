@@ -30,8 +30,7 @@ def store() -> Store:
     return Store.in_memory()
 
 
-def test_a_savepoint_has_a_version_and_a_name(store: Store) -> None:
-    """That of the newest version by default, and it is found by its name until it is dropped."""
+def test_savepoint_defaults_to_newest_version(store: Store) -> None:
     store.committer.commit(CommitRequest(kind="request", positions={"other": 1}))
     first, newest = store.savepoint("first", 0), store.savepoint("newest")
 
@@ -41,8 +40,7 @@ def test_a_savepoint_has_a_version_and_a_name(store: Store) -> None:
     assert store.savepoints() == (newest,)
 
 
-def test_to_make_it_again_changes_nothing(store: Store) -> None:
-    """With the same version, or with none."""
+def test_repeated_creation_changes_nothing(store: Store) -> None:
     made = store.savepoint("mine")
     version = store.snapshot().version
 
@@ -50,8 +48,8 @@ def test_to_make_it_again_changes_nothing(store: Store) -> None:
     assert store.snapshot().version == version
 
 
-def test_a_dropped_name_is_free(store: Store) -> None:
-    """For an older version too."""
+def test_dropped_name_is_free(store: Store) -> None:
+    """The new savepoint may have an older version."""
     store.savepoint("mine")
     store.savepoint("other")
     store.drop_savepoint("mine")
@@ -60,14 +58,13 @@ def test_a_dropped_name_is_free(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "12", "x" * 201])
-def test_a_name_is_no_number(store: Store, name: str) -> None:
-    """For it stands where the number of a version may."""
+def test_savepoint_name_must_not_be_number(store: Store, name: str) -> None:
+    """Commands accept it in place of a version number."""
     with pytest.raises(InvalidError, match="1 to 200 characters"):
         store.savepoint(name)
 
 
-def test_what_cannot_be_is_refused(store: Store) -> None:
-    """A name that is taken, a version to come, and a savepoint that is not there."""
+def test_taken_name_future_version_and_absent_savepoint_are_refused(store: Store) -> None:
     store.savepoint("mine", 0)
     with pytest.raises(InvalidError, match="another savepoint has that name"):
         store.savepoint("mine", 1)
@@ -77,8 +74,8 @@ def test_what_cannot_be_is_refused(store: Store) -> None:
         store.drop_savepoint("yours")
 
 
-def test_of_two_that_want_a_name_one_gets_it(store: Store) -> None:
-    """A writer that has not seen the other one's savepoint is refused by the commit."""
+def test_concurrent_writers_cannot_share_name(store: Store) -> None:
+    """The commit refuses a writer that has not seen the other savepoint."""
     store.savepoint("mine", 0)
     other = CommitRequest(kind="savepoint", positions={AppId.SAVEPOINT.of("mine"): 1})
     with pytest.raises(ConflictError, match="another savepoint"):
@@ -91,10 +88,8 @@ def test_of_two_that_want_a_name_one_gets_it(store: Store) -> None:
 
 
 @pytest.mark.parametrize("version", [None, 0])
-def test_a_collector_is_quicker(store: Store, version: int | None) -> None:
-    """It moved past the version after that was found to be readable: the newest one is then a newer one, and of a version
-    that was named there is no savepoint.
-    """
+def test_savepoint_lost_to_collector_uses_newer_version_or_fails(store: Store, version: int | None) -> None:
+    """A version named by the caller is not replaced."""
 
     def collect(name: str) -> None:
         if name == "checkpoint.written" and not store.log.inventory().checkpoints[1:]:
@@ -111,8 +106,8 @@ def test_a_collector_is_quicker(store: Store, version: int | None) -> None:
         assert store.savepoints() == ()
 
 
-def test_delta_readers_read_a_savepoint_whose_log_is_gone(tmp_path: Path) -> None:
-    """By its checkpoint, which is one of Delta's."""
+def test_delta_reader_reads_savepoint_without_log(tmp_path: Path) -> None:
+    """It needs only the checkpoint."""
     with opened(tmp_path / "pond") as store:
         interval = Interval("c")
         store.committer.commit(fence_request(1, interval))

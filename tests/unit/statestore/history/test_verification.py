@@ -1,4 +1,4 @@
-"""Verification finds every kind of damage, and nothing in a sound store."""
+"""Verification of stores."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ class Count(Computation):
 
 @pytest.fixture
 def objects() -> MemoryObjects:
-    """A store after twenty supersteps, some compactions and a checkpoint."""
     disk, clock = MemoryObjects(), ManualClock()
     store = Store.in_memory(objects=disk, clock=clock, rng=SeededRng(1))
     pipeline = EnginePipeline("p")
@@ -57,7 +56,7 @@ def flip(objects: MemoryObjects, path: str, offset: int = 60) -> None:
 
 
 @pytest.mark.parametrize("is_folder", [True, False])
-def test_link_in_the_place_of_row_files_is_reported(objects, tmp_path, is_folder):
+def test_link_replacing_row_files_is_reported(objects, tmp_path, is_folder):
     """All other files are still read."""
     store = LocalObjects(tmp_path / "rows")
     for path in objects.list(""):
@@ -73,8 +72,7 @@ def test_link_in_the_place_of_row_files_is_reported(objects, tmp_path, is_folder
     assert verified.files == verify_store(objects).files
 
 
-def test_a_sound_store_has_no_findings(objects):
-    """All of it is read, and nothing is wrong."""
+def test_intact_store_has_no_findings(objects):
     snapshot = load(Log(objects))
     report = verify_store(objects, Mark(snapshot.version, snapshot.digest))
 
@@ -85,7 +83,6 @@ def test_a_sound_store_has_no_findings(objects):
 
 
 def test_each_damaged_file_is_named(objects):
-    """A flipped bit in every live file and in a checkpoint: all are named, with what they held."""
     paths = [file.path for file in load(Log(objects)).files]
     checkpoint = next(path for path in objects.list("_delta_log") if path.endswith(".checkpoint.parquet"))
     for path in (*paths, checkpoint):
@@ -96,8 +93,7 @@ def test_each_damaged_file_is_named(objects):
     assert any("row updates of count, keys 'a'" in finding.held for finding in report.findings)
 
 
-def test_a_missing_file_is_named(objects):
-    """A live file that is gone is as bad as a damaged one."""
+def test_missing_file_is_named(objects):
     path = load(Log(objects)).files[0].path
     objects.delete([path])
 
@@ -105,8 +101,7 @@ def test_a_missing_file_is_named(objects):
 
 
 @pytest.mark.parametrize("version", [0, 7, 20])
-def test_a_damaged_commit_is_named(objects, version):
-    """A commit file with a flipped bit is found, and said to hold its version."""
+def test_damaged_commit_is_named(objects, version):
     flip(objects, commit_path(version))
     report = verify_store(objects)
 
@@ -114,15 +109,14 @@ def test_a_damaged_commit_is_named(objects, version):
     assert report.findings[0].held == f"table version {version}"
 
 
-def test_a_missing_commit_is_named(objects):
-    """A hole in the log is a finding."""
+def test_missing_commit_is_named(objects):
     objects.delete([commit_path(9)])
 
     assert commit_path(9) in {finding.path for finding in verify_store(objects).findings}
 
 
-def test_a_log_that_was_cut_shows_at_the_high_water_mark(objects):
-    """Without its newest commit a log looks whole; the mark knows better."""
+def test_missing_newest_commit_is_found_by_mark(objects):
+    """The rest of the log looks whole."""
     newest = load(Log(objects))
     mark = Mark(newest.version, newest.digest)
     objects.delete([commit_path(newest.version)])
@@ -132,8 +126,8 @@ def test_a_log_that_was_cut_shows_at_the_high_water_mark(objects):
     assert finding.path == commit_path(newest.version)
 
 
-def test_a_fence_out_of_order_is_a_finding(objects):
-    """A commit that follows no rule is found although its seal and chain are whole."""
+def test_fence_out_of_order_is_finding(objects):
+    """Seal and chain of the commit are whole."""
     log = Log(objects)
     newest = load(log)
     data = log.require(newest.version)
@@ -153,7 +147,6 @@ def test_a_fence_out_of_order_is_a_finding(objects):
 def commit_on_top(
     objects: MemoryObjects, *actions: Action, previous: str | None = None, kind: str = "superstep"
 ) -> None:
-    """One more commit, sealed and chained as one of ours, that says what a test wants it to say."""
     log = Log(objects)
     newest = load(log)
     ours = {"kind": kind, "previous": newest.digest if previous is None else previous}
@@ -162,7 +155,6 @@ def commit_on_top(
 
 
 def said_of(objects: MemoryObjects, *, keys: tuple[str, str], records: int, **tags: str) -> Add:
-    """A live file as it is, but for what the log says of it."""
     file = next(
         file for file in load(Log(objects)).files if file.computation == "count" and file.min_key == "a"
     )
@@ -187,8 +179,8 @@ def said_of(objects: MemoryObjects, *, keys: tuple[str, str], records: int, **ta
         ({"superstep": "0"}, "rows of a later superstep than it was written in"),
     ],
 )
-def test_a_file_that_is_not_what_the_log_says_is_a_finding(objects, said, fault):
-    """Rows are held against their number, keys, interval and superstep in the log, although every seal is whole."""
+def test_file_differing_from_log_is_finding(objects, said, fault):
+    """Every seal is whole, so only the log can show the difference."""
     add = said_of(objects, **{"keys": ("", "z"), "records": rows_of_the_first(objects), **said})
     commit_on_top(objects, add)
 
@@ -196,8 +188,8 @@ def test_a_file_that_is_not_what_the_log_says_is_a_finding(objects, said, fault)
     assert any(fault in finding.fault for finding in findings)
 
 
-def test_what_another_engine_says_of_a_file_is_enough(objects):
-    """Without a word of ours about interval and superstep, a file is held to what the log does say."""
+def test_foreign_file_is_checked_against_present_statistics(objects):
+    """Its add action has no interval and no superstep."""
     add = replace(said_of(objects, keys=("", "z"), records=rows_of_the_first(objects)), tags={})
     commit_on_top(objects, add)
 
@@ -211,8 +203,7 @@ def rows_of_the_first(objects: MemoryObjects) -> int:
     )
 
 
-def test_a_position_that_falls_is_a_finding(objects):
-    """A superstep comes after another; only a repair may go back, and says so."""
+def test_falling_position_is_finding_except_in_repair(objects):
     fallen = Txn(app_id="millpond/superstep/p", version=1)
     commit_on_top(objects, fallen, kind="repair")
     assert verify_store(objects).findings == ()
@@ -222,8 +213,8 @@ def test_a_position_that_falls_is_a_finding(objects):
     assert finding.fault == "a position fell: millpond/superstep/p from 1 to 0"
 
 
-def test_rows_newer_than_their_owner_are_a_finding(objects):
-    """An interval's rows are at most as new as its fence; where that was set back they show it."""
+def test_rows_newer_than_fence_are_finding(objects):
+    """This shows a fence that was set back."""
     interval = next(file.interval_id for file in load(Log(objects)).files if file.computation == "count")
     commit_on_top(objects, Txn(app_id=interval, version=pack_fence(Sequencer(1), CommitNumber(1))))
 
@@ -231,8 +222,7 @@ def test_rows_newer_than_their_owner_are_a_finding(objects):
     assert faults == {"a fence is out of order", "it has rows newer than its interval's last commit"}
 
 
-def test_a_commit_that_was_built_on_another_is_a_finding(objects):
-    """A log into which a commit of another history was put is found at that commit."""
+def test_commit_of_another_history_is_finding(objects):
     commit_on_top(objects, previous="0" * 64)
     newest = max(path for path in objects.list("_delta_log") if path.endswith(".json"))
 
@@ -242,8 +232,7 @@ def test_a_commit_that_was_built_on_another_is_a_finding(objects):
     )
 
 
-def test_nothing_is_no_store():
-    """Where there is no commit at all, that is the finding."""
+def test_missing_log_is_finding():
     (finding,) = verify_store(MemoryObjects()).findings
 
     assert (finding.path, finding.fault) == (commit_path(0), "there is no commit at all")

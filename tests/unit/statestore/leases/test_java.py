@@ -1,4 +1,4 @@
-"""Which Java there is, and whether it is new enough."""
+"""The Java that is found, and its version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from millpond.statestore.leases.zookeeper_process import find_java, java_of_spar
 
 
 def java(home: Path, says: str) -> Path:
-    """A program that says its version on standard error."""
     program = home / "bin/java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\necho '{says}' >&2\n")
@@ -27,7 +26,7 @@ def java(home: Path, says: str) -> Path:
         ('x version "16"', "16"),
     ],
 )
-def test_versions_below_17_are_too_old(tmp_path: Path, says: str, version: str) -> None:
+def test_java_below_17_is_refused(tmp_path: Path, says: str, version: str) -> None:
     """Java 8 calls itself 1.8."""
     program = java(tmp_path, says)
 
@@ -36,14 +35,13 @@ def test_versions_below_17_are_too_old(tmp_path: Path, says: str, version: str) 
 
 
 @pytest.mark.parametrize("says", ['openjdk version "17.0.9"', 'openjdk version "21"', "no version"])
-def test_others_are_not_refused_for_their_age(tmp_path: Path, says: str) -> None:
-    """New ones, those that do not tell, and what is no program."""
+def test_java_of_unknown_version_is_accepted(tmp_path: Path, says: str) -> None:
     refuse_old_java(str(java(tmp_path, says)))
     refuse_old_java(str(tmp_path))
 
 
-def test_spark_looks_nowhere_else_than_in_java_home(tmp_path: Path) -> None:
-    """The server of a store takes the Java on the path if there is none."""
+def test_spark_uses_only_java_home(tmp_path: Path) -> None:
+    """The server of a store falls back to the Java on the path."""
     program = java(tmp_path / "jdk", 'openjdk version "17"')
     environment = {"JAVA_HOME": str(tmp_path), "PATH": str(program.parent)}
 

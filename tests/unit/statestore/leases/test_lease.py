@@ -1,4 +1,4 @@
-"""Pure rules of leases, and of their nodes in ZooKeeper."""
+"""Rules of leases and of their nodes in ZooKeeper."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ def owned_by(session_id: int) -> Node:
 
 
 def after(nodes: IntervalNodes, operations: list[Operation]) -> IntervalNodes:
-    """What ZooKeeper holds once ``operations`` have been applied to ``nodes``."""
     node, owner = nodes.node, nodes.owner
     for operation in operations:
         match operation:
@@ -47,8 +46,7 @@ def after(nodes: IntervalNodes, operations: list[Operation]) -> IntervalNodes:
 
 
 @given(last=SEQUENCERS, above=SEQUENCERS)
-def test_next_sequencer_exceeds_both(last: int, above: int) -> None:
-    """A new sequencer is higher than the last one given out and than the table's, and no higher than needed."""
+def test_next_sequencer_is_one_above_last_and_table(last: int, above: int) -> None:
     sequencer = next_sequencer(last, Sequencer(above))
 
     assert sequencer > last
@@ -57,8 +55,7 @@ def test_next_sequencer_exceeds_both(last: int, above: int) -> None:
 
 
 @given(above=st.lists(SEQUENCERS, min_size=1, max_size=10), wiped_after=st.integers(0, 10))
-def test_sequencers_rise_over_takings_and_a_wipe(above: list[int], wiped_after: int) -> None:
-    """Whatever the table held, each taking's sequencer is what its nodes then say, and rises while they last."""
+def test_sequencers_rise_over_acquisitions_and_wipe(above: list[int], wiped_after: int) -> None:
     nodes = IntervalNodes(interval=INTERVAL, node=None, owner=None)
     last = 0
     for number, held in enumerate(above):
@@ -75,18 +72,15 @@ def test_sequencers_rise_over_takings_and_a_wipe(above: list[int], wiped_after: 
 
 @pytest.mark.parametrize("ended", [LeaseState.LOST, LeaseState.RELEASED])
 def test_ended_lease_stays_ended(ended: LeaseState) -> None:
-    """No notice revives an ended lease."""
     assert not [state for state in LeaseState if may_move(ended, state)]
 
 
 @pytest.mark.parametrize("state", [LeaseState.HELD, LeaseState.SUSPENDED])
 def test_live_lease_may_move_to_any_other_state(state: LeaseState) -> None:
-    """A live lease may go to every state but the one that it is in."""
     assert {new for new in LeaseState if may_move(state, new)} == set(LeaseState) - {state}
 
 
 def test_check_passes_while_held() -> None:
-    """A fresh lease is held, and its check returns."""
     lease = Lease(INTERVAL, Sequencer(3))
 
     lease.check()
@@ -96,7 +90,6 @@ def test_check_passes_while_held() -> None:
 
 
 def test_check_of_suspended_lease_is_unavailable() -> None:
-    """A suspended lease says to pause, and passes again once it is held again."""
     lease = Lease(INTERVAL, Sequencer(3))
     lease.move(LeaseState.SUSPENDED)
 
@@ -106,8 +99,7 @@ def test_check_of_suspended_lease_is_unavailable() -> None:
     lease.check()
 
 
-def test_check_of_lost_lease_says_why() -> None:
-    """A lost lease says to stop, with the interval, the sequencer and the reason."""
+def test_check_of_lost_lease_raises_interval_sequencer_and_reason() -> None:
     lease = Lease(INTERVAL, Sequencer(3))
     lease.move(LeaseState.LOST, f"held now by {HOLDER}")
 
@@ -116,14 +108,13 @@ def test_check_of_lost_lease_says_why() -> None:
     assert not lease.move(LeaseState.HELD)
 
 
-def test_holder_survives_its_encoding() -> None:
-    """A holder is read as it was written."""
+def test_holder_survives_encoding() -> None:
     assert Holder.decode(HOLDER.encode()) == HOLDER
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b'{"writer_id": "w"}', b'"text"'])
 def test_unreadable_holder_is_unknown(data: bytes) -> None:
-    """Data that names no holder names an unknown one instead of failing a taking."""
+    """A damaged node must not prevent acquiring the lease."""
     assert Holder.decode(data).writer_id == "unknown"
 
 
@@ -132,16 +123,15 @@ def test_unreadable_holder_is_unknown(data: bytes) -> None:
     low=st.text(st.characters(codec="utf-8"), max_size=5),
     high=st.none() | st.text(st.characters(codec="utf-8"), min_size=1, max_size=5),
 )
-def test_paths_name_the_interval(computation: str, low: str, high: str | None) -> None:
-    """An interval's nodes have one path part of their own each, from which the interval is read back."""
+def test_path_names_interval(computation: str, low: str, high: str | None) -> None:
     interval = Interval(computation.encode(errors="ignore").decode(), low, high)
 
     assert PATHS.owner(interval).count("/") == PATHS.leases.count("/") + 2
     assert PATHS.interval_of(PATHS.owner(interval)) == interval
 
 
-def test_giving_up_removes_only_the_own_owner_node() -> None:
-    """Giving up is conditional on the version that was read, and leaves another session's node alone."""
+def test_release_deletes_only_own_owner_node() -> None:
+    """The deletion is conditional on the version that was read."""
     node = Node(data=b"{}", version=4, owner_session=0)
     nodes = IntervalNodes(interval=INTERVAL, node=node, owner=owned_by(1))
 
@@ -150,16 +140,14 @@ def test_giving_up_removes_only_the_own_owner_node() -> None:
     assert giving_up(IntervalNodes(interval=INTERVAL, node=node, owner=None), 1, PATHS) == []
 
 
-def test_damaged_node_counts_by_its_version() -> None:
-    """An offset that cannot be read counts as none; the table's sequencer still bounds the next one."""
+def test_damaged_node_is_bounded_by_table_sequencer() -> None:
     nodes = IntervalNodes(interval=INTERVAL, node=Node(data=b"?", version=4, owner_session=0), owner=None)
 
     assert nodes.last_sequencer == 4
     assert taking(nodes, Sequencer(9), HOLDER, PATHS)[0] == 10
 
 
-def test_batches_are_bounded_by_number_and_by_size() -> None:
-    """Batches keep the order, hold 64 intervals at most, and fewer if their keys are long."""
+def test_batch_is_bounded_by_count_and_size() -> None:
     short = {Interval("c", f"{number:03d}"): Sequencer(0) for number in range(130)}
     long = {Interval("c", f"{number:03d}" + "x" * 50_000): Sequencer(0) for number in range(4)}
 
@@ -168,8 +156,7 @@ def test_batches_are_bounded_by_number_and_by_size() -> None:
     assert [len(batch) for batch in batches(long)] == [2, 2]
 
 
-def test_writer_that_does_not_hear_goes_on_believing() -> None:
-    """With delayed notices, a replaced writer's lease stays held until the notices are delivered."""
+def test_replaced_lease_is_held_until_notification_arrives() -> None:
     registry = MemoryRegistry()
     deaf, other = (MemoryLeases(registry, SystemClock(), writer) for writer in ("deaf", "other"))
     lease = deaf.take(INTERVAL, above=Sequencer(0))
@@ -184,7 +171,6 @@ def test_writer_that_does_not_hear_goes_on_believing() -> None:
 
 
 def test_wiped_registry_loses_leases_but_no_sequencers() -> None:
-    """After a wipe every lease is lost, the mark is gone, and a new sequencer still exceeds the table's."""
     registry = MemoryRegistry()
     leases = MemoryLeases(registry, SystemClock())
     lease = leases.take(INTERVAL, above=Sequencer(5))

@@ -1,4 +1,4 @@
-"""The book of leases keeps notices and takings in order, whichever thread brings which first."""
+"""The lease book, which orders notifications and acquisitions of several threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ EXPIRED = Connection(connected=False, session_id=None)
 
 @pytest.fixture
 def book() -> LeaseBook:
-    """A book whose connection stands."""
     book = LeaseBook()
     book.connection_changed(CONNECTED)
     return book
@@ -37,16 +36,14 @@ def owned_by(session_id: int) -> IntervalNodes:
     return IntervalNodes(interval=INTERVAL, node=None, owner=owner)
 
 
-def test_lease_of_an_ended_session_is_not_entered(book: LeaseBook) -> None:
-    """A taking whose session expired before it was entered gives no lease."""
+def test_lease_of_ended_session_is_not_recorded(book: LeaseBook) -> None:
     book.connection_changed(EXPIRED)
 
     assert book.enter({INTERVAL: Sequencer(1)}, SESSION) is None
     assert not book.is_in_use(INTERVAL)
 
 
-def test_lease_entered_while_away_is_suspended(book: LeaseBook) -> None:
-    """A taking that is entered after the connection was lost is not held before it was looked at."""
+def test_lease_recorded_while_disconnected_is_suspended(book: LeaseBook) -> None:
     book.connection_changed(AWAY)
     lease = enter(book)
 
@@ -60,8 +57,7 @@ def test_lease_entered_while_away_is_suspended(book: LeaseBook) -> None:
 
 
 @pytest.mark.parametrize("connection", [AWAY, EXPIRED, Connection(connected=True, session_id=SESSION + 1)])
-def test_reading_of_an_earlier_connection_holds_nothing(book: LeaseBook, connection: Connection) -> None:
-    """What was read before the connection or the session went does not bring a lease back."""
+def test_reading_of_earlier_connection_restores_nothing(book: LeaseBook, connection: Connection) -> None:
     lease = enter(book)
     book.connection_changed(AWAY)
     book.connection_changed(connection)
@@ -70,8 +66,7 @@ def test_reading_of_an_earlier_connection_holds_nothing(book: LeaseBook, connect
     assert lease.state is not LeaseState.HELD
 
 
-def test_owner_of_another_session_ends_the_lease(book: LeaseBook) -> None:
-    """A lease whose owner node is another session's is lost to the writer that the node names."""
+def test_owner_of_another_session_ends_lease(book: LeaseBook) -> None:
     lease = enter(book)
     book.owners_seen(SESSION, [(lease, owned_by(SESSION + 1))])
 
@@ -79,8 +74,7 @@ def test_owner_of_another_session_ends_the_lease(book: LeaseBook) -> None:
     assert not book.is_in_use(INTERVAL)
 
 
-def test_later_taking_wins_in_any_order(book: LeaseBook) -> None:
-    """Of two takings by the same writer the one with the higher sequencer is held, whichever is entered first."""
+def test_higher_sequencer_wins_in_any_order(book: LeaseBook) -> None:
     later = enter(book, 2)
     earlier = enter(book, 1)
 
@@ -88,8 +82,7 @@ def test_later_taking_wins_in_any_order(book: LeaseBook) -> None:
     assert book.leases_of([INTERVAL]) == {INTERVAL: later}
 
 
-def test_interval_is_in_use_while_it_is_taken(book: LeaseBook) -> None:
-    """An interval counts as in use from before its taking, and is looked at afterwards."""
+def test_interval_is_in_use_during_acquisition(book: LeaseBook) -> None:
     with book.being_taken([INTERVAL]), book.being_taken([INTERVAL]):
         assert book.is_in_use(INTERVAL)
 
@@ -98,8 +91,7 @@ def test_interval_is_in_use_while_it_is_taken(book: LeaseBook) -> None:
     assert book.next_for_review(0.0) == ()
 
 
-def test_nothing_is_reviewed_while_away(book: LeaseBook) -> None:
-    """Intervals wait for the connection before they are looked at, and for nothing once closed."""
+def test_nothing_is_reviewed_while_disconnected(book: LeaseBook) -> None:
     book.review([INTERVAL])
     book.connection_changed(AWAY)
 

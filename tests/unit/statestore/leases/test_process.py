@@ -1,4 +1,4 @@
-"""A server as a process: who it is, how it is noted, what it said."""
+"""The process of a server, its record and its output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ CLOCK = SystemClock()
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server whose Java only sleeps."""
     java = tmp_path / "java"
     java.write_text("#!/bin/sh\nexec sleep 600\n")
     java.chmod(0o755)
@@ -39,8 +38,8 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
     launched.kill(CLOCK)
 
 
-def test_process_that_is_not_yet_java_is_the_server(server: ServerProcess) -> None:
-    """A process is the server as soon as it is noted, whatever program it runs, and is not our child."""
+def test_process_is_server_before_it_becomes_java(server: ServerProcess) -> None:
+    """It is not our child."""
     stat = Path(f"/proc/{server.process_id}/stat").read_text().rpartition(")")[2].split()
 
     assert recorded_server(server.folder) == server
@@ -50,8 +49,8 @@ def test_process_that_is_not_yet_java_is_the_server(server: ServerProcess) -> No
     assert not server.is_running()
 
 
-def test_process_with_the_id_of_a_dead_server_is_left_alone(server: ServerProcess) -> None:
-    """A process that has got the id is not the server, because it was started at another time; no signal reaches it."""
+def test_recycled_process_id_is_not_server(server: ServerProcess) -> None:
+    """The start times differ."""
     file = server.folder / "server.json"
     # The kernel counts start times in hundredths of a second.
     SystemClock().sleep_ms(20)
@@ -67,7 +66,7 @@ def test_process_with_the_id_of_a_dead_server_is_left_alone(server: ServerProces
 
 
 def test_zombie_is_not_running(tmp_path: Path) -> None:
-    """A process that has ended is not running, even if its parent never waits for it, as in some containers."""
+    """In some containers no parent ever waits for it."""
     with subprocess.Popen(["sleep", "600"]) as child:
         started = process._started(child.pid)
         assert started is not None
@@ -79,8 +78,7 @@ def test_zombie_is_not_running(tmp_path: Path) -> None:
         assert Path(f"/proc/{child.pid}").exists()
 
 
-def test_ps_tells_when_a_process_was_started() -> None:
-    """Where there is no ``/proc``, ps tells the start of a process, and nothing of one that has ended."""
+def test_ps_gives_start_time_without_proc() -> None:
     with subprocess.Popen(["sleep", "600"]) as child:
         started = process._started_after_ps(child.pid)
         assert started is not None
@@ -90,8 +88,7 @@ def test_ps_tells_when_a_process_was_started() -> None:
     assert process._started_after_ps(child.pid) is None
 
 
-def test_server_that_cannot_be_noted_is_not_started(tmp_path: Path) -> None:
-    """Where there is no room for the note no process is started, and the error shows why."""
+def test_server_without_room_for_record_is_not_started(tmp_path: Path) -> None:
     java = tmp_path / "java"
     java.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     java.chmod(0o755)
@@ -103,8 +100,8 @@ def test_server_that_cannot_be_noted_is_not_started(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_options_of_java_come_from_the_environment(tmp_path: Path) -> None:
-    """Options of the environment reach the program after ours, so that they prevail, with blanks where they are quoted."""
+def test_java_options_of_environment_come_last(tmp_path: Path) -> None:
+    """Java takes the last of two contradicting options."""
     java = tmp_path / "java"
     java.write_text('#!/bin/sh\nprintf "%s\\n" "$@" >"$0.new" && mv "$0.new" "$0.words"\n')
     java.chmod(0o755)
@@ -118,8 +115,7 @@ def test_options_of_java_come_from_the_environment(tmp_path: Path) -> None:
     assert "-Dname=two words" in words
 
 
-def test_options_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    """A quote that is not closed is an error that names the variable, and nothing is started."""
+def test_unclosed_quote_in_options_is_refused(tmp_path: Path) -> None:
     options = {OPTIONS_VARIABLE: "'-Xmx512m"}
 
     with pytest.raises(InvalidError, match="MILLPOND_ZOOKEEPER_JAVA_OPTIONS"):
@@ -127,8 +123,8 @@ def test_options_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "server").exists()
 
 
-def test_last_words_are_of_the_last_start(server: ServerProcess) -> None:
-    """What an earlier server has logged is not shown, and long texts begin with a whole line."""
+def test_last_output_is_of_last_start(server: ServerProcess) -> None:
+    """Long output begins with a whole line."""
     log = server.folder / "server.log"
     with log.open("a") as lines:
         lines.write("old\n" + process._START_LINE + "new\n")
@@ -140,8 +136,7 @@ def test_last_words_are_of_the_last_start(server: ServerProcess) -> None:
     assert said[-3:] == ["line 999", "", "new"]
 
 
-def test_ports_are_free_and_different() -> None:
-    """Ports that are asked for at once can all be listened on; more than there are is an error."""
+def test_free_ports_are_different() -> None:
     ports = free_ports(9)
 
     assert len(set(ports)) == 9

@@ -1,4 +1,4 @@
-"""A real secured server: who gets in, who may touch what, and what those are told who may not."""
+"""A real secured server, and clients with and without rights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ MARK = Mark(TableVersion(7), "digest")
 
 @contextmanager
 def kazoo(server: SecuredZooKeeper, *, tls: bool, user: str | None = None) -> Iterator[Any]:
-    """A client that shares no code with ours."""
     options: dict[str, Any] = {}
     if user is not None:
         options["sasl_options"] = {
@@ -62,8 +61,6 @@ def nodes_below(client: Any, path: str) -> list[str]:
 
 
 class Pond:
-    """A store's leases and mark, held by the user ``shop``."""
-
     def __init__(self, server: SecuredZooKeeper, resources: ExitStack) -> None:
         self.server = server
         self.store_id = SystemRng().token()
@@ -92,8 +89,9 @@ def pond(secured_zookeeper: SecuredZooKeeper) -> Iterator[Pond]:
 
 @pytest.mark.parametrize("tls", [True, False])
 @pytest.mark.parametrize("user", [None, "stranger"])
-def test_others_can_do_nothing_with_any_node(pond: Pond, user: str | None, *, tls: bool) -> None:
-    """Without the user's credentials no node of a store can be read, listed, changed, deleted, opened or added to."""
+def test_client_without_credentials_cannot_access_any_node(
+    pond: Pond, user: str | None, *, tls: bool
+) -> None:
     pond.filled()
     with kazoo(pond.server, tls=True, user="shop") as owner:
         nodes = nodes_below(owner, f"/millpond/{pond.store_id}")
@@ -117,8 +115,7 @@ def test_others_can_do_nothing_with_any_node(pond: Pond, user: str | None, *, tl
                     stranger.create(f"{node}/another")
 
 
-def test_a_lease_is_neither_read_nor_taken_by_others(pond: Pond) -> None:
-    """Our own client is refused without credentials and with another user's, and the holder keeps its lease."""
+def test_other_user_cannot_read_or_take_lease(pond: Pond) -> None:
     held = pond.filled().take(INTERVAL, above=NOTHING)
     tls_only = ZooKeeperSecurity(ca_file=pond.server.authority.ca_file)
 
@@ -133,8 +130,8 @@ def test_a_lease_is_neither_read_nor_taken_by_others(pond: Pond) -> None:
     held.check()
 
 
-def test_a_wrong_password_is_refused_at_once(pond: Pond) -> None:
-    """A wrong password and an unknown user are errors of the configuration that name the user and no password."""
+def test_wrong_password_is_refused_at_once(pond: Pond) -> None:
+    """The error names the user, not the password."""
     right = pond.server.security_of("shop")
 
     for wrong in (replace(right, password="planted-wrong"), replace(right, user="stranger")):
@@ -143,8 +140,8 @@ def test_a_wrong_password_is_refused_at_once(pond: Pond) -> None:
         assert str(wrong.password) not in str(refused.value)
 
 
-def test_servers_must_prove_themselves(pond: Pond, tmp_path: Path) -> None:
-    """A server whose certificate another authority signed, or is for another host, is not spoken to, and the error says so."""
+def test_server_with_unproven_certificate_is_refused(pond: Pond, tmp_path: Path) -> None:
+    """Another authority signed it, or it names another host."""
     foreign = Authority(tmp_path, CLOCK, "another authority")
     strange = replace(pond.server.security_of("shop"), ca_file=foreign.ca_file)
     elsewhere = pond.server.hosts.replace("127.0.0.1", "localhost")
@@ -156,16 +153,14 @@ def test_servers_must_prove_themselves(pond: Pond, tmp_path: Path) -> None:
     pond.open(replace(pond.server.security_of("shop"), check_hostname=False), elsewhere)
 
 
-def test_without_tls_the_tls_port_does_not_answer(pond: Pond) -> None:
-    """A client that speaks no TLS gets no answer from a TLS port, and one with TLS none from a plain one."""
+def test_tls_and_plain_ports_do_not_mix(pond: Pond) -> None:
     with pytest.raises(UnavailableError):
         pond.open(ZooKeeperSecurity())
     with pytest.raises(UnavailableError, match="TLS"):
         pond.open(pond.server.security_of("shop"), pond.server.plain_hosts)
 
 
-def test_a_password_alone_is_enough(pond: Pond) -> None:
-    """Without TLS a user with a password has the same nodes, closed in the same way."""
+def test_password_protects_nodes_without_tls(pond: Pond) -> None:
     plain = replace(pond.server.security_of("shop"), ca_file=None, tls=False)
     leases = pond.open(plain, pond.server.plain_hosts)
     leases.take(INTERVAL, above=NOTHING)
@@ -174,8 +169,8 @@ def test_a_password_alone_is_enough(pond: Pond) -> None:
         pond.open(pond.server.security_of("stranger"))
 
 
-def test_grants_let_others_read(pond: Pond) -> None:
-    """Whom a grant lets read sees the mark, and still cannot take a lease; grants may be added later."""
+def test_grant_allows_only_reading(pond: Pond) -> None:
+    """A grant may be added later."""
     pond.filled()
     auditor = pond.server.security_of("auditor")
     with pytest.raises(InvalidError):
@@ -188,8 +183,7 @@ def test_grants_let_others_read(pond: Pond) -> None:
         pond.open(auditor)
 
 
-def test_nodes_of_an_open_ensemble_are_closed(tmp_path: Path) -> None:
-    """A store that an open ensemble knows is closed to others, with all its nodes, when it is first opened with credentials."""
+def test_nodes_of_open_ensemble_are_closed_on_first_secured_open(tmp_path: Path) -> None:
     with SecuredZooKeeper(tmp_path / "zk", CLOCK, {"shop": "a secret"}) as server, ExitStack() as resources:
         pond = Pond(server, resources)
         opened = pond.open(ZooKeeperSecurity(), server.plain_hosts)
@@ -208,8 +202,7 @@ def test_nodes_of_an_open_ensemble_are_closed(tmp_path: Path) -> None:
         assert [[entry.id for entry in each] for each in lists] == [[("sasl", "shop")]]
 
 
-def test_a_certificate_may_stand_for_a_user(tmp_path: Path) -> None:
-    """Where the servers ask for certificates, nodes belong to the subject of the client's, and another's is refused."""
+def test_nodes_may_belong_to_certificate_subject(tmp_path: Path) -> None:
     server = SecuredZooKeeper(tmp_path / "zk", CLOCK, {"shop": "a secret"}, client_certificates="need")
     with server, ExitStack() as resources:
         pond = Pond(server, resources)
@@ -231,8 +224,8 @@ def test_a_certificate_may_stand_for_a_user(tmp_path: Path) -> None:
             pond.open(ZooKeeperSecurity(ca_file=authority.ca_file))
 
 
-def test_many_leases_at_once(pond: Pond) -> None:
-    """Hundreds of requests in flight are answered through TLS, though one record of it may hold several answers."""
+def test_hundreds_of_requests_are_answered_over_tls(pond: Pond) -> None:
+    """One TLS record may hold several answers."""
     intervals = intervals_from_boundaries("counter", [f"{number:03}" for number in range(1, 200)])
     leases = pond.open(pond.server.security_of("shop"))
 
@@ -241,8 +234,8 @@ def test_many_leases_at_once(pond: Pond) -> None:
     assert [lease.interval for lease in taken] == list(intervals)
 
 
-def test_leases_outlive_a_restart(tmp_path: Path) -> None:
-    """A lease is held again after the server was away, by the same session."""
+def test_lease_survives_server_restart(tmp_path: Path) -> None:
+    """The session is the same."""
     with SecuredZooKeeper(tmp_path / "zk", CLOCK, {"shop": "a secret"}) as server, ExitStack() as resources:
         pond = Pond(server, resources)
         security = server.security_of("shop")
@@ -259,8 +252,7 @@ def test_leases_outlive_a_restart(tmp_path: Path) -> None:
         assert lease.state is LeaseState.HELD
 
 
-def test_a_password_that_is_wrong_for_a_while(tmp_path: Path) -> None:
-    """A server that comes back without the user ends its leases; once it knows the user again, they can be taken again."""
+def test_temporarily_unknown_user_loses_leases_and_can_retake_them(tmp_path: Path) -> None:
     with SecuredZooKeeper(tmp_path / "zk", CLOCK, {"shop": "a secret"}) as server, ExitStack() as resources:
         pond = Pond(server, resources)
         leases = pond.open(server.security_of("shop"))
@@ -276,8 +268,8 @@ def test_a_password_that_is_wrong_for_a_while(tmp_path: Path) -> None:
         assert leases.take(INTERVAL, above=NOTHING, timeout_ms=60_000).sequencer > lease.sequencer
 
 
-def test_a_server_that_ends_while_it_checks_is_not_a_refusal(pond: Pond) -> None:
-    """A connection that breaks while credentials are checked is tried again, and is not taken for a wrong password."""
+def test_connection_broken_during_authentication_is_retried(pond: Pond) -> None:
+    """The break must not be taken for a wrong password."""
     plain = replace(pond.server.security_of("shop"), ca_file=None, tls=False)
     proxy = TcpProxy(int(pond.server.plain_hosts.rpartition(":")[2]))
     try:

@@ -1,4 +1,4 @@
-"""The configuration of a secured ensemble: what it refuses, where it is read from, and that it shows no secret."""
+"""The configuration of a secured ensemble."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def all_text(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)) + repr(error)
 
 
-def test_no_secret_is_shown() -> None:
-    """Neither password is in what ``repr`` and ``str`` show, and both survive copying and pickling."""
+def test_repr_shows_no_secret() -> None:
+    """Copying and pickling keep both passwords."""
     security = ZooKeeperSecurity(
         user="shop", password=PLANTED, certificate_file="shop.pem", key_password=PLANTED
     )
@@ -47,15 +47,15 @@ def test_no_secret_is_shown() -> None:
         ({"user": "shop", "password": PLANTED, "grants": ("sasl:auditor:rx",)}, "scheme:id:permissions"),
     ],
 )
-def test_what_cannot_work_is_refused(arguments: dict[str, object], message: str) -> None:
-    """Halves of credentials and grants that cannot be read are refused where they are written, without the secret."""
+def test_incomplete_credentials_and_malformed_grants_are_refused(
+    arguments: dict[str, object], message: str
+) -> None:
     with pytest.raises(InvalidError, match=message) as refused:
         ZooKeeperSecurity(**arguments)  # type: ignore[arg-type]
     assert PLANTED not in str(refused.value)
 
 
-def test_access_lists() -> None:
-    """Nodes belong to the user, else to the certificate's subject, else to every client; grants add others."""
+def test_access_list_names_user_or_subject_or_world() -> None:
     user = ZooKeeperSecurity(user="shop", password=PLANTED, grants=("sasl:auditor:r", "ip:10.0.0.1:rwcda"))
     subject = ZooKeeperSecurity(certificate_file="shop.pem")
 
@@ -68,8 +68,8 @@ def test_access_lists() -> None:
     assert ZooKeeperSecurity(tls=True).access_list == []
 
 
-def test_a_file_is_read(tmp_path: Path) -> None:
-    """A TOML file holds the arguments; its paths start at its own folder."""
+def test_toml_file_is_read(tmp_path: Path) -> None:
+    """Paths are relative to its folder."""
     file = tmp_path / "zookeeper.toml"
     file.write_text(
         f'user = "shop"\npassword = "{PLANTED}"\nca_file = "ca.pem"\n'
@@ -95,8 +95,8 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         (f'grants = "{PLANTED}"', "grants is a list"),
     ],
 )
-def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    """A file that is not understood is refused by name, and no line of it is shown, also not in the trace."""
+def test_malformed_file_is_refused_without_its_content(tmp_path: Path, text: str, message: str) -> None:
+    """The traceback must not show a line of it either."""
     file = tmp_path / "zookeeper.toml"
     file.write_text(text)
 
@@ -106,14 +106,12 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> Non
     assert PLANTED not in all_text(refused.value)
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    """A file that is not there is an error that names it."""
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidError, match="nowhere"):
         ZooKeeperSecurity.from_file(tmp_path / "nowhere.toml")
 
 
-def test_the_environment_is_read(tmp_path: Path) -> None:
-    """Each argument has a variable; one of them names a file, whose values the others replace."""
+def test_environment_overrides_values_of_file(tmp_path: Path) -> None:
     file = tmp_path / "zookeeper.toml"
     file.write_text(f'user = "shop"\npassword = "{PLANTED}"')
     environment = {
@@ -131,8 +129,8 @@ def test_the_environment_is_read(tmp_path: Path) -> None:
         ZooKeeperSecurity.from_environment({"MILLPOND_ZOOKEEPER_TLS": "perhaps"})
 
 
-def test_security_is_for_an_ensemble(tmp_path: Path) -> None:
-    """Security without the hosts that it is for is refused, and no server of the store's own is started."""
+def test_security_without_hosts_is_refused(tmp_path: Path) -> None:
+    """The store's own server is not started."""
     security = ZooKeeperSecurity(user="shop", password=PLANTED)
 
     with pytest.raises(InvalidError, match="is for an ensemble"):
@@ -140,8 +138,8 @@ def test_security_is_for_an_ensemble(tmp_path: Path) -> None:
     assert not (tmp_path / "pond").exists()
 
 
-def test_certificates_are_read_at_once(tmp_path: Path) -> None:
-    """A missing authority, a missing certificate and a wrong password of a key are refused by file, not asked for."""
+def test_certificate_files_are_checked_early(tmp_path: Path) -> None:
+    """Otherwise the TLS library would ask for the password of a key."""
     authority = Authority(tmp_path, SystemClock())
     client = authority.issue("client", key_password=PLANTED)
     right = ZooKeeperSecurity(ca_file=authority.ca_file, certificate_file=client, key_password=PLANTED)

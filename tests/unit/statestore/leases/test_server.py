@@ -1,4 +1,4 @@
-"""The embedded ZooKeeper: one server for a folder, however many use it and however they end."""
+"""The embedded ZooKeeper: one server for each folder, shared by its users."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ exec env JAVA="$JAVA" /bin/sh -c '
 ' "$0"
 """
 
-# Its first server is told another port than ours: as if that had been taken meanwhile.
+# Start the first server on another port, as if ours had been taken meanwhile.
 TAKEN_AT_FIRST = """
 for configuration in "$@"; do :; done
 if [ ! -e "$0.tried" ]; then
@@ -72,7 +72,6 @@ exec "$JAVA" "$@"
 
 @pytest.fixture
 def use(tmp_path: Path) -> Iterator[Use]:
-    """Makes users of one folder's server, and leaves no server behind."""
     users: list[EmbeddedZooKeeper] = []
 
     def make() -> EmbeddedZooKeeper:
@@ -95,17 +94,15 @@ def running(folder: Path) -> ServerProcess:
 
 
 def are_stopped(server: ServerProcess) -> bool:
-    """Whether all threads of the server stand still."""
     states = set()
     for task in Path(f"/proc/{server.process_id}/task").iterdir():
-        # A thread may end while the others are looked at.
+        # A thread may end while the others are inspected.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             states.add(task.joinpath("stat").read_text(encoding="utf-8").rpartition(") ")[2][0])
     return states == {"T"}
 
 
 def other_process(folder: Path) -> subprocess.Popen[str]:
-    """A process that uses the folder's server until its input ends, and has just got it."""
     user = subprocess.Popen(
         [sys.executable, "-c", USER_PROGRAM, str(folder)],
         stdin=subprocess.PIPE,
@@ -122,7 +119,6 @@ def finish(user: subprocess.Popen[str]) -> None:
 
 
 def stand_in(folder: Path, script: str) -> str:
-    """A ``java`` that is a shell script; it finds the real one as ``$JAVA``."""
     folder.mkdir(parents=True, exist_ok=True)
     java = folder / "java"
     java.write_text(f"#!/bin/sh\nJAVA={shlex.quote(find_java())}\n{script}")
@@ -131,7 +127,6 @@ def stand_in(folder: Path, script: str) -> str:
 
 
 def test_server_lives_from_first_use_to_last_close(use: Use, tmp_path: Path) -> None:
-    """The first user starts a server on the loopback interface, others join it, and the last stops it."""
     first, second = use(), use()
     hosts = first.start_or_join()
     server = running(tmp_path)
@@ -147,8 +142,7 @@ def test_server_lives_from_first_use_to_last_close(use: Use, tmp_path: Path) -> 
     assert recorded_server(tmp_path) is None
 
 
-def test_users_that_come_at_once_share_one_server(use: Use) -> None:
-    """Users that start at the same time agree on one server."""
+def test_concurrent_users_share_one_server(use: Use) -> None:
     users = [use() for _ in range(3)]
     hosts: list[str] = []
     threads = [
@@ -163,8 +157,7 @@ def test_users_that_come_at_once_share_one_server(use: Use) -> None:
     assert len(set(hosts)) == 1
 
 
-def test_other_process_inherits_the_server(use: Use, tmp_path: Path) -> None:
-    """A process that has joined keeps the server when its starter closes, and stops it at its own end."""
+def test_other_process_inherits_server(use: Use, tmp_path: Path) -> None:
     starter = use()
     starter.start_or_join()
     server = running(tmp_path)
@@ -176,8 +169,7 @@ def test_other_process_inherits_the_server(use: Use, tmp_path: Path) -> None:
     assert not server.is_running()
 
 
-def test_server_of_a_killed_starter_is_found(use: Use, tmp_path: Path) -> None:
-    """A server whose starter was killed goes on, and the next user joins it and stops it."""
+def test_server_of_killed_starter_is_found(use: Use, tmp_path: Path) -> None:
     starter = other_process(tmp_path)
     server = running(tmp_path)
     starter.kill()
@@ -191,8 +183,8 @@ def test_server_of_a_killed_starter_is_found(use: Use, tmp_path: Path) -> None:
     assert not server.is_running()
 
 
-def test_dead_server_comes_back_on_its_port(use: Use, tmp_path: Path) -> None:
-    """After the server was killed, a user that asks again gets one on the port that clients know."""
+def test_dead_server_restarts_on_same_port(use: Use, tmp_path: Path) -> None:
+    """Clients keep the port."""
     user = use()
     hosts = user.start_or_join()
     old = running(tmp_path)
@@ -202,8 +194,8 @@ def test_dead_server_comes_back_on_its_port(use: Use, tmp_path: Path) -> None:
     assert running(tmp_path).process_id != old.process_id
 
 
-def test_user_remembers_the_port_of_a_lost_note(use: Use, tmp_path: Path) -> None:
-    """Clients wait on the old port, so it is taken again also after a start that failed and left no note."""
+def test_port_survives_lost_record(use: Use, tmp_path: Path) -> None:
+    """Clients keep waiting on the old port, even after a failed start."""
     user = use()
     hosts = user.start_or_join()
     running(tmp_path).kill(CLOCK)
@@ -212,8 +204,7 @@ def test_user_remembers_the_port_of_a_lost_note(use: Use, tmp_path: Path) -> Non
     assert user.start_or_join() == hosts
 
 
-def test_server_of_a_removed_folder_ends_with_its_last_user(use: Use, tmp_path: Path) -> None:
-    """Users whose store was deleted under them still count, and the last one that closes leaves no server."""
+def test_server_of_deleted_folder_ends_with_last_user(use: Use, tmp_path: Path) -> None:
     users = [use(), use()]
     for user in users:
         user.start_or_join()
@@ -226,8 +217,8 @@ def test_server_of_a_removed_folder_ends_with_its_last_user(use: Use, tmp_path: 
     assert not server.is_running()
 
 
-def test_note_of_a_foreign_process_is_not_believed(use: Use, tmp_path: Path) -> None:
-    """A dead server's note whose process id and port now belong to others starts a new server, and kills no process."""
+def test_stale_record_with_recycled_ids_starts_new_server(use: Use, tmp_path: Path) -> None:
+    """Process id and port now belong to others, which must not be killed."""
     first = use()
     first.start_or_join()
     note = json.loads((tmp_path / "server.json").read_bytes())
@@ -255,15 +246,13 @@ def test_note_of_a_foreign_process_is_not_believed(use: Use, tmp_path: Path) -> 
         '{"process_id": "x", "port": 1, "started": "x"}',
     ],
 )
-def test_damaged_note_counts_as_none(tmp_path: Path, note: str) -> None:
-    """A note that cannot be read names no server."""
+def test_damaged_record_counts_as_none(tmp_path: Path, note: str) -> None:
     (tmp_path / "server.json").write_text(note)
 
     assert recorded_server(tmp_path) is None
 
 
-def test_port_in_use_is_refused(tmp_path: Path) -> None:
-    """A port that was asked for and is taken is an error that names it."""
+def test_requested_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         user = EmbeddedZooKeeper(tmp_path, CLOCK, SystemRng(), port=port)
@@ -273,16 +262,14 @@ def test_port_in_use_is_refused(tmp_path: Path) -> None:
             user.start_or_join()
 
 
-def test_missing_java_is_said_in_one_line(tmp_path: Path) -> None:
-    """Without Java the error says what to install, or which program is not there."""
+def test_missing_java_is_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="no java found: install java 17"):
         find_java({"PATH": str(tmp_path)})
     with pytest.raises(UnavailableError, match="nowhere/java"):
         EmbeddedZooKeeper(tmp_path, CLOCK, SystemRng(), java="/nowhere/java").start_or_join()
 
 
-def test_java_home_comes_first(tmp_path: Path) -> None:
-    """The Java of ``JAVA_HOME`` is preferred to the one on the path."""
+def test_java_home_precedes_path(tmp_path: Path) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.touch(mode=0o755)
@@ -291,7 +278,6 @@ def test_java_home_comes_first(tmp_path: Path) -> None:
 
 
 def failed_start(folder: Path, script: str, **options: int) -> UnavailableError:
-    """What a start with a stand-in for Java raises; it leaves no note, and no process that would have one."""
     java = stand_in(folder / "bin", script)
     user = EmbeddedZooKeeper(folder / "server", CLOCK, SystemRng(), java=java, **options)
     with pytest.raises(UnavailableError, match="zookeeper's server does not start") as caught:
@@ -303,30 +289,28 @@ def failed_start(folder: Path, script: str, **options: int) -> UnavailableError:
     return caught.value
 
 
-def test_server_that_ends_at_once_tells_its_last_words(tmp_path: Path) -> None:
-    """A Java that fails gives an error that says so, with its output as a note."""
+def test_failed_start_has_output_as_note(tmp_path: Path) -> None:
     failure = failed_start(tmp_path, "echo too old >&2; exit 1")
 
     assert failure.details["cause"] == "it has ended"
     assert failure.__notes__ == ["It said last:\ntoo old\n"]
 
 
-def test_option_that_java_does_not_know_is_named(tmp_path: Path) -> None:
-    """What the real Java says before there is a log is in the error."""
+def test_unknown_java_option_is_named(tmp_path: Path) -> None:
+    """Java prints it before there is a log."""
     failure = failed_start(tmp_path, 'exec "$JAVA" -XX:+NoSuchOption "$@"')
 
     assert "NoSuchOption" in failure.__notes__[0]
 
 
-def test_java_that_says_nothing_is_told(tmp_path: Path) -> None:
-    """The error also says that there were no last words, and does not show those of an earlier server."""
+def test_silent_java_is_reported(tmp_path: Path) -> None:
+    """The output of an earlier server must not appear."""
     failed_start(tmp_path, 'exec "$JAVA" -XX:+NoSuchOption "$@"')
 
     assert failed_start(tmp_path, "exit 1").__notes__ == ["It said last:\n(nothing)"]
 
 
-def test_server_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    """One that lives and does not serve in time is an error that says how long, and does not go on."""
+def test_slow_start_times_out(tmp_path: Path) -> None:
     failure = failed_start(tmp_path, 'echo $$ >"$0.id"; exec sleep 600', ready_timeout_ms=300)
 
     assert failure.details["cause"] == "it does not serve after 0.3 s"
@@ -334,8 +318,6 @@ def test_server_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 
 def test_interrupted_start_leaves_no_server(tmp_path: Path) -> None:
-    """An interrupt while a server is waited for ends the server as well."""
-
     class Interrupting(SystemClock):
         def sleep_ms(self, duration_ms: float) -> None:
             if not started:
@@ -353,8 +335,7 @@ def test_interrupted_start_leaves_no_server(tmp_path: Path) -> None:
     assert recorded_server(tmp_path / "server") is None
 
 
-def test_port_that_is_taken_at_the_last_moment_is_no_obstacle(tmp_path: Path) -> None:
-    """When another program gets the port between choice and start, the server starts on another one."""
+def test_port_taken_during_start_is_replaced(tmp_path: Path) -> None:
     java = stand_in(tmp_path / "bin", TAKEN_AT_FIRST)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -368,8 +349,7 @@ def test_port_that_is_taken_at_the_last_moment_is_no_obstacle(tmp_path: Path) ->
         user.close()
 
 
-def test_port_of_ones_own_that_is_taken_at_the_last_moment_is_said(tmp_path: Path) -> None:
-    """Where there is no other port to try, the error shows that the port was taken."""
+def test_fixed_port_taken_during_start_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         (tmp_path / "bin").mkdir()
         (tmp_path / "bin" / "java.port").write_text(str(listener.getsockname()[1]))
@@ -378,8 +358,8 @@ def test_port_of_ones_own_that_is_taken_at_the_last_moment_is_said(tmp_path: Pat
     assert "java.net.BindException: Address already in use" in failure.__notes__[0]
 
 
-def test_server_is_waited_for_while_its_command_line_is_empty(tmp_path: Path) -> None:
-    """A process that is executing Java, and for a moment has no command line, counts as the server that it becomes."""
+def test_process_without_command_line_counts_as_server(tmp_path: Path) -> None:
+    """A process that is executing Java has none for a moment."""
     java = stand_in(tmp_path / "bin", NAMELESS_FOR_A_WHILE)
     user = EmbeddedZooKeeper(tmp_path / "folder", CLOCK, SystemRng(), java=java)
     hosts = user.start_or_join()
@@ -390,15 +370,14 @@ def test_server_is_waited_for_while_its_command_line_is_empty(tmp_path: Path) ->
     assert not server.is_running()
 
 
-def test_interrupt_at_the_terminal_does_not_reach_the_server(use: Use, tmp_path: Path) -> None:
-    """The server is in a process group of its own, to which no interrupt of ours is sent."""
+def test_terminal_interrupt_does_not_reach_server(use: Use, tmp_path: Path) -> None:
+    """The server has its own process group."""
     use().start_or_join()
 
     assert os.getpgid(running(tmp_path).process_id) != os.getpgid(0)
 
 
 def test_hanging_server_is_replaced(tmp_path: Path) -> None:
-    """A server of ours that does not answer in time is ended and started again."""
     user = EmbeddedZooKeeper(tmp_path, CLOCK, SystemRng(), answer_timeout_ms=500)
     user.start_or_join()
     hanging = running(tmp_path)
@@ -412,6 +391,5 @@ def test_hanging_server_is_replaced(tmp_path: Path) -> None:
     user.close()
 
 
-def test_free_port_is_free() -> None:
-    """A free port can be listened on."""
+def test_free_port_can_be_bound() -> None:
     assert is_free(free_ports(1)[0])

@@ -1,4 +1,4 @@
-"""The embedded ZooKeeper among other users, hostile folders and names: whom it admits, and what it touches."""
+"""The embedded ZooKeeper among other users, hostile folders and unusual names."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def use(folder: Path) -> Iterator[Use]:
-    """Makes users of one folder's server, and leaves no server behind."""
     users: list[EmbeddedZooKeeper] = []
 
     def make() -> EmbeddedZooKeeper:
@@ -73,7 +72,6 @@ def names_in(folder: Path) -> list[str]:
 
 
 def is_admitted(hosts: str) -> bool:
-    """Whether a client without credentials can read or make a node."""
     stranger = KazooClient(hosts, timeout=2, command_retry=KazooRetry(max_tries=0))
     stranger.start(10)
     try:
@@ -87,7 +85,7 @@ def is_admitted(hosts: str) -> bool:
     return True
 
 
-def test_strangers_are_not_admitted_and_users_are(use: Use, folder: Path) -> None:
+def test_only_users_of_store_are_admitted(use: Use, folder: Path) -> None:
     first, second = use(), use()
     hosts = first.start_or_join()
     second.start_or_join()
@@ -99,9 +97,7 @@ def test_strangers_are_not_admitted_and_users_are(use: Use, folder: Path) -> Non
     assert first.security.password not in "".join(process._command_of(running(folder).process_id))
 
 
-def test_reader_compares_the_mark_of_the_running_server(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_reader_checks_mark_of_running_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with (
         caplog.at_level("INFO"),
         Store.open(tmp_path / "pond"),
@@ -111,7 +107,7 @@ def test_reader_compares_the_mark_of_the_running_server(
         assert "is not checked" not in caplog.text
 
 
-def test_secret_is_drawn_anew_by_the_first_user_alone(use: Use) -> None:
+def test_only_first_user_creates_new_secret(use: Use) -> None:
     first, second = use(), use()
     first.start_or_join()
     secret = first.security.password
@@ -124,7 +120,7 @@ def test_secret_is_drawn_anew_by_the_first_user_alone(use: Use) -> None:
     assert first.security.password != secret
 
 
-def test_restarted_server_keeps_the_secret_of_its_users(use: Use, folder: Path) -> None:
+def test_restarted_server_keeps_secret_of_its_users(use: Use, folder: Path) -> None:
     user = use()
     hosts = user.start_or_join()
     secret = user.security
@@ -134,7 +130,7 @@ def test_restarted_server_keeps_the_secret_of_its_users(use: Use, folder: Path) 
     assert user.security == secret
 
 
-def test_files_are_for_this_user_alone(folder: Path) -> None:
+def test_files_are_private(folder: Path) -> None:
     Store.open(folder.parent).close()
     folder.chmod(0o755)
     with Store.open(folder.parent):
@@ -144,7 +140,7 @@ def test_files_are_for_this_user_alone(folder: Path) -> None:
     assert {path: oct(mode) for path, mode in modes.items() if mode & 0o077} == {}
 
 
-def test_folder_of_a_new_store_is_for_this_user_alone(tmp_path: Path) -> None:
+def test_folder_of_new_store_is_private(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir(mode=0o755)
     for name, mode in (("new", 0o700), ("shared", 0o755)):
         Store.open(tmp_path / name).close()
@@ -152,13 +148,12 @@ def test_folder_of_a_new_store_is_for_this_user_alone(tmp_path: Path) -> None:
 
 
 def launched_open(folder: Path) -> ServerProcess:
-    """An open server, as earlier versions start them."""
     server = launch(folder, free_ports(1)[0], java=find_java(), jars=find_jars())
     assert server.wait_serving(CLOCK, 60_000)
     return server
 
 
-def test_open_server_without_users_is_replaced_and_its_data_kept(use: Use, folder: Path) -> None:
+def test_unused_open_server_is_replaced_and_keeps_data(use: Use, folder: Path) -> None:
     old = launched_open(folder)
     client = KazooClient(f"127.0.0.1:{old.port}")
     client.start()
@@ -175,7 +170,7 @@ def test_open_server_without_users_is_replaced_and_its_data_kept(use: Use, folde
     assert (found.version, found.digest) == (7, "seven")
 
 
-def test_open_server_that_has_users_is_joined(use: Use, folder: Path) -> None:
+def test_used_open_server_is_joined(use: Use, folder: Path) -> None:
     earlier = EmbeddedZooKeeper(folder, CLOCK, SystemRng(), is_open=True)
     hosts = earlier.start_or_join()
     user = use()
@@ -186,7 +181,7 @@ def test_open_server_that_has_users_is_joined(use: Use, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["Müller", "日本", "a\\b", "a b", "#!=:", "${sys:user.home}", "%d"])
-def test_server_starts_in_a_folder_of_any_name(
+def test_server_starts_in_folder_of_any_name(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LC_ALL", "C")
@@ -200,7 +195,7 @@ def test_server_starts_in_a_folder_of_any_name(
 
 
 @pytest.mark.parametrize("name", ["x\ntickTime=1", "x\r", "x\x1b[2J", "x\x9b", "x\u2028"])
-def test_folder_with_control_characters_is_refused_before_it_is_made(tmp_path: Path, name: str) -> None:
+def test_folder_with_control_characters_is_refused_before_creation(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidError, match="no control characters") as caught:
         Store.open(tmp_path / name)
 
@@ -215,7 +210,7 @@ LINKED = (
 
 
 @pytest.mark.parametrize("name", LINKED)
-def test_link_in_the_folder_is_refused(use: Use, folder: Path, tmp_path: Path, name: str) -> None:
+def test_link_in_folder_is_refused(use: Use, folder: Path, tmp_path: Path, name: str) -> None:
     outside = tmp_path / "outside"
     (folder / name).parent.mkdir(parents=True)
     (folder / name).symlink_to(outside)
@@ -229,7 +224,7 @@ def test_link_in_the_folder_is_refused(use: Use, folder: Path, tmp_path: Path, n
     assert outside.read_text() == "mine"
 
 
-def test_folder_that_is_a_link_is_refused(use: Use, folder: Path, tmp_path: Path) -> None:
+def test_folder_must_not_be_link(use: Use, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     folder.parent.mkdir()
     folder.symlink_to(tmp_path / "outside")
@@ -239,7 +234,7 @@ def test_folder_that_is_a_link_is_refused(use: Use, folder: Path, tmp_path: Path
     assert names_in(tmp_path / "outside") == []
 
 
-def test_store_behind_a_link_opens(tmp_path: Path) -> None:
+def test_store_behind_link_opens(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "pond").symlink_to(tmp_path / "real")
     with Store.open(tmp_path / "pond"):
@@ -247,15 +242,15 @@ def test_store_behind_a_link_opens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["server.json", "secret", "users", "lock", "server.log"])
-def test_pipe_in_the_folder_blocks_nobody(use: Use, folder: Path, name: str) -> None:
+def test_pipe_in_folder_blocks_nobody(use: Use, folder: Path, name: str) -> None:
     folder.mkdir(parents=True)
     os.mkfifo(folder / name)
     with pytest.raises(InvalidError, match="no link, pipe or device"):
         use().start_or_join()
 
 
-def test_recorded_process_that_is_no_server_is_neither_killed_nor_asked(use: Use, folder: Path) -> None:
-    """Whoever made the folder can write the id and start time of any process of the user."""
+def test_recorded_process_must_be_server(use: Use, folder: Path) -> None:
+    """Whoever creates the folder can record the id and start time of any process."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as victim:
         folder.mkdir(parents=True)
         record = {"process_id": victim.pid, "port": 1, "started": process._started(victim.pid)}
@@ -273,7 +268,7 @@ def test_recorded_process_that_is_no_server_is_neither_killed_nor_asked(use: Use
 
 
 @pytest.mark.parametrize("has_proc", [True, False])
-def test_server_is_known_by_its_command_line_where_locks_are_lost(
+def test_server_without_locks_is_known_by_command_line(
     use: Use, folder: Path, monkeypatch: pytest.MonkeyPatch, has_proc: bool
 ) -> None:
     use().start_or_join()
@@ -287,7 +282,7 @@ def test_server_is_known_by_its_command_line_where_locks_are_lost(
     assert server.is_secured()
 
 
-def test_record_behind_a_linked_folder_is_not_read(folder: Path, tmp_path: Path) -> None:
+def test_record_behind_linked_folder_is_not_read(folder: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     record = {"process_id": os.getpid(), "port": 2181, "started": "now"}
@@ -298,7 +293,7 @@ def test_record_behind_a_linked_folder_is_not_read(folder: Path, tmp_path: Path)
     assert recorded_server(folder) is None
 
 
-def test_deep_record_is_no_server(folder: Path) -> None:
+def test_deeply_nested_record_is_no_server(folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "server.json").write_text("[" * 100_000)
 

@@ -1,4 +1,4 @@
-"""Sessions that cannot begin: their clients' threads and sockets end with them."""
+"""Sessions that fail to start, with their threads and sockets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ TIMEOUT_MS = 4_000
 
 @pytest.fixture
 def clients(monkeypatch: pytest.MonkeyPatch) -> list[KazooClient]:
-    """The kazoo clients that sessions make from now on."""
     made: list[KazooClient] = []
     make: Callable[..., KazooClient] = sessions.make_client
 
@@ -43,17 +42,17 @@ def _is_closed(client: KazooClient) -> bool:
     return connection.connection_stopped.is_set() and connection._write_sock is None
 
 
-def test_session_whose_connection_is_lost_as_it_starts_is_closed(
+def test_session_losing_connection_at_start_is_closed(
     zookeeper_hosts: str, clients: list[KazooClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kazoo looks for the root of the ensemble once it is connected, and leaves the client open if that fails."""
+    """Kazoo leaves its client open if the first look for the root fails."""
     monkeypatch.setattr(KazooClient, "exists", _lose)
     with pytest.raises(UnavailableError, match="does not answer"):
         ask_for_mark(f"{zookeeper_hosts}/root", "store", CLOCK)
     assert [_is_closed(client) for client in clients] == [True]
 
 
-def test_probe_whose_connection_is_lost_as_it_starts_is_closed(
+def test_probe_losing_connection_at_start_is_closed(
     zookeeper_hosts: str, clients: list[KazooClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Connection] = []

@@ -1,4 +1,4 @@
-"""A password without TLS: said once."""
+"""The warning about a password without TLS."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from millpond.statestore.leases.zookeeper_client import OPEN_ENSEMBLE, ZooKeeperSecurity, security_of
 
 
-def test_user_without_tls_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_user_without_tls_is_warned_once(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         security_of("unencrypted:2181", ZooKeeperSecurity(user="shop", password="SECRET"))
     security_of("encrypted:2181", ZooKeeperSecurity(user="shop", password="SECRET", tls=True))

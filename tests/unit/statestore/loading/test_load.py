@@ -1,4 +1,4 @@
-"""Loads: a table becomes rows, in one commit or not at all, whatever it is and whenever the process dies."""
+"""Loads, which write a whole table in one commit or nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ ROWS: list[dict[str, Any]] = [
 
 @pytest.fixture
 def store() -> Iterator[mp.Store]:
-    """A store in memory."""
     with mp.Store.in_memory(clock=ManualClock(), rng=SeededRng(1)) as opened:
         yield opened
 
@@ -39,7 +38,6 @@ def store() -> Iterator[mp.Store]:
 def rows_of(
     store: mp.Store, computation: str = "c"
 ) -> dict[str, tuple[Any, list[tuple[str, str, int, int]], Any]]:
-    """By key: the state's text or bytes, the timers, and the hold."""
     table = store.rows_view(computation).to_arrow()
     micros = pa.int64()
     return {
@@ -119,8 +117,8 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_table_of_any_kind_becomes_the_same_rows(store: mp.Store, tmp_path: Path, name: str) -> None:
-    """Its states are what the codec writes, its timers have what `set_timer` would give them."""
+def test_table_of_any_kind_becomes_same_rows(store: mp.Store, tmp_path: Path, name: str) -> None:
+    """Timers are as `set_timer` would store them."""
     loaded = store.load("c", SOURCES[name](tmp_path))
 
     assert rows_of(store) == EXPECTED
@@ -129,8 +127,6 @@ def test_a_table_of_any_kind_becomes_the_same_rows(store: mp.Store, tmp_path: Pa
 
 
 class Own(mp.Computation):
-    """Sets the state and the timers that a record says."""
-
     def __init__(self, codec: mp.Codec) -> None:
         self.codec = codec
 
@@ -166,10 +162,7 @@ def _feed(store: mp.Store, codec: mp.Codec, rows: list[dict[str, Any]], clock: M
 
 @pytest.mark.parametrize("codec", [mp.JsonCodec(), mp.MsgpackCodec()], ids=["json", "msgpack"])
 @pytest.mark.parametrize("intervals", [None, 3])
-def test_a_pipeline_sees_state_and_timers_as_if_it_had_set_them(
-    codec: mp.Codec, intervals: int | None
-) -> None:
-    """A computation of which a view was loaded goes on as the one does that the view is of."""
+def test_computation_continues_loaded_view(codec: mp.Codec, intervals: int | None) -> None:
     clock = ManualClock()
     now = clock.now_us()
     first = [
@@ -193,8 +186,8 @@ def test_a_pipeline_sees_state_and_timers_as_if_it_had_set_them(
     assert any(b"e" in state if isinstance(state, bytes) else "e" in state for state, *_ in ends[0].values())
 
 
-def test_keys_are_cut_into_as_many_intervals_as_are_asked_for(store: mp.Store) -> None:
-    """Of about as many rows each; a pipeline that declares the same number opens."""
+def test_load_cuts_requested_number_of_intervals(store: mp.Store) -> None:
+    """A pipeline that declares the same number opens."""
     loaded = store.load("c", ({"key": f"{n:03d}", "state": n} for n in range(100)), intervals=4)
 
     assert loaded.intervals == 4
@@ -211,16 +204,14 @@ def test_keys_are_cut_into_as_many_intervals_as_are_asked_for(store: mp.Store) -
         assert run.step() is None
 
 
-def test_another_codec_than_that_of_the_load_is_refused(store: mp.Store) -> None:
-    """As if the computation had written its states with it."""
+def test_codec_differing_from_load_is_refused(store: mp.Store) -> None:
     store.load("c", ROWS)
 
     with pytest.raises(mp.InvalidError, match="another codec"):
         mp.LocalRunner(store, progress=False).start(_own_pipeline(mp.MsgpackCodec()), stepping=True)
 
 
-def test_a_text_is_a_value_in_a_mapping_and_json_in_a_column(store: mp.Store) -> None:
-    """The two ways in which a state may be text."""
+def test_mapping_text_is_value_and_column_text_is_json(store: mp.Store) -> None:
     store.load("c", [{"key": "a", "state": "1"}])
     store.load("d", pa.table({"key": ["a"], "state": ["1"]}))
 
@@ -228,8 +219,8 @@ def test_a_text_is_a_value_in_a_mapping_and_json_in_a_column(store: mp.Store) ->
     assert rows_of(store, "d")["a"][0] == "1"
 
 
-def test_timers_are_stored_in_the_order_in_which_they_fire(store: mp.Store) -> None:
-    """With the clocks that they wait for, and the earliest time that any of them holds."""
+def test_timers_are_stored_in_firing_order(store: mp.Store) -> None:
+    """Each keeps its clock; the row keeps the earliest hold."""
     timers = [
         {"tag": "late", "at": "1970-01-01T00:00:09Z"},
         {"tag": "wall", "at": "1970-01-01T00:00:05+00:00", "domain": "wall"},
@@ -278,8 +269,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_table_that_is_no_rows_is_refused_and_nothing_is_written(store: mp.Store, name: str) -> None:
-    """Not even a lease is taken for it."""
+def test_malformed_table_is_refused_without_effect(store: mp.Store, name: str) -> None:
+    """Not even a lease is acquired."""
     source, message = REFUSED[name]
     before = store.snapshot()
 
@@ -290,8 +281,7 @@ def test_a_table_that_is_no_rows_is_refused_and_nothing_is_written(store: mp.Sto
     assert store.load("c", ROWS).rows == 3
 
 
-def test_a_computation_with_rows_is_refused(store: mp.Store) -> None:
-    """A load is what a computation begins with."""
+def test_computation_with_rows_is_refused(store: mp.Store) -> None:
     store.load("c", ROWS)
 
     with pytest.raises(mp.InvalidError, match="a computation that already has rows"):
@@ -301,14 +291,12 @@ def test_a_computation_with_rows_is_refused(store: mp.Store) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "dead_letters", "window_signals"])
-def test_a_reserved_name_is_refused(store: mp.Store, name: str) -> None:
-    """No computation can have it."""
+def test_reserved_name_is_refused(store: mp.Store, name: str) -> None:
     with pytest.raises(mp.InvalidError, match="computation must be a name"):
         store.load(name, ROWS)
 
 
-def test_a_store_that_is_only_read_is_refused(tmp_path: Path) -> None:
-    """As every change is."""
+def test_read_only_store_is_refused(tmp_path: Path) -> None:
     with mp.Store.open(
         tmp_path / "pond",
         leases=lambda *_: mp.testing.MemoryLeases(mp.testing.MemoryRegistry(), ManualClock()),
@@ -322,14 +310,12 @@ def test_a_store_that_is_only_read_is_refused(tmp_path: Path) -> None:
 
 
 class Silent(mp.Computation):
-    """Has intervals once it has had a record, and never any rows."""
-
     def process_record(self, context, record):
         pass
 
 
-def test_a_computation_that_a_pipeline_runs_is_refused(store: mp.Store) -> None:
-    """Though it has no rows, and even on the very same store object; and the pipeline is not disturbed."""
+def test_running_computation_is_refused(store: mp.Store) -> None:
+    """It has no rows yet, and the pipeline uses the same store object."""
     pipeline = mp.Pipeline("p")
     pipeline.inject("in", key="k", at="at").apply(Silent(), name="c")
     with mp.LocalRunner(store, progress=False).start(pipeline, stepping=True) as run:
@@ -345,8 +331,7 @@ def test_a_computation_that_a_pipeline_runs_is_refused(store: mp.Store) -> None:
     assert rows_of(store) == EXPECTED
 
 
-def test_a_new_computation_is_loaded_while_the_pipelines_of_the_store_run(store: mp.Store) -> None:
-    """It belongs to none of them."""
+def test_new_computation_is_loaded_beside_running_pipelines(store: mp.Store) -> None:
     pipeline = mp.Pipeline("p")
     pipeline.inject("in", key="k", at="at").apply(Silent(), name="c")
     with mp.LocalRunner(store, progress=False).start(pipeline, stepping=True) as run:
@@ -362,8 +347,8 @@ class Died(BaseException):
 
 
 @pytest.mark.parametrize("death", range(1, 13))
-def test_a_load_that_dies_leaves_all_rows_or_none_and_can_be_repeated(death: int) -> None:
-    """Whatever failpoint it dies at."""
+def test_killed_load_leaves_all_or_nothing(death: int) -> None:
+    """It can be repeated."""
     disk, registry, clock = MemoryObjects(), mp.testing.MemoryRegistry(), ManualClock()
     reached: list[str] = []
 
@@ -394,8 +379,7 @@ def test_a_load_that_dies_leaves_all_rows_or_none_and_can_be_repeated(death: int
         assert len(store.snapshot().live_intervals("c")) == 3
 
 
-def test_a_pipeline_that_takes_the_computation_meanwhile_fences_the_load() -> None:
-    """Nothing of it is added."""
+def test_takeover_fences_load() -> None:
     disk, registry, clock = MemoryObjects(), mp.testing.MemoryRegistry(), ManualClock()
     rival = mp.testing.MemoryLeases(registry, clock, writer_id="rival")
 
@@ -409,8 +393,7 @@ def test_a_pipeline_that_takes_the_computation_meanwhile_fences_the_load() -> No
         assert rows_of(store) == {}
 
 
-def test_a_load_tells_how_far_it_is(store: mp.Store) -> None:
-    """First what it has read, then what it has written, of how many."""
+def test_load_reports_rows_read_and_written(store: mp.Store) -> None:
     told: list[tuple[Any, ...]] = []
     store.load("c", ROWS, told=lambda *words: told.append(words))
 
@@ -418,8 +401,6 @@ def test_a_load_tells_how_far_it_is(store: mp.Store) -> None:
 
 
 class Newer(mp.Computation):
-    """Counts, in a form of its own; before that states were numbers."""
-
     state_version = 2
 
     def upgrade_state(self, state: Any, version: int) -> Any:
@@ -443,12 +424,11 @@ def counted_after_a_load(store: mp.Store, state: Any, state_version: int) -> Any
 
 
 @pytest.mark.parametrize(("state", "state_version"), [({"count": 5}, 2), (5, 0)])
-def test_states_are_of_the_version_that_is_said(store: mp.Store, state: Any, state_version: int) -> None:
-    """States of today's code are not upgraded again, those of earlier code are."""
+def test_loaded_states_have_declared_version(store: mp.Store, state: Any, state_version: int) -> None:
+    """States of today's code are not upgraded again."""
     assert counted_after_a_load(store, state, state_version) == [('{"count":6}', 2)]
 
 
 def test_states_of_later_code_are_refused(store: mp.Store) -> None:
-    """As of a store that later code has run on."""
     with pytest.raises(mp.InvalidError, match="state_version"):
         counted_after_a_load(store, {"count": 5}, 3)

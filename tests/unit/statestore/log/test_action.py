@@ -35,38 +35,33 @@ INFO = CommitInfo(operation="WRITE", timestamp_ms=1, millpond={"writer": "w", "p
 
 
 class TestEncode:
-    def test_actions_come_back(self) -> None:
-        """Decoding what was encoded gives the same actions."""
+    def test_actions_round_trip(self) -> None:
         assert decode(encode(EVERY_KIND)) == EVERY_KIND
 
-    def test_commit_info_comes_first(self) -> None:
-        """The first line is the commitInfo, wherever it stood."""
+    def test_commit_info_is_first_line(self) -> None:
         lines = encode((*EVERY_KIND, INFO)).splitlines()
 
         assert "commitInfo" in orjson.loads(lines[0])
         assert len(lines) == 6
 
-    def test_paths_are_url_encoded_in_the_file_only(self) -> None:
-        """A percent sign of a real path is escaped once more in the log, as Delta has it."""
+    def test_paths_are_url_encoded_in_log_only(self) -> None:
+        """Delta escapes a percent sign of a real path once more."""
         data = encode((ADD,))
 
         assert orjson.loads(data)["add"]["path"] == "computation=a%2520b/7.parquet"
         assert decode(data) == (ADD,)
 
-    def test_what_is_not_json_is_refused(self) -> None:
-        """Metadata that JSON cannot say raises InvalidError before anything is written."""
+    def test_metadata_must_be_json(self) -> None:
         with pytest.raises(InvalidError):
             encode((CommitInfo(operation="x", timestamp_ms=1, millpond={"big": 2**70}),))
 
-    def test_an_unknown_action_is_not_written(self) -> None:
-        """What was read without being understood cannot be written."""
+    def test_unknown_action_is_not_written(self) -> None:
         with pytest.raises(DataError):
             encode((Other(name="cdc"),))
 
 
 class TestDecode:
     def test_unknown_actions_and_fields_are_tolerated(self) -> None:
-        """What other writers add to the protocol is counted and otherwise left alone."""
         data = b'{"cdc":{"path":"x"}}\n{"txn":{"appId":"a","version":1,"new":true}}\n{}\n'
 
         assert decode(data) == (Other(name="cdc"), Txn(app_id="a", version=1), Other(name=""))
@@ -74,23 +69,20 @@ class TestDecode:
     @pytest.mark.parametrize(
         "data", [b"", b"\n", b"\0\0\0\0", b'{"add":{"pa', b"[]", b'{"add":{"path":1}}', b"7", b'{"txn":{}}']
     )
-    def test_damaged_bytes_are_named(self, data: bytes) -> None:
-        """Bytes that are no commit raise DataError with the file's name."""
+    def test_malformed_commit_is_named(self, data: bytes) -> None:
         with pytest.raises(DataError, match=r"7\.json"):
             decode(data, "7.json")
 
 
 class TestSeal:
-    def test_every_cut_at_a_line_end_is_noticed(self) -> None:
-        """A Millpond commit that lost whole lines is refused."""
+    def test_commit_cut_at_line_end_is_refused(self) -> None:
         lines = encode((INFO, *EVERY_KIND)).splitlines(keepends=True)
 
         for kept in range(1, len(lines)):
             with pytest.raises(DataError, match="incomplete"):
                 decode(b"".join(lines[:kept]), "f")
 
-    def test_every_flipped_bit_is_noticed_or_breaks_the_chain(self) -> None:
-        """No changed bit leaves the actions different unseen, and each one changes the digest."""
+    def test_flipped_bit_is_noticed_or_breaks_chain(self) -> None:
         data = encode((INFO, *EVERY_KIND))
         silent = 0
         for at in range(len(data) * 8):
@@ -101,13 +93,12 @@ class TestSeal:
                 actions = decode(bytes(flipped), "f")
             except DataError:
                 continue
-            # What passes can only have hit the words "commitInfo" or "millpond", which unseal it.
+            # A flip that passes can only be in the words "commitInfo" or "millpond", which removes the seal.
             silent += 1
             assert actions[1:] == EVERY_KIND
         assert silent <= 8 * len("commitInfomillpond")
 
-    def test_a_foreign_commit_needs_no_seal(self) -> None:
-        """A commit without Millpond's part is read as it is."""
+    def test_foreign_commit_needs_no_seal(self) -> None:
         foreign = CommitInfo(operation="OPTIMIZE", timestamp_ms=1)
 
         assert decode(encode((foreign, ADD)))[1] == ADD

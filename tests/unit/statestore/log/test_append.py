@@ -1,4 +1,4 @@
-"""Appending to any Delta table exactly once."""
+"""Appends to any Delta table, exactly once."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def _add(path: str) -> Add:
 
 
 class TestAppend:
-    def test_an_append_happens_once(self, bench: Bench) -> None:
-        """The same transaction version adds its files once, even if another writer repeats it."""
+    def test_append_is_applied_once(self, bench: Bench) -> None:
+        """Another writer may repeat it."""
         writer = _writer(bench)
         first = append(writer, (_add("a"),), txns={"sink": 1}, metadata={"superstep": 1}, rows=3)
 
@@ -50,24 +50,22 @@ class TestAppend:
         assert append(_writer(bench), (_add("c"),), txns={"sink": 0}) is None
         assert [file.path for file in load(bench.log).files] == ["a"]
 
-    def test_later_versions_are_appended(self, bench: Bench) -> None:
-        """A higher transaction version is a new append; versions may have gaps."""
+    def test_later_transaction_version_is_appended(self, bench: Bench) -> None:
+        """Versions may have gaps."""
         writer = _writer(bench)
         append(writer, (_add("a"),), txns={"sink": 1})
 
         assert append(writer, (_add("b"),), txns={"sink": 7}) is not None
         assert load(bench.log).txns == {"sink": 7}
 
-    def test_without_a_transaction_every_append_counts(self, bench: Bench) -> None:
-        """An append that names no application is plain."""
+    def test_append_without_transaction_is_not_deduplicated(self, bench: Bench) -> None:
         writer = _writer(bench)
         append(writer, (_add("a"),))
         append(writer, (_add("b"),))
 
         assert load(bench.log).file_count == 2
 
-    def test_the_same_append_by_another_writer_wins_the_race(self, bench: Bench) -> None:
-        """An append that a twin makes in the meantime is left out."""
+    def test_concurrent_twin_wins_race(self, bench: Bench) -> None:
         objects = FaultyObjects(bench.memory)
         writer, twin = _writer(bench, Log(objects)), _writer(bench)
 
@@ -79,8 +77,7 @@ class TestAppend:
         assert append(writer, (_add("a"),), txns={"sink": 1}) is None
         assert [file.path for file in load(bench.log).files] == ["b"]
 
-    def test_an_unknown_outcome_is_decided_by_repeating(self, bench: Bench) -> None:
-        """The same call after an unknown outcome adds the files once."""
+    def test_unknown_outcome_is_resolved_by_retry(self, bench: Bench) -> None:
         objects = FaultyObjects(bench.memory)
         writer = _writer(bench, Log(objects))
         objects.plan(Fault.LATE, "put_if_absent", times=3)
@@ -93,23 +90,20 @@ class TestAppend:
         assert committed is not None
         assert (committed.version, load(bench.log).file_count) == (1, 1)
 
-    def test_half_reached_transactions_are_a_conflict(self, bench: Bench) -> None:
-        """An append of which the table holds a part is refused."""
+    def test_partly_applied_transactions_are_conflict(self, bench: Bench) -> None:
         writer = _writer(bench)
         append(writer, (_add("a"),), txns={"one": 1})
 
         with pytest.raises(ConflictError, match="one"):
             append(writer, (_add("b"),), txns={"one": 1, "two": 1})
 
-    def test_partition_values_must_fit(self, bench: Bench) -> None:
-        """A file without the table's partition values is refused."""
+    def test_partition_values_must_match_table(self, bench: Bench) -> None:
         add = Add(path="a", size_bytes=1, partition_values={}, modification_time_ms=0)
 
         with pytest.raises(InvalidError, match="partition"):
             append(_writer(bench), (add,))
 
-    def test_a_changed_schema_in_between_is_a_conflict(self, bench: Bench) -> None:
-        """Files written for the old schema are not added to the new one."""
+    def test_changed_schema_is_conflict(self, bench: Bench) -> None:
         objects = FaultyObjects(bench.memory)
         writer = _writer(bench, Log(objects))
         changed = Metadata(table_id="x", name="spikes", schema_string="{}", partition_columns=("day",))

@@ -1,4 +1,4 @@
-"""The boundary of the log: published before anything is deleted, and never falling."""
+"""The boundary of the log, published before deletions."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def objects(request, tmp_path):
     return MemoryObjects() if request.param == "memory" else open_objects(str(tmp_path))
 
 
-def test_it_rises_and_never_falls(objects):
-    """A lower boundary changes nothing, a higher one takes the place of the last."""
+def test_boundary_never_falls(objects):
     assert log_boundary(objects) == 0
     for version, stands in ((7, 7), (3, 7), (7, 7), (120, 120), (9, 120)):
         publish_log_boundary(objects, TableVersion(version))
@@ -28,8 +27,8 @@ def test_it_rises_and_never_falls(objects):
         assert len(objects.list(BOUNDARY_FOLDER)) <= 2
 
 
-def test_of_two_cleanups_at_once_the_higher_boundary_stays():
-    """One that was decided earlier and lands later does not take the other one back."""
+def test_concurrent_cleanups_keep_higher_boundary():
+    """The lower one was decided earlier and lands later."""
     disk = MemoryObjects()
     slow = FaultyObjects(disk)
     slow.interrupt("put_if_absent", lambda: publish_log_boundary(disk, TableVersion(50)))
@@ -37,8 +36,7 @@ def test_of_two_cleanups_at_once_the_higher_boundary_stays():
     assert log_boundary(disk) == 50
 
 
-def test_two_cleanups_may_publish_the_same_boundary():
-    """One that lands second finds that what it has to say is said."""
+def test_cleanups_may_publish_same_boundary():
     disk = MemoryObjects()
     slow = FaultyObjects(disk)
     slow.interrupt("put_if_absent", lambda: publish_log_boundary(disk, TableVersion(20)))
@@ -47,7 +45,7 @@ def test_two_cleanups_may_publish_the_same_boundary():
 
 
 class ListsThenLooks(MemoryObjects):
-    """As a local folder does: names first, then a look at each, and what is gone by then is left out."""
+    """A local folder's listing: names first, then a look at each file that still exists."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,8 +58,7 @@ class ListsThenLooks(MemoryObjects):
         return [name for name in names if name in super(ListsThenLooks, self).list(prefix, start_after)]
 
 
-def test_a_boundary_that_rises_while_it_is_read_is_not_overlooked():
-    """A concurrent reader sees the old boundary or the new one, and never none."""
+def test_reader_of_rising_boundary_sees_old_or_new():
     disk = ListsThenLooks()
     publish_log_boundary(disk, TableVersion(10))
     publish_log_boundary(disk, TableVersion(20))
@@ -71,8 +68,8 @@ def test_a_boundary_that_rises_while_it_is_read_is_not_overlooked():
 
 
 @pytest.mark.parametrize("operation", ["list", "put_if_absent", "delete"])
-def test_a_cleanup_that_could_not_publish_fails(operation):
-    """Nothing may be deleted then; whatever was published already stands."""
+def test_cleanup_without_published_boundary_fails(operation):
+    """It may delete nothing then."""
     disk = MemoryObjects()
     publish_log_boundary(disk, TableVersion(5))
     faulty = FaultyObjects(disk)

@@ -1,4 +1,4 @@
-"""Checkpoints: which are complete, whose bytes are believed, and what they give back."""
+"""Checkpoints: completeness, seals and content."""
 
 from __future__ import annotations
 
@@ -26,20 +26,18 @@ ACTIONS: tuple[Action, ...] = (
 )
 
 
-def test_what_is_written_is_read() -> None:
-    """Actions come back as they were, mappings included."""
+def test_actions_round_trip_through_checkpoint() -> None:
     assert set(map(repr, read_part(write_part(ACTIONS, PATH), PATH))) == set(map(repr, ACTIONS))
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"x" * 11, b"\xff\xff\xff\xffPAR1", b"PAR1" * 30])
-def test_what_is_no_checkpoint_is_named(data: bytes) -> None:
-    """Bytes that are no Parquet file, or too short for one, are an error that names the file."""
+def test_non_parquet_checkpoint_is_named(data: bytes) -> None:
     with pytest.raises(DataError, match=PATH):
         list(read_part(data, PATH))
 
 
-def test_a_seal_that_was_taken_off_is_missed() -> None:
-    """A checkpoint that says within it that it was sealed is refused without its seal, as after a rewrite by a tool."""
+def test_missing_seal_is_noticed() -> None:
+    """The content records that there was one; a tool that rewrites the file drops it."""
     table = pq.read_table(pa.BufferReader(write_part(ACTIONS, PATH)))
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
@@ -48,8 +46,7 @@ def test_a_seal_that_was_taken_off_is_missed() -> None:
         list(read_part(sink.getvalue().to_pybytes(), PATH))
 
 
-def test_another_engines_checkpoint_needs_no_seal() -> None:
-    """A part without a seal is read as it is, protected only by Parquet's own checks."""
+def test_foreign_checkpoint_needs_no_seal() -> None:
     table = pq.read_table(pa.BufferReader(write_part(ACTIONS, PATH))).replace_schema_metadata(None)
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
@@ -57,8 +54,7 @@ def test_another_engines_checkpoint_needs_no_seal() -> None:
     assert len(list(read_part(sink.getvalue().to_pybytes(), PATH))) == len(ACTIONS)
 
 
-def test_half_written_checkpoints_are_left_out() -> None:
-    """Of a checkpoint in parts all must be there; other files of the log are none."""
+def test_incomplete_checkpoint_is_ignored() -> None:
     folder = "_delta_log/"
     part = f"{folder}00000000000000000009.checkpoint.{{:010d}}.0000000002.parquet"
     among = [part.format(1), checkpoint_path(7), f"{folder}00000000000000000009.json"]

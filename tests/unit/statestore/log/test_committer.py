@@ -1,4 +1,4 @@
-"""The commit: what it is, other writers, damage."""
+"""Commits, other writers and damage."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ def bench() -> Bench:
 
 
 def _foreign(bench: Bench, *actions: Action) -> TableVersion:
-    """Let another writer commit."""
     version = TableVersion((bench.log.latest_version() or 0) + 1)
     bench.log.put(
         version, encode((CommitInfo(operation="WRITE", timestamp_ms=0, millpond={"kind": "other"}), *actions))
@@ -56,8 +55,7 @@ def _fence(sequencer: int, number: int) -> Fence:
 
 
 class TestWhatACommitIs:
-    def test_everything_changes_together(self, bench: Bench) -> None:
-        """Files, fences, positions and watermarks of a superstep are one version."""
+    def test_superstep_is_one_version(self, bench: Bench) -> None:
         committer = bench.committer()
         committer.commit(fence_request(1, LOW, HIGH))
         request = superstep_request(1, 1, LOW, HIGH, clicks=7)
@@ -71,8 +69,7 @@ class TestWhatACommitIs:
         assert snapshot.txns["millpond/input/p/clicks/local"] == 7
         assert snapshot.watermarks == {LOW.app_id: 1, HIGH.app_id: 1}
 
-    def test_the_history_says_who_and_why(self, bench: Bench) -> None:
-        """The commitInfo carries the writer, the chain, the superstep and the caller's metadata."""
+    def test_commit_info_has_writer_chain_superstep_and_metadata(self, bench: Bench) -> None:
         committer = bench.committer()
         committer.commit(fence_request(1, LOW))
         request = replace(superstep_request(1, 1, LOW), metadata={"records": 3, "kind": "ignored"})
@@ -94,8 +91,8 @@ class TestWhatACommitIs:
         }
         assert (info.is_blind_append, info.read_version, info.metrics["numOutputRows"]) == (True, 1, "10")
 
-    def test_each_commit_says_where_inputs_are_in_their_sources(self, bench: Bench) -> None:
-        """Those of the commits before it too, so that one commit file is enough."""
+    def test_commit_has_source_offsets_of_earlier_inputs(self, bench: Bench) -> None:
+        """One commit file must be enough to know them all."""
         committer = bench.committer()
         committer.commit(fence_request(1, LOW))
         first = superstep_request(1, 1, LOW, queries=1)
@@ -113,8 +110,8 @@ class TestWhatACommitIs:
             "p/queries/local": "offset 7"
         }
 
-    def test_of_a_stream_the_offsets_of_its_last_source_stay(self, bench: Bench) -> None:
-        """A query with a new checkpoint takes the place of the one before it."""
+    def test_new_source_replaces_stream_offsets(self, bench: Bench) -> None:
+        """The new source is a query with a new checkpoint."""
         committer = bench.committer()
         committer.commit(fence_request(1, LOW))
         for number, source in enumerate(("old", "new"), start=1):
@@ -123,8 +120,8 @@ class TestWhatACommitIs:
 
         assert load(bench.log).source_offsets == {"p/clicks/new": "offset 2"}
 
-    def test_a_compaction_replaces_files_without_changing_data(self, bench: Bench) -> None:
-        """A compaction's actions say that no data changed, and the replaced file is described for vacuum."""
+    def test_compaction_changes_no_data(self, bench: Bench) -> None:
+        """Vacuum needs the description of the replaced file."""
         committer = bench.committer()
         committer.commit(fence_request(1, LOW))
         request = superstep_request(1, 1, LOW)
@@ -141,16 +138,15 @@ class TestWhatACommitIs:
         assert (remove.size_bytes, remove.partition_values) == (1_000, {"computation": "counter"})
         assert [file.path for file in committer.snapshot.files_of(LOW)] == [add.path]
 
-    def test_a_commit_costs_three_calls(self, bench: Bench) -> None:
-        """One look for a newer version, one put, and one look at the log's boundary, a folder of one object."""
+    def test_commit_costs_three_calls(self, bench: Bench) -> None:
+        """These are a look for a newer version, a put and a look at the boundary."""
         committer, objects = bench.faulty()
 
         committer.commit(fence_request(1, LOW))
 
         assert objects.calls == {"get": 1, "put_if_absent": 1, "list": 1}
 
-    def test_a_committer_follows_the_others(self, bench: Bench) -> None:
-        """Two committers that write in turn end with the same snapshot."""
+    def test_alternating_committers_agree(self, bench: Bench) -> None:
         one, two = bench.committer(), bench.committer()
         one.commit(fence_request(1, LOW))
         two.commit(fence_request(1, HIGH))
@@ -169,29 +165,26 @@ class TestOtherWriters:
         committer.commit(request)
         return committer
 
-    def test_an_unrelated_append_is_stepped_over(self, bench: Bench) -> None:
-        """Another engine's append takes the version; the commit takes the next and the chain holds."""
+    def test_unrelated_append_is_skipped(self, bench: Bench) -> None:
+        """The chain continues behind the foreign commit."""
         committer = self._raced(bench, superstep_request(1, 2, LOW), _foreign_add())
 
         assert committer.snapshot.version == 4
         assert load(bench.log).files == committer.snapshot.files
         assert committer.snapshot.file_count == 3
 
-    def test_the_file_knows_its_real_version(self, bench: Bench) -> None:
-        """A file's version is the one that it landed in, not the one that was tried first."""
+    def test_file_has_version_it_landed_in(self, bench: Bench) -> None:
         committer = self._raced(bench, superstep_request(1, 2, LOW), _foreign_add())
 
         assert sorted(file.added_version for file in committer.snapshot.files) == [2, 3, 4]
 
-    def test_our_application_id_fences(self, bench: Bench) -> None:
-        """A commit that touches our interval's application id, with whatever value, fences us."""
+    def test_foreign_use_of_our_app_id_fences(self, bench: Bench) -> None:
         same = Txn(app_id=LOW.app_id, version=pack_fence(Sequencer(1), CommitNumber(1)))
 
         with pytest.raises(FencedError):
             self._raced(bench, superstep_request(1, 2, LOW), same)
 
-    def test_our_position_conflicts(self, bench: Bench) -> None:
-        """A commit that moves one of our inputs first is a conflict."""
+    def test_foreign_move_of_our_position_conflicts(self, bench: Bench) -> None:
         moved = Txn(app_id="millpond/input/p/clicks/local", version=2)
 
         with pytest.raises(ConflictError, match="position"):
@@ -202,13 +195,11 @@ class TestOtherWriters:
         [Protocol(), Metadata(table_id="x", name="rows", schema_string="{}")],
         ids=["protocol", "metadata"],
     )
-    def test_a_change_of_the_table_conflicts(self, bench: Bench, action: Action) -> None:
-        """A protocol or metadata change in between is a conflict."""
+    def test_table_change_conflicts(self, bench: Bench, action: Action) -> None:
         with pytest.raises(ConflictError, match="protocol or metadata"):
             self._raced(bench, superstep_request(1, 2, LOW), action)
 
-    def test_a_removal_of_the_same_file_conflicts(self, bench: Bench) -> None:
-        """Two rewrites of one file: the second one is refused, before and during the race."""
+    def test_second_removal_of_file_is_refused(self, bench: Bench) -> None:
         committer, objects = bench.faulty()
         committer.commit(fence_request(1, LOW))
         request = superstep_request(1, 1, LOW)
@@ -222,21 +213,18 @@ class TestOtherWriters:
         with pytest.raises(ConflictError, match="no longer live"):
             committer.commit(compaction)
 
-    def test_a_removal_of_another_file_is_stepped_over(self, bench: Bench) -> None:
-        """Another writer's removal of a file that the commit does not touch is no conflict."""
+    def test_removal_of_other_file_is_skipped(self, bench: Bench) -> None:
         committer = self._raced(bench, superstep_request(1, 2, LOW), Remove(path="other", deletion_time_ms=0))
 
         assert committer.snapshot.version == 4
 
-    def test_a_table_that_asks_for_a_newer_writer_is_left_alone(self, bench: Bench) -> None:
-        """A table that another engine has upgraded is not written to."""
+    def test_table_needing_newer_writer_is_refused(self, bench: Bench) -> None:
         _foreign(bench, Protocol(min_writer_version=7))
 
         with pytest.raises(InvalidError, match="newer Delta writer"):
             bench.committer().commit(fence_request(1, LOW))
 
-    def test_the_race_is_bounded(self, bench: Bench) -> None:
-        """A writer that always comes second gives up with a conflict."""
+    def test_lost_races_end_in_conflict(self, bench: Bench) -> None:
         bench.retry = RetryPolicy(versions_max=3)
         committer, objects = bench.faulty()
         objects.before = lambda op, _path: _foreign(bench, _foreign_add()) if op == "put_if_absent" else None
@@ -254,8 +242,7 @@ class TestDamage:
             committer.commit(superstep_request(1, number, LOW))
 
     @pytest.mark.parametrize("cut", ["zeroed", "emptied", "at a line", "within a line", "swapped"])
-    def test_a_damaged_last_commit_is_named(self, bench: Bench, cut: str) -> None:
-        """A last commit that was zeroed, emptied, cut or replaced is refused, with its name."""
+    def test_damaged_last_commit_is_named(self, bench: Bench, cut: str) -> None:
         self._table(bench)
         path = commit_path(4)
         data = bench.memory.get(path)
@@ -271,16 +258,14 @@ class TestDamage:
         with pytest.raises(DataError, match=path):
             bench.committer()
 
-    def test_a_deleted_last_commit_is_named(self, bench: Bench) -> None:
-        """A log that ends before the high-water mark is refused, with the missing file's name."""
+    def test_deleted_last_commit_is_named(self, bench: Bench) -> None:
         self._table(bench)
         bench.memory.delete([commit_path(4)])
 
         with pytest.raises(DataError, match=f"cut or rolled back.*{commit_path(4)}"):
             bench.committer()
 
-    def test_a_log_that_was_rolled_back_and_written_again_is_named(self, bench: Bench) -> None:
-        """Another commit in the place of an acknowledged one is refused by its digest."""
+    def test_rewritten_last_commit_is_found_by_digest(self, bench: Bench) -> None:
         self._table(bench)
         bench.memory.delete([commit_path(4)])
         _foreign(bench, _foreign_add())
@@ -289,8 +274,7 @@ class TestDamage:
         with pytest.raises(DataError, match=f"not the one.*{commit_path(4)}"):
             bench.committer()
 
-    def test_a_change_of_data_by_another_engine_stops_the_writer(self, bench: Bench) -> None:
-        """A writer that another engine comes between refuses it by name, and nothing is written on top of it."""
+    def test_foreign_data_change_stops_writer(self, bench: Bench) -> None:
         committer = bench.committer()
         actions = (CommitInfo(operation="MERGE", timestamp_ms=0, engine_info="other"), _foreign_add())
         bench.log.put(TableVersion(1), encode(actions))
@@ -300,8 +284,8 @@ class TestDamage:
                 committer.commit(fence_request(1, LOW))
         assert bench.log.latest_version() == 1
 
-    def test_foreign_commits_raise_the_mark_too(self, bench: Bench) -> None:
-        """A version that was only read is missed as well when it goes."""
+    def test_foreign_commit_raises_mark(self, bench: Bench) -> None:
+        """Its loss must be noticed too."""
         committer = bench.committer()
         version = _foreign(bench, _foreign_add())
         committer.refresh()
@@ -310,16 +294,14 @@ class TestDamage:
         with pytest.raises(DataError, match=commit_path(version)):
             bench.committer()
 
-    def test_a_mark_without_digest_compares_versions_only(self, bench: Bench) -> None:
-        """A mark whose digest is unknown still tells how far the table reached."""
+    def test_mark_without_digest_compares_versions_only(self, bench: Bench) -> None:
         self._table(bench)
         bench.high_water.advance(TableVersion(9), "")
 
         with pytest.raises(DataError, match="cut or rolled back"):
             bench.committer()
 
-    def test_a_running_committer_refuses_damaged_new_commits(self, bench: Bench) -> None:
-        """A damaged commit is refused on refresh, and the snapshot stays where it was."""
+    def test_damaged_new_commit_leaves_snapshot_unchanged(self, bench: Bench) -> None:
         committer = bench.committer()
         bench.memory.put(commit_path(1), b'{"add":')
 

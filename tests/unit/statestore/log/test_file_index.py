@@ -1,4 +1,4 @@
-"""The index of live files, against a list of them."""
+"""The index of live files, compared with a list."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ def _files(draw: st.DrawFn) -> LiveFile:
 def live_file(
     path: str, computation: str, named: str, keys: tuple[str | None, str | None], version: int = 0
 ) -> LiveFile:
-    """A file of a computation that names an interval, or "" for another engine's."""
     return LiveFile(
         path=path,
         size_bytes=len(path),
@@ -58,7 +57,6 @@ def live_file(
 
 
 def _may_hold(file: LiveFile, interval: Interval) -> bool:
-    """The rule in `FileIndex.files_of`, for one file."""
     if file.computation != interval.computation:
         return False
     if file.interval_id == interval.app_id:
@@ -73,10 +71,7 @@ def _may_hold(file: LiveFile, interval: Interval) -> bool:
 
 
 @given(st.lists(st.tuples(st.booleans(), _files()), max_size=30), st.lists(_intervals(), min_size=1))
-def test_the_index_finds_what_a_list_has(
-    changes: list[tuple[bool, LiveFile]], wanted: list[Interval]
-) -> None:
-    """After each change the files of any interval are those of the list that may hold its keys, in their order."""
+def test_index_matches_list(changes: list[tuple[bool, LiveFile]], wanted: list[Interval]) -> None:
     index, model = FileIndex(), dict[str, LiveFile]()
     for is_added, file in changes:
         if is_added:
@@ -98,8 +93,7 @@ def test_the_index_finds_what_a_list_has(
             assert index.files_of(interval) == tuple(one for one in ordered if _may_hold(one, interval))
 
 
-def test_statistics_stay_with_their_file() -> None:
-    """A file that is added again has its new statistics, and one that is removed has none."""
+def test_statistics_follow_their_file() -> None:
     index = FileIndex()
     for path, statistics in (("a", "1"), ("b", "2"), ("b", "3"), ("c", "4"), ("c", None)):
         index.put(live_file(path, "c", "", (None, None)), statistics)
@@ -108,8 +102,8 @@ def test_statistics_stay_with_their_file() -> None:
     assert [index.statistics_of(path) for path in ("a", "b", "c")] == [None, "3", None]
 
 
-def test_an_interval_meets_only_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a thousand intervals none is compared with a file of another one, and each is parsed once."""
+def test_interval_is_compared_with_neighbours_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of a thousand intervals is parsed once."""
     intervals = intervals_from_boundaries("c", [f"{number:04d}" for number in range(1, 1_000)])
     index, parsed = FileIndex(), list[str]()
     for interval in intervals:

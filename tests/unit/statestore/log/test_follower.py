@@ -1,4 +1,4 @@
-"""Following a log that is cleaned up while the follower sleeps."""
+"""Followers of a log that is cleaned up meanwhile."""
 
 from __future__ import annotations
 
@@ -36,8 +36,6 @@ LOW, HIGH = Interval("counter", "", "m"), Interval("counter", "m")
 
 
 class Cabin:
-    """A table on disk with a sleeper and a wakeful writer."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.clock = ManualClock()
@@ -53,12 +51,10 @@ class Cabin:
         return Committer(log, self.clock, SeededRng(name), MemoryHighWater())
 
     def sleep_and_clean_up(self) -> None:
-        """The same, and a minute passes."""
         self.clean_up()
         self.clock.advance_ms(60_000)
 
     def clean_up(self) -> None:
-        """The other writer goes on, a checkpoint is made, and the older commits are deleted."""
         for number in range(1, 4):
             self.awake.commit(superstep_request(1, number, HIGH))
         DeltaTable(str(self.folder)).create_checkpoint()
@@ -73,39 +69,34 @@ def cabin(tmp_path: Path) -> Cabin:
 
 
 class TestSleepers:
-    def test_a_sleeper_finds_its_way_back(self, cabin: Cabin) -> None:
-        """A log that was cleaned up past the snapshot is reloaded, not taken for unchanged."""
+    def test_follower_behind_cleanup_reloads(self, cabin: Cabin) -> None:
         cabin.sleep_and_clean_up()
 
         assert cabin.sleeper.refresh().version == cabin.awake.snapshot.version
         assert cabin.sleeper.snapshot.files == load(Log(open_objects(str(cabin.folder)))).files
 
     @pytest.mark.parametrize("jump_ms", [-3_600_000, -60_000])
-    def test_a_wall_clock_that_is_set_back_hides_no_sleep(self, cabin: Cabin, jump_ms: int) -> None:
-        """A sleeper has slept as long as time has passed, whatever its wall clock says."""
+    def test_wall_clock_set_back_hides_no_pause(self, cabin: Cabin, jump_ms: int) -> None:
         cabin.sleep_and_clean_up()
         cabin.clock.jump_ms(jump_ms)
 
         assert cabin.sleeper.refresh().version == cabin.awake.snapshot.version
 
-    def test_a_sleeper_that_still_owns_its_interval_commits(self, cabin: Cabin) -> None:
-        """After finding its way back the sleeper's commit lands at the table's end."""
+    def test_paused_owner_commits_after_reload(self, cabin: Cabin) -> None:
         cabin.sleep_and_clean_up()
 
         committed = cabin.sleeper.commit(superstep_request(1, 2, LOW))
 
         assert committed.version == cabin.awake.refresh().version
 
-    def test_a_sleeper_that_was_taken_over_is_fenced(self, cabin: Cabin) -> None:
-        """A takeover that only the checkpoint records fences the sleeper."""
+    def test_paused_owner_is_fenced_by_checkpoint(self, cabin: Cabin) -> None:
         cabin.awake.commit(fence_request(2, LOW))
         cabin.sleep_and_clean_up()
 
         with pytest.raises(FencedError):
             cabin.sleeper.commit(superstep_request(1, 2, LOW))
 
-    def test_a_put_into_a_cleaned_up_part_is_no_commit(self, cabin: Cabin) -> None:
-        """A writer that sleeps before its put, and puts below the boundary, gets an error."""
+    def test_put_below_boundary_fails(self, cabin: Cabin) -> None:
         cabin.objects.interrupt("put_if_absent", cabin.sleep_and_clean_up)
         request = superstep_request(1, 2, LOW)
         with pytest.raises(ConflictError, match="cleaned up"):
@@ -114,8 +105,8 @@ class TestSleepers:
         assert request.writes[0].added[0].path not in {file.path for file in cabin.awake.refresh().files}
         assert cabin.sleeper.commit(request).version == cabin.awake.refresh().version
 
-    def test_no_clock_is_needed_to_see_a_cleanup(self, cabin: Cabin) -> None:
-        """A collector whose wall clock is a day ahead cleans up under a writer that was never paused."""
+    def test_cleanup_is_noticed_without_clock(self, cabin: Cabin) -> None:
+        """The collector's wall clock is a day ahead; the writer was never paused."""
         ahead = ManualClock(cabin.clock.now_us())
         ahead.jump_ms(86_400_000)
 
@@ -136,7 +127,7 @@ class TestSleepers:
             cabin.sleeper.commit(request)
 
         assert cabin.clock.monotonic_us() == 0
-        # What was put in vain stays until the next cleanup, and is no damage.
+        # The rejected file stays until the next cleanup and is no damage.
         limit = log_boundary(cabin.objects)
         in_vain = [version for version in Log(cabin.objects).inventory().versions if version < limit]
         assert in_vain
@@ -145,8 +136,7 @@ class TestSleepers:
         assert request.writes[0].added[0].path not in {file.path for file in cabin.awake.refresh().files}
         assert cabin.sleeper.commit(request).version == cabin.awake.refresh().version
 
-    def test_an_unknown_outcome_in_a_cleaned_up_part_is_not_done(self, cabin: Cabin) -> None:
-        """A commit that landed unnoticed below the boundary is not taken for done by following that part."""
+    def test_unknown_outcome_below_boundary_is_not_done(self, cabin: Cabin) -> None:
         cabin.objects.plan(Fault.LOST, "put_if_absent")
         cabin.objects.plan(Fault.REFUSED, "put_if_absent", times=99)
         cabin.objects.interrupt("put_if_absent", cabin.clean_up)
@@ -159,10 +149,8 @@ class TestSleepers:
         assert cabin.sleeper.resolve() is None
         assert cabin.sleeper.commit(request).version == cabin.awake.refresh().version
 
-    def test_a_store_that_is_away_when_a_cleanup_is_seen_leaves_the_outcome_unknown(
-        self, cabin: Cabin
-    ) -> None:
-        """A put into a cleaned up part stays unknown until the table is reloaded; then it settles."""
+    def test_unreachable_store_leaves_outcome_unknown(self, cabin: Cabin) -> None:
+        """Reloading the table resolves it."""
 
         def clean_up_and_go_away() -> None:
             cabin.clean_up()
@@ -178,8 +166,7 @@ class TestSleepers:
         assert cabin.sleeper.snapshot.version == cabin.awake.refresh().version
         assert cabin.sleeper.commit(request).version == cabin.awake.refresh().version
 
-    def test_a_boundary_that_cannot_be_read_leaves_the_outcome_unknown(self, cabin: Cabin) -> None:
-        """A commit that landed unseen is found by following; whether it counts is settled once the store is back."""
+    def test_unreadable_boundary_leaves_outcome_unknown(self, cabin: Cabin) -> None:
         cabin.objects.plan(Fault.LOST, "put_if_absent")
         cabin.objects.plan(Fault.REFUSED, "put_if_absent", times=99)
         request = superstep_request(1, 2, LOW)
@@ -196,8 +183,7 @@ class TestSleepers:
         assert settled is not None
         assert settled.version == cabin.sleeper.snapshot.version == cabin.awake.refresh().version
 
-    def test_an_unknown_outcome_that_was_cleaned_up_is_told_by_its_fence(self, cabin: Cabin) -> None:
-        """A commit that landed unseen and was then summed up is known to be done, and is not made again."""
+    def test_cleaned_up_commit_is_done_by_its_fence(self, cabin: Cabin) -> None:
         cabin.objects.plan(Fault.LATE, "put_if_absent", times=99)
         request = superstep_request(1, 2, LOW)
         with pytest.raises(OutcomeUnknownError):
@@ -214,8 +200,8 @@ class TestSleepers:
         assert settled.version < cabin.sleeper.snapshot.version
         assert cabin.sleeper.snapshot.file(request.writes[0].added[0].path) is not None
 
-    def test_a_commit_that_landed_before_its_writer_fell_asleep_is_done(self, cabin: Cabin) -> None:
-        """Its file was cleaned up before the writer looked at the boundary; its fence is in the table."""
+    def test_commit_landed_before_pause_is_done(self, cabin: Cabin) -> None:
+        """The fence is in the table, though the file is gone."""
         cabin.objects.interrupt("list", cabin.clean_up)
         request = superstep_request(1, 2, LOW)
         committed = cabin.sleeper.commit(request)
@@ -226,8 +212,8 @@ class TestSleepers:
         assert cabin.sleeper.snapshot.version == newest.version
         assert cabin.sleeper.commit(superstep_request(1, 3, LOW)).version == newest.version + 1
 
-    def test_a_commit_that_may_have_landed_before_a_takeover_is_unknown(self, cabin: Cabin) -> None:
-        """The next owner's fence covers its own, and nothing tells any more which came first; it is not made again."""
+    def test_commit_before_possible_takeover_is_unknown(self, cabin: Cabin) -> None:
+        """The next owner's fence hides which of the two came first."""
 
         def take_over_and_clean_up() -> None:
             cabin.awake.commit(fence_request(2, LOW))
@@ -243,8 +229,8 @@ class TestSleepers:
             cabin.sleeper.commit(request)
         assert cabin.awake.refresh().file(request.writes[0].added[0].path) is not None
 
-    def test_what_no_transaction_guards_is_not_repeated_when_its_outcome_is_lost(self, cabin: Cabin) -> None:
-        """Files appended without a transaction would be there twice."""
+    def test_unguarded_append_of_unknown_outcome_is_not_repeated(self, cabin: Cabin) -> None:
+        """Without a transaction its files would be there twice."""
         log = Log(cabin.objects)
         writer = LogWriter(log, load(log), cabin.clock, SeededRng("appender"))
         add = Add(
@@ -256,16 +242,14 @@ class TestSleepers:
                 writer.write(Append(added=(add,)))
         assert cabin.awake.refresh().file("a.parquet") is not None
 
-    def test_falling_asleep_while_nothing_happens_does_no_harm(self) -> None:
-        """Who falls asleep between looking and putting commits, if the log is as it was."""
+    def test_paused_writer_commits_to_unchanged_log(self) -> None:
         bench = Bench().create()
         committer, objects = bench.faulty()
         objects.interrupt("put_if_absent", lambda: bench.clock.advance_ms(60_000))
 
         assert committer.commit(fence_request(1, LOW)).version == 1
 
-    def test_a_version_that_vanishes_under_a_commit_is_damage(self) -> None:
-        """A commit on a version that is deleted meanwhile, with nothing in its place, names the file."""
+    def test_version_deleted_under_commit_is_damage(self) -> None:
         bench = Bench().create()
         committer, objects = bench.faulty()
 
@@ -277,8 +261,7 @@ class TestSleepers:
         with pytest.raises(DataError, match=commit_path(0)):
             committer.commit(fence_request(1, LOW))
 
-    def test_a_vanished_version_without_checkpoint_is_damage(self) -> None:
-        """A sleeper whose own version is gone, with nothing in its place, names the file."""
+    def test_deleted_version_without_checkpoint_is_damage(self) -> None:
         bench = Bench().create()
         sleeper = bench.committer()
         sleeper.commit(fence_request(1, LOW))
@@ -290,8 +273,7 @@ class TestSleepers:
         with pytest.raises(DataError, match=commit_path(1)):
             sleeper.commit(superstep_request(1, 1, LOW))
 
-    def test_an_idle_committer_looks_once_more_and_goes_on(self) -> None:
-        """After a long pause a commit costs one more look and lands as usual."""
+    def test_idle_committer_looks_once_more(self) -> None:
         bench = Bench().create()
         committer, objects = bench.faulty()
         bench.clock.advance_ms(60_000)

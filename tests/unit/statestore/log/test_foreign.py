@@ -1,4 +1,4 @@
-"""Which commits of other engines change what a store's rows mean."""
+"""Commits of other engines that change the meaning of a store's rows."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ def info(operation: str) -> CommitInfo:
         (info("SET TBLPROPERTIES"), replace(METADATA, configuration={})),
     ],
 )
-def test_what_changes_data(actions: tuple[Action, ...]) -> None:
-    """Files that change data, restores, and changes of Millpond's own entries are refused."""
+def test_data_changes_are_refused(actions: tuple[Action, ...]) -> None:
     assert foreign_change(actions, STORE) is not None
 
 
@@ -49,17 +48,15 @@ def test_what_changes_data(actions: tuple[Action, ...]) -> None:
         (replace(info("MILLPOND REPAIR"), millpond={"kind": "repair"}), ADD, REMOVE),
     ],
 )
-def test_what_does_not(actions: tuple[Action, ...]) -> None:
-    """Compactions, vacuums, other applications' transactions, and Millpond's own commits are accepted."""
+def test_commits_without_data_change_are_accepted(actions: tuple[Action, ...]) -> None:
     assert foreign_change(actions, STORE) is None
 
 
-def test_a_table_that_is_no_store_takes_all_commits() -> None:
-    """The table of a sink may be written to, restored and cleaned by anyone."""
+def test_plain_table_accepts_all_commits() -> None:
+    """The table of a sink may be written, restored and cleaned by anyone."""
     assert foreign_change((info("RESTORE"), ADD, REMOVE), {"delta.appendOnly": "false"}) is None
 
 
-def test_a_commit_without_provenance_is_named_by_its_version() -> None:
-    """The error names the version also where a commit does not tell its operation."""
+def test_commit_without_operation_is_named_by_version() -> None:
     with pytest.raises(DataError, match=r"version=`7` operation=`unknown` engine=`unknown`.*0007\.json"):
         refuse_foreign_change(7, (ADD,), STORE)

@@ -1,4 +1,4 @@
-"""A log that somebody else has written: wrong types and impossible paths are damage, found where the log is read."""
+"""Logs written by somebody else, with wrong types and impossible paths."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def line(kind: str, fields: object) -> bytes:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", ["add", "remove"])
-def test_path_out_of_the_table_is_damage(kind: str, path: str) -> None:
+def test_path_outside_table_is_damage(kind: str, path: str) -> None:
     with pytest.raises(DataError) as damage:
         decode(line(kind, {**GOOD[kind], "path": path}), commit_path(7))
 
@@ -68,7 +68,7 @@ def test_path_out_of_the_table_is_damage(kind: str, path: str) -> None:
     assert damage.value.details.get("field") == f"{kind}.path"
 
 
-def test_path_out_of_the_table_in_a_checkpoint_is_damage() -> None:
+def test_path_outside_table_in_checkpoint_is_damage() -> None:
     struct = pa.struct({"path": pa.string(), "size": pa.int64()})
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({"add": pa.array([{"path": "s3://bucket/x", "size": 1}], struct)}), sink)
@@ -91,7 +91,7 @@ def wrong_fields() -> list[tuple[str, str, object]]:
 
 
 @pytest.mark.parametrize(("kind", "name", "value"), wrong_fields())
-def test_field_of_a_wrong_type_is_damage(kind: str, name: str, value: object) -> None:
+def test_field_of_wrong_type_is_damage(kind: str, name: str, value: object) -> None:
     with pytest.raises(DataError) as damage:
         decode(line(kind, {**GOOD[kind], name: value}), commit_path(7))
 
@@ -100,7 +100,7 @@ def test_field_of_a_wrong_type_is_damage(kind: str, name: str, value: object) ->
 
 
 @pytest.mark.parametrize("kind", GOOD)
-def test_right_fields_are_read_and_optional_ones_may_be_missing(kind: str) -> None:
+def test_optional_fields_may_be_missing(kind: str) -> None:
     assert len(decode(line(kind, GOOD[kind]))) == 1
     assert (
         len(decode(line(kind, {name: value for name, value in GOOD[kind].items() if name not in OPTIONAL})))
@@ -125,7 +125,7 @@ OPTIONAL = frozenset(
 @pytest.mark.parametrize(
     "data", [b"7\n", b"[]\n", b'"x"\n', b'{"add":[]}\n', b'{"add":7}\n', b'{"txn":{}}\n']
 )
-def test_line_that_is_no_action_is_damage(data: bytes) -> None:
+def test_malformed_line_is_damage(data: bytes) -> None:
     with pytest.raises(DataError):
         decode(data)
 
@@ -140,7 +140,7 @@ def test_line_that_is_no_action_is_damage(data: bytes) -> None:
         "millpond/cut/c/split",
     ],
 )
-def test_id_with_a_wrong_number_of_parts_is_damage(app_id: str) -> None:
+def test_id_with_wrong_number_of_parts_is_damage(app_id: str) -> None:
     with pytest.raises(DataError, match=r"txn\.appId"):
         decode(encode([Txn(app_id=app_id, version=1)]))
 
@@ -153,7 +153,7 @@ def test_incarnation_of_unknown_origin_is_damage() -> None:
 @pytest.mark.parametrize(
     "stats", ['{"minValues":5}', '{"minValues":{"key":5,"superstep":"x"},"numRecords":[]}']
 )
-def test_statistics_of_a_wrong_type_prune_nothing(stats: str) -> None:
+def test_statistics_of_wrong_type_prune_nothing(stats: str) -> None:
     tags = {"interval": "i", "superstep": "9" * 5_000, "productions": "x", "version": "²"}
     file = LiveFile.from_add(
         Add(path="a", size_bytes=1, partition_values={}, modification_time_ms=1, stats=stats, tags=tags),
@@ -167,7 +167,7 @@ def test_statistics_of_a_wrong_type_prune_nothing(stats: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("name", []), ("computations", [{"name": "c", "code_hash": "1", "options": "x"}])]
 )
-def test_topology_of_a_wrong_type_is_damage(field: str, value: object) -> None:
+def test_topology_of_wrong_type_is_damage(field: str, value: object) -> None:
     definition = {"name": "p", "computations": [], "streams": [], "subscriptions": [], field: value}
     objects = MemoryObjects()
     info = CommitInfo(operation="x", timestamp_ms=1, millpond={"definition": definition})
@@ -177,7 +177,7 @@ def test_topology_of_a_wrong_type_is_damage(field: str, value: object) -> None:
         logged_topologies(Log(objects), TableVersion(0))
 
 
-def test_verification_reports_a_wrong_field_and_goes_on() -> None:
+def test_verification_continues_after_wrong_field() -> None:
     objects = MemoryObjects()
     Store.in_memory(objects=objects).close()
     objects.put(commit_path(1), line("txn", {**GOOD["txn"], "version": "x"}))
@@ -189,7 +189,7 @@ def test_verification_reports_a_wrong_field_and_goes_on() -> None:
     assert all("cannot be right" in finding.fault for finding in found[:2])
 
 
-def test_log_of_a_newer_protocol_is_reported_by_verification() -> None:
+def test_verification_reports_newer_protocol() -> None:
     objects = MemoryObjects()
     Store.in_memory(objects=objects).close()
     objects.put(commit_path(1), line("protocol", {"minReaderVersion": 9, "minWriterVersion": 9}))
@@ -198,7 +198,7 @@ def test_log_of_a_newer_protocol_is_reported_by_verification() -> None:
 
 
 @pytest.mark.parametrize("version", [10**12, 2**62, 2**63, 10**20 - 1])
-def test_name_of_a_huge_version_keeps_no_reader_busy(version: int) -> None:
+def test_commit_of_huge_version_is_fast(version: int) -> None:
     """The gap below it is counted, not walked."""
     objects = MemoryObjects()
     Store.in_memory(objects=objects).close()
@@ -215,7 +215,7 @@ def test_name_of_a_huge_version_keeps_no_reader_busy(version: int) -> None:
     assert logged_topologies(log, TableVersion(version)) == []
 
 
-def test_checkpoint_of_a_log_without_metadata_is_refused() -> None:
+def test_checkpoint_of_log_without_metadata_is_refused() -> None:
     objects = MemoryObjects()
     objects.put(commit_path(0), line("txn", GOOD["txn"]))
 

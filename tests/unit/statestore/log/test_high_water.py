@@ -9,8 +9,7 @@ from tests.fixtures.commit_requests import Bench
 
 
 class TestMemoryHighWater:
-    def test_it_rises_and_never_falls(self) -> None:
-        """The mark is the highest version that was reported, in whatever order."""
+    def test_mark_never_falls(self) -> None:
         high_water = MemoryHighWater()
 
         assert high_water.read() is None
@@ -21,22 +20,21 @@ class TestMemoryHighWater:
 
 
 class TestCheck:
-    def test_without_a_mark_any_table_passes(self) -> None:
-        """A store without a mark is opened as it is."""
+    def test_table_without_mark_opens(self) -> None:
         bench = Bench().create()
 
         check_high_water(None, load(bench.log), bench.log)
 
-    def test_a_live_writer_does_not_look_like_a_rollback(self) -> None:
-        """A mark that was read before the snapshot is found in the log, however far that has gone."""
+    def test_live_writer_is_not_rollback(self) -> None:
+        """The mark was read before the snapshot, and the log has grown since."""
         bench = Bench().create()
         mark = Mark(TableVersion(0), load(bench.log).digest)
         bench.log.put(TableVersion(1), b'{"txn":{"appId":"a","version":1}}\n')
 
         check_high_water(mark, load(bench.log), bench.log)
 
-    def test_a_mark_below_the_cleaned_up_log_passes(self) -> None:
-        """A mark on a commit that was cleaned up cannot be compared, and a newer table has passed it."""
+    def test_mark_below_cleaned_up_log_passes(self) -> None:
+        """A newer table has passed the deleted commit."""
         bench = Bench().create()
         bench.log.put(TableVersion(1), b'{"txn":{"appId":"a","version":1}}\n')
         snapshot = load(bench.log)

@@ -1,4 +1,4 @@
-"""Live files travel in the plan of each superstep."""
+"""Live files, pickled with the plan of each superstep."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ FILE = LiveFile(
 )
 
 
-def test_a_file_survives_pickling() -> None:
-    """Whether it was pickled before or not."""
+def test_live_file_survives_pickling() -> None:
     first, again = pickle.dumps(FILE), pickle.dumps(FILE)
     assert first == again
     assert pickle.loads(first) == FILE
 
 
-def test_a_file_that_comes_again_is_the_same_object() -> None:
-    """A process that gets it with each plan makes it once."""
+def test_repeated_file_is_same_object() -> None:
+    """A process builds it once, although each plan contains it."""
     assert pickle.loads(pickle.dumps(FILE)) is pickle.loads(pickle.dumps(replace(FILE)))
 
 
-def test_a_changed_file_is_pickled_as_it_is() -> None:
-    """What was made of the file that it was changed from is not taken for it."""
+def test_changed_file_pickles_its_changes() -> None:
+    """The pickled form of the original is not reused."""
     pickle.dumps(FILE)
     changed = replace(FILE, tags={"interval": "c/b"})
     assert pickle.loads(pickle.dumps(changed)).tags == {"interval": "c/b"}

@@ -1,4 +1,4 @@
-"""The log: put once, followed by name, opened cold with or without a checkpoint."""
+"""The log: versions put once, and opened with or without a checkpoint."""
 
 from __future__ import annotations
 
@@ -71,8 +71,7 @@ def _facts(snapshot: Snapshot) -> tuple[object, ...]:
 
 
 class TestLog:
-    def test_a_version_is_put_once(self) -> None:
-        """The second commit of a version is refused and the first one stays."""
+    def test_version_is_put_once(self) -> None:
         log = Log(MemoryObjects())
         log.put(_version(0), b"first")
 
@@ -80,8 +79,7 @@ class TestLog:
             log.put(_version(0), b"second")
         assert log.read(_version(0)) == b"first"
 
-    def test_an_empty_folder_has_no_version(self) -> None:
-        """A table that was never made has no newest version, and opening it says so."""
+    def test_empty_folder_has_no_version(self) -> None:
         log = Log(MemoryObjects())
 
         assert log.latest_version() is None
@@ -89,8 +87,7 @@ class TestLog:
         with pytest.raises(ObjectMissingError):
             load(log)
 
-    def test_strangers_in_the_folder_are_no_commits(self) -> None:
-        """Only names of the protocol count as versions and checkpoints."""
+    def test_other_files_are_no_commits(self) -> None:
         objects = MemoryObjects()
         log = Log(objects)
         log.put(_version(3), b"")
@@ -106,8 +103,7 @@ class TestLog:
         assert log.inventory().versions == (3,)
         assert log.latest_version() == 3
 
-    def test_only_complete_checkpoints_count(self) -> None:
-        """A checkpoint in several parts is used when all parts are there."""
+    def test_only_complete_checkpoint_counts(self) -> None:
         part = "_delta_log/{:020d}.checkpoint.{:010d}.{:010d}.parquet"
         paths = [
             f"_delta_log/{2:020d}.checkpoint.parquet",
@@ -123,8 +119,8 @@ class TestLog:
 
 
 class TestCheckpoint:
-    def test_a_cleaned_up_log_opens_from_its_checkpoint(self, tmp_path: Path) -> None:
-        """Opening from a delta-rs checkpoint and the commits after it equals replaying the whole log."""
+    def test_cleaned_up_log_opens_from_checkpoint(self, tmp_path: Path) -> None:
+        """The checkpoint is one of delta-rs."""
         log = _busy_table(tmp_path, 5)
         DeltaTable(str(tmp_path)).create_checkpoint()
         committer = Committer(log, ManualClock(), SeededRng(1), MemoryHighWater())
@@ -135,8 +131,8 @@ class TestCheckpoint:
 
         assert _facts(load(log)) == _facts(whole)
 
-    def test_the_checkpoints_own_version_opens_without_its_commit(self, tmp_path: Path) -> None:
-        """A checkpoint whose commit file is gone opens with an unknown digest, and commits go on."""
+    def test_checkpoint_without_its_commit_opens(self, tmp_path: Path) -> None:
+        """The digest is unknown, and commits continue."""
         log = _busy_table(tmp_path, 3)
         DeltaTable(str(tmp_path)).create_checkpoint()
         _clean_up(tmp_path, range(5))
@@ -148,8 +144,8 @@ class TestCheckpoint:
         assert (snapshot.version, snapshot.digest, snapshot.file_count) == (4, "", 3)
         assert load(log).file_count == 4
 
-    def test_an_interrupted_cleanup_does_no_harm(self, tmp_path: Path) -> None:
-        """A log with holes below its checkpoint opens from the checkpoint."""
+    def test_interrupted_cleanup_is_harmless(self, tmp_path: Path) -> None:
+        """The log has holes below its checkpoint."""
         log = _busy_table(tmp_path, 5)
         DeltaTable(str(tmp_path)).create_checkpoint()
         whole = load(log)
@@ -158,8 +154,7 @@ class TestCheckpoint:
 
         assert _facts(load(log)) == _facts(whole)
 
-    def test_a_version_below_the_checkpoint_that_was_cleaned_up_is_missing(self, tmp_path: Path) -> None:
-        """Asking for a version that no file records any more is an error that names a file."""
+    def test_deleted_version_below_checkpoint_is_named(self, tmp_path: Path) -> None:
         log = _busy_table(tmp_path, 5)
         DeltaTable(str(tmp_path)).create_checkpoint()
         _clean_up(tmp_path, range(3))
@@ -167,8 +162,7 @@ class TestCheckpoint:
         with pytest.raises(DataError, match=checkpoint_path(3)):
             load(log, _version(4))
 
-    def test_a_damaged_checkpoint_is_named(self, tmp_path: Path) -> None:
-        """A checkpoint that cannot be read, and is needed, raises DataError with its name."""
+    def test_damaged_only_checkpoint_is_named(self, tmp_path: Path) -> None:
         log = _busy_table(tmp_path, 3)
         DeltaTable(str(tmp_path)).create_checkpoint()
         _clean_up(tmp_path, range(4))
@@ -178,8 +172,7 @@ class TestCheckpoint:
         with pytest.raises(DataError, match=checkpoint):
             load(log)
 
-    def test_a_damaged_newest_checkpoint_gives_way_to_an_older_one(self, tmp_path: Path) -> None:
-        """An older checkpoint and the commits after it repair a damaged newer one."""
+    def test_damaged_newest_checkpoint_falls_back(self, tmp_path: Path) -> None:
         log = _busy_table(tmp_path, 2)
         DeltaTable(str(tmp_path)).create_checkpoint()
         committer = Committer(log, ManualClock(), SeededRng(1), MemoryHighWater())
@@ -191,8 +184,7 @@ class TestCheckpoint:
 
         assert _facts(load(log)) == _facts(whole)
 
-    def test_a_checkpoint_in_parts_is_read_whole(self, tmp_path: Path) -> None:
-        """The parts of a checkpoint together give the table."""
+    def test_checkpoint_in_parts_is_read_whole(self, tmp_path: Path) -> None:
         log = _busy_table(tmp_path, 4)
         DeltaTable(str(tmp_path)).create_checkpoint()
         whole = load(log)
@@ -206,8 +198,7 @@ class TestCheckpoint:
 
         assert _facts(load(log)) == _facts(whole)
 
-    def test_a_checkpoint_without_statistics_prunes_nothing(self, tmp_path: Path) -> None:
-        """Files of which a checkpoint keeps no statistics are live and may hold any key."""
+    def test_checkpoint_without_statistics_prunes_nothing(self, tmp_path: Path) -> None:
         log = _busy_table(tmp_path, 1)
         DeltaTable(str(tmp_path)).create_checkpoint()
         path = tmp_path / log.inventory().checkpoints[0].paths[0]
@@ -225,8 +216,6 @@ class TestCheckpoint:
 
 
 class _ReadPaths(MemoryObjects):
-    """A disk that notes what is read from it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.paths: list[str] = []
@@ -237,8 +226,7 @@ class _ReadPaths(MemoryObjects):
 
 
 class TestCatchUp:
-    def test_only_later_commits_are_read(self) -> None:
-        """A snapshot that catches up equals one that is loaded, and what it holds is not read again."""
+    def test_snapshot_reads_only_later_commits(self) -> None:
         disk = _ReadPaths()
         log, committer = _table_on(disk)
         snapshot = load(log)
@@ -251,8 +239,7 @@ class TestCatchUp:
         assert disk.paths == [commit_path(2), commit_path(3)]
         assert _facts(caught_up) == _facts(load(log))
 
-    def test_a_store_reads_each_commit_once_to_open(self) -> None:
-        """Opening a store for writing reads no commit twice."""
+    def test_opening_reads_each_commit_once(self) -> None:
         disk = _ReadPaths()
         _log, committer = _table_on(disk)
         committer.commit(superstep_request(1, 1, ALL))
@@ -262,16 +249,14 @@ class TestCatchUp:
 
         assert sorted(disk.paths) == [commit_path(version) for version in range(3)]
 
-    def test_a_log_that_was_cut_meanwhile_is_loaded(self, tmp_path: Path) -> None:
-        """A log that ends before the snapshot is not what the snapshot says."""
+    def test_truncated_log_is_reloaded(self, tmp_path: Path) -> None:
         log = _busy_table(tmp_path, 4)
         snapshot = load(log)
         _clean_up(tmp_path, range(4, 6))
 
         assert catch_up(log, snapshot).version == 3
 
-    def test_a_log_that_was_cleaned_up_meanwhile_is_loaded(self, tmp_path: Path) -> None:
-        """Where commits after the snapshot are gone, the checkpoint takes their place."""
+    def test_cleaned_up_log_is_reloaded_from_checkpoint(self, tmp_path: Path) -> None:
         log = _busy_table(tmp_path, 5)
         snapshot = load(log, _version(2))
         DeltaTable(str(tmp_path)).create_checkpoint()
@@ -280,8 +265,7 @@ class TestCatchUp:
 
         assert _facts(catch_up(log, snapshot)) == _facts(whole)
 
-    def test_a_commit_in_a_part_that_was_cleaned_up_is_not_followed(self, tmp_path: Path) -> None:
-        """The version after the snapshot, put late into a part of the log that is gone, is no commit."""
+    def test_late_commit_below_cleanup_is_not_followed(self, tmp_path: Path) -> None:
         log = _busy_table(tmp_path, 5)
         snapshot = load(log, _version(2))
         late = log.require(_version(3))
@@ -292,8 +276,7 @@ class TestCatchUp:
 
         assert _facts(catch_up(log, snapshot)) == _facts(whole)
 
-    def test_a_cleanup_between_listing_and_reading_is_loaded(self, tmp_path: Path) -> None:
-        """Commits that a cleanup removes after they were listed are taken from the checkpoint."""
+    def test_cleanup_between_listing_and_reading_reloads(self, tmp_path: Path) -> None:
         log = _busy_table(tmp_path, 5)
         snapshot = load(log, _version(2))
         DeltaTable(str(tmp_path)).create_checkpoint()
@@ -303,8 +286,7 @@ class TestCatchUp:
 
         assert _facts(catch_up(Log(objects), snapshot)) == _facts(whole)
 
-    def test_a_damaged_later_commit_is_named(self, tmp_path: Path) -> None:
-        """A later commit that is damaged is refused as it is when the log is loaded."""
+    def test_damaged_later_commit_is_named(self, tmp_path: Path) -> None:
         log = _busy_table(tmp_path, 4)
         snapshot = load(log, _version(2))
         (tmp_path / commit_path(4)).write_bytes(b"{}")
@@ -314,8 +296,7 @@ class TestCatchUp:
 
 
 class TestDamage:
-    def test_a_missing_commit_in_the_middle_is_named(self, tmp_path: Path) -> None:
-        """A log with a hole and no checkpoint is refused."""
+    def test_gap_without_checkpoint_is_named(self, tmp_path: Path) -> None:
         log = _busy_table(tmp_path, 4)
         (tmp_path / commit_path(2)).unlink()
 
@@ -323,16 +304,14 @@ class TestDamage:
             load(log)
 
     @pytest.mark.parametrize("damage", [b"", b"\0" * 300, b"{}", b'{"commitInfo":'])
-    def test_a_damaged_commit_in_the_middle_is_named(self, tmp_path: Path, damage: bytes) -> None:
-        """A commit that was zeroed, emptied or cut is refused, wherever it is."""
+    def test_damaged_middle_commit_is_named(self, tmp_path: Path, damage: bytes) -> None:
         log = _busy_table(tmp_path, 4)
         (tmp_path / commit_path(2)).write_bytes(damage)
 
         with pytest.raises(DataError, match=f"{commit_path(2)}|{commit_path(3)}"):
             load(log)
 
-    def test_a_swapped_commit_breaks_the_chain(self, tmp_path: Path) -> None:
-        """A commit that another log's commit stands in for is told by its neighbours."""
+    def test_swapped_commit_breaks_chain(self, tmp_path: Path) -> None:
         log = _busy_table(tmp_path / "one", 4)
         _busy_table(tmp_path / "two", 4)
         other = (tmp_path / "two" / commit_path(3)).read_bytes()

@@ -1,4 +1,4 @@
-"""Power cuts after a writer has died within a commit: what others have read by then does not go away again."""
+"""Power cuts after a writer's death within a commit: versions already read must survive."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ class DeathError(BaseException):
 
 
 class Machine:
-    """A machine on which writers share a table and a mark, until the power fails."""
-
     def __init__(self) -> None:
         self.files = PowerCutFiles()
         self.mark = MemoryHighWater()
@@ -46,7 +44,6 @@ class Machine:
         return Committer(self.log(), ManualClock(), SeededRng(name), self.mark, writer_id=name)
 
     def die_within(self, calls: int, action: Callable[[], object]) -> bool:
-        """Let a process die before one of its calls to the file system; returns whether it came to that."""
         left = [calls]
 
         def before(_call: str, _path: str) -> None:
@@ -68,7 +65,6 @@ class Machine:
 
 
 def deaths(action: Callable[[Machine], Callable[[], object]]) -> Iterator[Machine]:
-    """The machine after a process has died before the first call of an action, after one where it died before the second, and so on."""
     for calls in range(CALLS_MAX):
         machine = Machine()
         if not machine.die_within(calls, action(machine)):
@@ -82,10 +78,8 @@ def a_commit(machine: Machine) -> Callable[[], object]:
     return lambda: writer.commit(fence_request(1, LOW))
 
 
-def test_the_mark_names_no_commit_that_a_power_cut_takes_back() -> None:
-    """A writer that opens a table where another has died between a commit's name and its sync makes the commit safe
-    before the mark names it; otherwise the store would be refused after a power cut.
-    """
+def test_mark_names_only_durable_commits() -> None:
+    """Otherwise the store would be refused after a power cut."""
     seen = set()
     for machine in deaths(a_commit):
         seen.add(machine.writer("opens").snapshot.version)
@@ -96,8 +90,7 @@ def test_the_mark_names_no_commit_that_a_power_cut_takes_back() -> None:
     assert seen == {0, 1}
 
 
-def test_a_follower_makes_safe_what_it_has_followed() -> None:
-    """A writer that had the table open before, and reads such a commit as the next version, makes it safe as well."""
+def test_follower_syncs_commits_of_dead_writers() -> None:
     seen = set()
     for calls in range(CALLS_MAX):
         machine = Machine()
@@ -111,8 +104,8 @@ def test_a_follower_makes_safe_what_it_has_followed() -> None:
     assert seen == {0, 1}
 
 
-def test_a_retry_after_a_death_of_the_reply_is_safe() -> None:
-    """A commit whose put failed after its name was there, and which its writer then finds as its own, is safe by then."""
+def test_retried_put_syncs_its_own_commit() -> None:
+    """The reply to the first put was lost."""
     machine = Machine()
     writer = machine.writer("retries")
     failed = []
@@ -130,10 +123,7 @@ def test_a_retry_after_a_death_of_the_reply_is_safe() -> None:
     assert load(machine.log()).version == 1
 
 
-def test_what_a_collection_rests_on_is_safe_before_it_deletes() -> None:
-    """Wherever a writer died in a checkpoint, and whatever another process then deletes because of it, the table can be
-    read after a power cut.
-    """
+def test_collection_syncs_checkpoint_before_deleting() -> None:
     rng, deleted = SeededRng("what was written"), 0
     for calls in range(CALLS_MAX):
         machine = Machine()
@@ -157,7 +147,6 @@ def test_what_a_collection_rests_on_is_safe_before_it_deletes() -> None:
 
 
 def newest(files: PowerCutFiles) -> int | str:
-    """The version to which the table can be read, or why it cannot."""
     try:
         return load(Log(LocalObjects("/pond/rows", files=files))).version
     except DataError as error:
@@ -165,7 +154,6 @@ def newest(files: PowerCutFiles) -> int | str:
 
 
 def collection(machine: Machine, clock: ManualClock) -> None:
-    """A round of garbage collection that keeps as little as it may."""
     retention = Retention(keep_ms=0, checkpoint_every=1)
     collect_garbage(machine.log().objects, None, clock, retention=retention, owned={})
 

@@ -1,4 +1,4 @@
-"""Replacing files of any Delta table exactly once."""
+"""Replacement of files in any Delta table, exactly once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ SCHEMA = pa.schema([pa.field("key", pa.string())])
 
 @pytest.fixture
 def bench() -> Bench:
-    """A table with the files ``a`` and ``b``."""
     bench = Bench()
     writer = create_table(bench.log, bench.clock, bench.rng, schema=SCHEMA, name="berths")
     append(writer, (_add("a"), _add("b")), txns={"sink": 1})
@@ -51,8 +50,7 @@ def _paths(bench: Bench) -> list[str]:
     return [file.path for file in load(bench.log).files]
 
 
-def test_files_go_and_come_in_one_commit(bench: Bench) -> None:
-    """Readers see the old files or the new one, and the transaction with it; no version lies between."""
+def test_files_are_replaced_in_one_commit(bench: Bench) -> None:
     writer = _writer(bench)
     before = writer.snapshot.version
     gone = writer.snapshot.files[:1]
@@ -63,8 +61,7 @@ def test_files_go_and_come_in_one_commit(bench: Bench) -> None:
     assert (after.version, after.txns) == (before + 1, {"sink": 2})
 
 
-def test_a_replacement_happens_once(bench: Bench) -> None:
-    """What the table has reached is not done again, by the same writer or after a restart."""
+def test_replacement_is_applied_once(bench: Bench) -> None:
     writer = _writer(bench)
     read_at = writer.snapshot.version
     replace_files(writer, writer.snapshot.files, (_add("c"),), read_at=read_at, txns={"sink": 2})
@@ -74,8 +71,8 @@ def test_a_replacement_happens_once(bench: Bench) -> None:
     assert _paths(bench) == ["c"]
 
 
-def test_a_table_that_has_changed_is_left_alone(bench: Bench) -> None:
-    """New files made of what another writer has changed since would undo his change, so nothing is written."""
+def test_changed_table_is_not_overwritten(bench: Bench) -> None:
+    """The new files would undo the other writer's change."""
     writer = _writer(bench)
     append(_writer(bench), (_add("other"),), txns={})
 
@@ -90,8 +87,7 @@ def test_a_table_that_has_changed_is_left_alone(bench: Bench) -> None:
     assert _paths(bench) == ["a", "b", "other"]
 
 
-def test_a_change_at_the_last_moment_is_seen(bench: Bench) -> None:
-    """A writer that commits after the table was looked at and before the put wins, and the other reads again."""
+def test_concurrent_change_is_noticed(bench: Bench) -> None:
     objects = FaultyObjects(bench.memory)
     writer = _writer(bench, Log(objects))
     objects.interrupt("put_if_absent", lambda: append(_writer(bench), (_add("other"),), txns={}))
@@ -101,8 +97,7 @@ def test_a_change_at_the_last_moment_is_seen(bench: Bench) -> None:
     assert _paths(bench) == ["a", "b", "other"]
 
 
-def test_an_unknown_outcome_is_decided_by_the_next_call(bench: Bench) -> None:
-    """A commit that lands after its writer gave up is found by the same call again, and not made twice."""
+def test_unknown_outcome_of_replacement_is_resolved_by_retry(bench: Bench) -> None:
     objects = FaultyObjects(bench.memory)
     writer = _writer(bench, Log(objects))
     read_at, files = writer.snapshot.version, writer.snapshot.files

@@ -1,4 +1,4 @@
-"""When a commit is refused: the fence, positions, requests that cannot be right."""
+"""Commits that are refused: fences, positions and impossible requests."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ def _fence(sequencer: int, number: int) -> Fence:
 
 
 class TestFence:
-    def test_numbers_rise_by_one(self, bench: Bench) -> None:
-        """Within a lease each commit has the next number; a gap or a repetition is refused."""
+    def test_commit_numbers_rise_by_one(self, bench: Bench) -> None:
         committer = bench.committer()
         committer.commit(fence_request(1, LOW))
         committer.commit(superstep_request(1, 1, LOW))
@@ -49,14 +48,12 @@ class TestFence:
                 committer.commit(superstep_request(1, number, LOW))
         committer.commit(superstep_request(1, 2, LOW))
 
-    def test_nothing_is_written_without_taking_over(self, bench: Bench) -> None:
-        """An interval without a fence accepts no commit except a fence."""
+    def test_interval_without_fence_accepts_only_fence(self, bench: Bench) -> None:
         with pytest.raises(FencedError):
             bench.committer().commit(superstep_request(1, 1, LOW))
 
     @pytest.mark.parametrize("sequencer", [1, 2])
-    def test_only_a_higher_sequencer_takes_over(self, bench: Bench, sequencer: int) -> None:
-        """A fence that does not exceed the stored sequencer is refused."""
+    def test_fence_must_exceed_stored_sequencer(self, bench: Bench, sequencer: int) -> None:
         committer = bench.committer()
         committer.commit(fence_request(2, LOW))
 
@@ -64,8 +61,7 @@ class TestFence:
             committer.commit(fence_request(sequencer, LOW))
         committer.commit(fence_request(3, LOW))
 
-    def test_a_zombie_with_a_stale_snapshot_is_fenced(self, bench: Bench) -> None:
-        """The former owner's commit fails when it has not seen the takeover, and changes nothing."""
+    def test_former_owner_with_stale_snapshot_is_fenced(self, bench: Bench) -> None:
         zombie, objects = bench.faulty()
         zombie.commit(fence_request(1, LOW))
         objects.interrupt("put_if_absent", lambda: bench.committer().commit(fence_request(2, LOW)))
@@ -75,8 +71,7 @@ class TestFence:
 
         assert load(bench.log).file_count == 0
 
-    def test_a_zombie_that_reads_again_is_fenced(self, bench: Bench) -> None:
-        """The former owner's commit fails when it has seen the takeover, however often it tries."""
+    def test_former_owner_is_fenced_after_reload(self, bench: Bench) -> None:
         zombie = bench.committer()
         zombie.commit(fence_request(1, LOW))
         bench.committer().commit(fence_request(2, LOW))
@@ -87,8 +82,7 @@ class TestFence:
                 zombie.commit(superstep_request(1, 1, LOW))
         assert load(bench.log).version == 2
 
-    def test_one_lost_interval_refuses_the_whole_commit(self, bench: Bench) -> None:
-        """A commit over two intervals is all or nothing."""
+    def test_one_lost_interval_refuses_whole_commit(self, bench: Bench) -> None:
         committer = bench.committer()
         committer.commit(fence_request(1, LOW, HIGH))
         bench.committer().commit(fence_request(2, HIGH))
@@ -97,8 +91,8 @@ class TestFence:
             committer.commit(superstep_request(1, 1, LOW, HIGH))
         committer.commit(superstep_request(1, 1, LOW))
 
-    def test_a_takeover_overtaken_by_the_old_owner_still_wins(self, bench: Bench) -> None:
-        """A fence whose version the old owner takes first goes to the next version."""
+    def test_delayed_fence_goes_to_next_version(self, bench: Bench) -> None:
+        """The old owner has taken its version."""
         old = bench.committer()
         old.commit(fence_request(1, LOW))
         new, objects = bench.faulty()
@@ -111,8 +105,7 @@ class TestFence:
         with pytest.raises(FencedError):
             old.commit(superstep_request(1, 2, LOW))
 
-    def test_of_two_takeovers_the_higher_wins(self, bench: Bench) -> None:
-        """A fence that a higher one overtakes is refused."""
+    def test_higher_of_two_fences_wins(self, bench: Bench) -> None:
         low, objects = bench.faulty()
         objects.interrupt("put_if_absent", lambda: bench.committer().commit(fence_request(3, LOW)))
 
@@ -122,7 +115,6 @@ class TestFence:
 
 class TestRequests:
     def test_positions_do_not_fall(self, bench: Bench) -> None:
-        """A position below the stored one is refused, an equal one is not."""
         committer = bench.committer()
         committer.commit(fence_request(1, LOW))
         committer.commit(superstep_request(1, 1, LOW, clicks=5))
@@ -131,8 +123,7 @@ class TestRequests:
             committer.commit(superstep_request(1, 2, LOW, clicks=4))
         committer.commit(superstep_request(1, 2, LOW, clicks=5))
 
-    def test_positions_are_fenced(self, bench: Bench) -> None:
-        """An input cannot be consumed without an interval's fence; a savepoint can be set."""
+    def test_position_needs_fence_except_in_savepoint(self, bench: Bench) -> None:
         committer = bench.committer()
 
         with pytest.raises(InvalidError, match="position"):
@@ -152,8 +143,7 @@ class TestRequests:
         ],
         ids=["interval", "number", "sequencer", "keys", "fence with files", "file twice", "no sequencer"],
     )
-    def test_a_request_that_cannot_be_right_is_a_bug(self, bench: Bench, write: IntervalWrite) -> None:
-        """Broken invariants raise InternalError and nothing is written."""
+    def test_impossible_request_is_internal_error(self, bench: Bench, write: IntervalWrite) -> None:
         committer = bench.committer()
         committer.commit(fence_request(1, LOW))
 
@@ -161,8 +151,7 @@ class TestRequests:
             committer.commit(CommitRequest(kind="superstep", writes=(write,)))
         assert load(bench.log).version == 1
 
-    def test_nothing_is_named_twice(self, bench: Bench) -> None:
-        """An interval that occurs twice, or as a position, is a bug."""
+    def test_repeated_interval_or_position_is_internal_error(self, bench: Bench) -> None:
         committer = bench.committer()
 
         with pytest.raises(InternalError):
@@ -170,8 +159,7 @@ class TestRequests:
         with pytest.raises(InternalError):
             committer.commit(replace(fence_request(1, LOW), positions={LOW.app_id: 1}))
 
-    def test_a_live_file_is_not_added_again(self, bench: Bench) -> None:
-        """A file that is part of the table already cannot be added by a later commit."""
+    def test_live_file_is_not_added_again(self, bench: Bench) -> None:
         committer = bench.committer()
         committer.commit(fence_request(1, LOW))
         file = row_file(LOW, _fence(1, 1))

@@ -1,4 +1,4 @@
-"""The snapshot: applied commits, live files, pruning, the chain."""
+"""Snapshots: applied commits, live files, pruning and the chain."""
 
 from __future__ import annotations
 
@@ -40,16 +40,14 @@ def _paths(files: tuple[LiveFile, ...]) -> list[str]:
 
 
 class TestApply:
-    def test_a_fresh_snapshot_is_no_table(self) -> None:
-        """Before the first commit there is nothing."""
+    def test_snapshot_starts_empty(self) -> None:
         snapshot = Snapshot()
 
         assert (snapshot.version, snapshot.digest, snapshot.file_count) == (NO_TABLE, "", 0)
         assert snapshot.configuration == {}
         assert snapshot.computations == ()
 
-    def test_adds_and_removes_make_the_live_files(self) -> None:
-        """What was added and not removed is live, in the order in which it came."""
+    def test_live_files_are_added_and_not_removed(self) -> None:
         snapshot = _apply(Snapshot(), _add("b"), _add("a", "other"))
         _apply(
             snapshot, Remove(path="b", deletion_time_ms=0), _add("c"), Remove(path="?", deletion_time_ms=0)
@@ -62,15 +60,14 @@ class TestApply:
         assert snapshot.computations == ("counter",)
         assert snapshot.files_in("other") == ()
 
-    def test_a_file_added_again_keeps_its_age(self) -> None:
-        """Another engine that rewrites a file's statistics does not make the file newer."""
+    def test_file_added_again_keeps_its_age(self) -> None:
+        """Another engine may rewrite its statistics."""
         snapshot = _apply(_apply(Snapshot(), _add("a")), _add("a", low="k", high="l"))
 
         (file,) = snapshot.files
         assert (file.added_version, file.min_key) == (0, "k")
 
-    def test_the_newest_transaction_metadata_and_protocol_count(self) -> None:
-        """Later values of an application, the metadata and the protocol replace earlier ones."""
+    def test_newest_metadata_and_protocol_apply(self) -> None:
         first = Metadata(table_id="1", name=None, schema_string="{}", configuration={"a": "1"})
         second = Metadata(table_id="1", name=None, schema_string="{}", configuration={"a": "2"})
         snapshot = _apply(Snapshot(), Protocol(), first, Txn(app_id="x", version=1))
@@ -80,16 +77,15 @@ class TestApply:
         assert snapshot.configuration == {"a": "2"}
         assert snapshot.protocol.min_writer_version == 7
 
-    def test_the_fence_is_the_intervals_transaction(self) -> None:
-        """The stored fence is read off the interval's application id."""
+    def test_fence_is_transaction_of_interval(self) -> None:
         version = pack_fence(Sequencer(3), CommitNumber(4))
         snapshot = _apply(Snapshot(), Txn(app_id=LOW.app_id, version=version))
 
         assert snapshot.fence_of(LOW) == Fence(Sequencer(3), CommitNumber(4))
         assert snapshot.fence_of(HIGH) is None
 
-    def test_a_rewind_ends_the_watermarks_of_what_it_undoes(self) -> None:
-        """Where the version that comes back knows none, there is none: a later one would be too late by what was undone."""
+    def test_rewind_drops_undone_watermarks(self) -> None:
+        """A later watermark would make the repeated records late."""
         undone = {"watermarks": {LOW.app_id: 9, HIGH.app_id: 8}}
         snapshot = _apply(Snapshot(), CommitInfo(operation="x", timestamp_ms=0, millpond=undone))
         rewound = {"previous": snapshot.digest, RESTORED_VERSION: 3, "watermarks": {HIGH.app_id: 2}}
@@ -97,8 +93,7 @@ class TestApply:
 
         assert snapshot.watermarks == {HIGH.app_id: 2}
 
-    def test_journaled_watermarks_are_kept(self) -> None:
-        """The last watermark of each interval is remembered; nonsense is not."""
+    def test_last_watermark_of_each_interval_is_kept(self) -> None:
         marks = {LOW.app_id: 5, HIGH.app_id: 6}
         snapshot = _apply(
             Snapshot(), CommitInfo(operation="x", timestamp_ms=0, millpond={"watermarks": marks})
@@ -111,13 +106,11 @@ class TestApply:
 
         assert snapshot.watermarks == {LOW.app_id: 9, HIGH.app_id: 6}
 
-    def test_commits_are_applied_in_order(self) -> None:
-        """Skipping a version is a bug, not a state."""
+    def test_skipped_version_is_internal_error(self) -> None:
         with pytest.raises(InternalError):
             Snapshot().apply(TableVersion(1), encode((_add("a"),)))
 
-    def test_a_newer_reader_version_is_refused(self) -> None:
-        """A table that asks for a reader we are not is refused, and the snapshot stays as it was."""
+    def test_newer_reader_protocol_is_refused(self) -> None:
         snapshot = _apply(Snapshot(), _add("a"))
 
         with pytest.raises(InvalidError, match="newer Delta reader"):
@@ -130,8 +123,7 @@ class TestChain:
         info = CommitInfo(operation="x", timestamp_ms=0, millpond={"previous": previous})
         return encode((info, _add(path)))
 
-    def test_a_commit_follows_the_bytes_before_it(self) -> None:
-        """Commits that name the digest of the one before are applied."""
+    def test_commit_follows_digest_of_previous(self) -> None:
         first = self._commit("", "a")
         snapshot = Snapshot()
         snapshot.apply(TableVersion(0), first)
@@ -140,8 +132,7 @@ class TestChain:
 
         assert snapshot.file_count == 2
 
-    def test_a_broken_chain_is_refused_and_named(self) -> None:
-        """A commit built on other bytes raises DataError with both files, and changes nothing."""
+    def test_broken_chain_names_both_files(self) -> None:
         snapshot = Snapshot()
         snapshot.apply(TableVersion(0), self._commit("", "a"))
 
@@ -149,8 +140,8 @@ class TestChain:
             snapshot.apply(TableVersion(1), self._commit(digest_of(b"other"), "b"))
         assert (snapshot.version, snapshot.file_count) == (0, 1)
 
-    def test_foreign_commits_are_links_too(self) -> None:
-        """A commit of another engine has no link of its own, and the next one names its bytes."""
+    def test_foreign_commit_is_part_of_chain(self) -> None:
+        """The next commit of ours names its digest."""
         foreign = encode((_add("a"),))
         snapshot = Snapshot()
         snapshot.apply(TableVersion(0), foreign)
@@ -165,8 +156,7 @@ class TestFilesOfAnInterval:
         file = row_file(interval, FENCE, keys=(low, high))
         return row_file_to_add(file, interval, version=TableVersion(version), modification_time_ms=0)
 
-    def test_an_intervals_own_files_are_its_files(self) -> None:
-        """Files written for an interval are found, those of its neighbours are not."""
+    def test_interval_has_only_its_files(self) -> None:
         low, high = self._own(LOW, "a", "b"), self._own(HIGH, "m", "z")
         snapshot = _apply(Snapshot(), low, high)
 
@@ -174,16 +164,14 @@ class TestFilesOfAnInterval:
         assert _paths(snapshot.files_of(HIGH)) == [high.path]
         assert snapshot.files_of(Interval("unknown")) == ()
 
-    def test_files_of_older_boundaries_are_found_by_their_keys(self) -> None:
-        """After a split the parts see the whole's files that can hold their keys."""
+    def test_split_intervals_share_older_files(self) -> None:
         low, wide = self._own(Interval("counter"), "a", "f"), self._own(Interval("counter"), "g", "z")
         snapshot = _apply(Snapshot(), low, wide)
 
         assert _paths(snapshot.files_of(LOW)) == sorted([low.path, wide.path])
         assert _paths(snapshot.files_of(HIGH)) == [wide.path]
 
-    def test_foreign_files_are_found_by_their_keys(self) -> None:
-        """A rewrite by another engine belongs to every interval whose keys it can hold."""
+    def test_foreign_files_are_found_by_keys(self) -> None:
         snapshot = _apply(
             Snapshot(), _add("ab", low="a", high="b"), _add("lm", low="l", high="m"), _add("unknown")
         )
@@ -192,7 +180,6 @@ class TestFilesOfAnInterval:
         assert _paths(snapshot.files_of(HIGH)) == ["lm", "unknown"]
 
     def test_unreadable_statistics_prune_nothing(self) -> None:
-        """Statistics are hints: what cannot be read may hold anything."""
         add = Add(
             path="x",
             size_bytes=1,
@@ -208,8 +195,7 @@ class TestFilesOfAnInterval:
 
 
 class TestRowFileToAdd:
-    def test_the_statistics_come_back(self) -> None:
-        """What is known of a row file is known of the live file."""
+    def test_statistics_round_trip(self) -> None:
         file = row_file(LOW, FENCE, superstep=7, keys=("a", "c"))
         add = row_file_to_add(file, LOW, version=TableVersion(0), modification_time_ms=5)
 
@@ -221,8 +207,8 @@ class TestRowFileToAdd:
         assert (live.num_records, live.productions) == (10, 0)
         assert live.interval_id == LOW.app_id
 
-    def test_a_rewrite_states_only_what_is_exact(self) -> None:
-        """A compaction holds older rows, so its superstep is a bound from above and its fence is not stated."""
+    def test_rewritten_file_states_only_exact_facts(self) -> None:
+        """A compaction's superstep is only an upper bound for its rows."""
         file = row_file(LOW, FENCE, superstep=7, keys=("a", "c"))
         add = row_file_to_add(file, LOW, version=TableVersion(0), modification_time_ms=5, rewrite=True)
 
@@ -234,7 +220,6 @@ class TestRowFileToAdd:
 
     @pytest.mark.parametrize("last", ["z", "\U0010ffff", "\ue000"])
     def test_long_keys_are_cut_to_bounds(self, last: str) -> None:
-        """The statistics of long keys are short, and still a lower and an upper bound."""
         low, high = "a" * 64 + "b", "k" * 64 + last + "x"
         file = row_file(LOW, FENCE, keys=(low, high))
         add = row_file_to_add(file, LOW, version=TableVersion(0), modification_time_ms=0)
@@ -246,8 +231,7 @@ class TestRowFileToAdd:
         assert live.max_key is None or live.max_key >= high
         assert len(add.stats or "") < 400
 
-    def test_the_file_is_committed_as_delta_has_it(self) -> None:
-        """The add action of a computation with an unusual name survives the way through the log."""
+    def test_computation_with_unusual_name_round_trips(self) -> None:
         interval = Interval("a b%/ü")
         add = row_file_to_add(
             row_file(interval, FENCE), interval, version=TableVersion(0), modification_time_ms=0

@@ -1,4 +1,4 @@
-"""The high-water mark in the store's folder: put after commits, never falling, behind at most."""
+"""The high-water mark in the store's folder."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ def mark_of(objects: MemoryObjects, *incarnations: str) -> Mark | None:
     return newest_mark(list_marks(objects), incarnations)
 
 
-def test_the_newest_version_is_kept_with_its_digest() -> None:
-    """What was advanced is written by a flush, and a lower version changes nothing."""
+def test_newest_version_is_kept_with_digest() -> None:
     objects = MemoryObjects()
     stored = StoredMark(objects, "one", threaded=False)
     assert stored.read() is None
@@ -36,8 +35,7 @@ def test_the_newest_version_is_kept_with_its_digest() -> None:
     assert stored.read() == mark_of(objects, "one") == Mark(TableVersion(5), DIGESTS[5])
 
 
-def test_two_writers_never_push_each_other_down() -> None:
-    """A writer that is behind leaves the mark of the other one where it is."""
+def test_slower_writer_does_not_lower_mark() -> None:
     objects = MemoryObjects()
     first, second = (StoredMark(objects, "one", threaded=False) for _ in range(2))
     first.advance(TableVersion(5), DIGESTS[5])
@@ -50,8 +48,7 @@ def test_two_writers_never_push_each_other_down() -> None:
     assert len(list_marks(objects)) == 1
 
 
-def test_a_thread_writes_what_is_noted_and_ends_with_the_last_mark() -> None:
-    """Closing waits for the newest mark, and the marks before it are gone but for one."""
+def test_closing_writes_newest_mark() -> None:
     objects = MemoryObjects()
     stored = StoredMark(objects, "one", linger_ms=0)
     for version in range(1, 9):
@@ -61,8 +58,8 @@ def test_a_thread_writes_what_is_noted_and_ends_with_the_last_mark() -> None:
     assert len(list_marks(objects)) <= 2
 
 
-def test_a_store_that_is_away_ends_no_thread_and_no_commit() -> None:
-    """`advance` and `close` raise nothing; a flush says that the mark was not written, and the next one writes it."""
+def test_unreachable_store_stops_no_commit() -> None:
+    """Only `flush` raises, and the next one writes the mark."""
     memory = MemoryObjects()
     objects = FaultyObjects(memory)
     objects.plan(Fault.REFUSED, "put_if_absent", within=MARK_FOLDER, times=2)
@@ -77,8 +74,8 @@ def test_a_store_that_is_away_ends_no_thread_and_no_commit() -> None:
     assert mark_of(memory, "one") == Mark(TableVersion(1), DIGESTS[1])
 
 
-def test_each_incarnation_has_marks_of_its_own() -> None:
-    """Those of earlier incarnations are left behind, those of an unknown one mean that the log was rolled back."""
+def test_each_incarnation_has_its_marks() -> None:
+    """Marks of an unknown incarnation show that the log was rolled back."""
     objects = MemoryObjects()
     for incarnation, version in (("one", 7), ("two", 3)):
         stored = StoredMark(objects, incarnation, threaded=False)
@@ -90,8 +87,8 @@ def test_each_incarnation_has_marks_of_its_own() -> None:
         mark_of(objects, "one")
 
 
-def test_files_that_are_no_marks_are_no_marks() -> None:
-    """What else lies in the folder tells nothing, and a version without a digest is not kept."""
+def test_other_files_are_no_marks() -> None:
+    """A version without a digest is not stored."""
     objects = MemoryObjects()
     objects.put(f"{MARK_FOLDER}/.DS_Store", b"")
     stored = StoredMark(objects, "one", threaded=False)
@@ -100,8 +97,8 @@ def test_files_that_are_no_marks_are_no_marks() -> None:
     assert mark_of(objects, "one") is None
 
 
-def test_both_marks_move_together() -> None:
-    """The service's mark and the stored one are advanced and flushed as one, and a successor is the service's to know."""
+def test_both_marks_advance_together() -> None:
+    """Only the service can know a successor."""
     service, objects = MemoryHighWater(), MemoryObjects()
     both = BothHighWaters(service, StoredMark(objects, "one", threaded=False))
     both.advance(TableVersion(2), DIGESTS[2])

@@ -21,13 +21,11 @@ def bench() -> Bench:
 
 
 class TestTables:
-    def test_a_table_is_made_once(self, bench: Bench) -> None:
-        """A second table in the same place is refused."""
+    def test_table_is_created_once(self, bench: Bench) -> None:
         with pytest.raises(ConflictError, match="already"):
             create_rows_table(bench.log, bench.clock, bench.rng)
 
-    def test_of_two_makers_one_wins(self) -> None:
-        """A table that another process makes first is not made again."""
+    def test_concurrent_creation_has_one_winner(self) -> None:
         bench = Bench()
         objects = FaultyObjects(bench.memory)
 
@@ -41,16 +39,14 @@ class TestTables:
             create_rows_table(Log(objects), bench.clock, bench.rng)
         assert load(bench.log).version == 0
 
-    def test_a_lost_reply_while_making_a_table(self) -> None:
-        """A table whose making lost its reply is made."""
+    def test_lost_reply_to_creation_is_success(self) -> None:
         bench = Bench()
         objects = FaultyObjects(bench.memory)
         objects.plan(Fault.LOST, "put_if_absent")
 
         assert create_rows_table(Log(objects), bench.clock, bench.rng).snapshot.version == 0
 
-    def test_a_store_knows_itself(self, bench: Bench) -> None:
-        """The table's configuration has the format and the store's id."""
+    def test_configuration_has_format_and_store_id(self, bench: Bench) -> None:
         snapshot = load(bench.log)
 
         check_format(snapshot)
@@ -60,8 +56,7 @@ class TestTables:
         ("configuration", "message"),
         [({}, "not a Millpond store"), ({"millpond.formatVersion": "2"}, "newer Millpond")],
     )
-    def test_other_tables_are_refused(self, configuration: dict[str, str], message: str) -> None:
-        """A plain Delta table and a newer store are told apart from ours."""
+    def test_foreign_and_newer_tables_are_refused(self, configuration: dict[str, str], message: str) -> None:
         bench = Bench()
         schema = pa.schema([pa.field("key", pa.string())])
         writer = create_table(
@@ -73,8 +68,7 @@ class TestTables:
         with pytest.raises(InvalidError):
             store_id_of(writer.snapshot)
 
-    def test_a_partition_column_must_exist(self, bench: Bench) -> None:
-        """A partition column that the schema lacks is refused."""
+    def test_partition_column_must_exist(self, bench: Bench) -> None:
         with pytest.raises(InvalidError, match="nope"):
             create_table(
                 bench.log,
@@ -87,8 +81,7 @@ class TestTables:
 
 
 class TestSchema:
-    def test_every_plain_type_has_a_name(self) -> None:
-        """Arrow types become the types of Delta's schema, nested ones included."""
+    def test_arrow_types_have_delta_names(self) -> None:
         schema = pa.schema(
             [
                 pa.field("a", pa.int64(), nullable=False),
@@ -107,7 +100,6 @@ class TestSchema:
         )
 
     @pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.duration("s"), pa.uint8(), pa.time64("us")])
-    def test_what_plain_delta_lacks_is_refused(self, kind: pa.DataType) -> None:
-        """A type that would need a table feature is refused with the column's name."""
+    def test_type_needing_table_feature_is_refused(self, kind: pa.DataType) -> None:
         with pytest.raises(InvalidError, match="odd"):
             delta_schema(pa.schema([pa.field("odd", kind)]))

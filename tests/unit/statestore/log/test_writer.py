@@ -1,4 +1,4 @@
-"""The log writer: done, not done, unknown."""
+"""The log writer and its three outcomes: done, not done, unknown."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ def bench() -> Bench:
 
 
 def _foreign(bench: Bench, *actions: Action) -> TableVersion:
-    """Let another writer commit."""
     version = TableVersion((bench.log.latest_version() or 0) + 1)
     bench.log.put(
         version, encode((CommitInfo(operation="WRITE", timestamp_ms=0, millpond={"kind": "other"}), *actions))
@@ -63,8 +62,7 @@ def _fail_reads_after_put(objects: FaultyObjects) -> Callable[[str, str], None]:
 
 
 class TestOutcomes:
-    def test_a_lost_reply_of_a_commit_that_landed(self, bench: Bench) -> None:
-        """A commit whose reply was lost is done, once, and the caller sees no error."""
+    def test_lost_reply_of_landed_commit_is_done(self, bench: Bench) -> None:
         committer, objects = bench.faulty()
         objects.plan(Fault.LOST, "put_if_absent")
 
@@ -73,15 +71,13 @@ class TestOutcomes:
         assert (committed.version, load(bench.log).version) == (1, 1)
         assert len(bench.clock.slept_ms) == 1
 
-    def test_a_failed_put_is_tried_again(self, bench: Bench) -> None:
-        """A put that had no effect is repeated and lands once."""
+    def test_failed_put_is_retried(self, bench: Bench) -> None:
         committer, objects = bench.faulty()
         objects.plan(Fault.REFUSED, "put_if_absent", times=2)
 
         assert committer.commit(fence_request(1, LOW)).version == 1
 
-    def test_a_late_put_lands_once(self, bench: Bench) -> None:
-        """A put that lands after its repetition has landed changes nothing."""
+    def test_late_put_lands_once(self, bench: Bench) -> None:
         committer, objects = bench.faulty()
         objects.plan(Fault.LATE, "put_if_absent")
         committer.commit(fence_request(1, LOW))
@@ -91,8 +87,7 @@ class TestOutcomes:
 
         assert load(bench.log).version == 2
 
-    def test_retries_are_bounded_and_grow(self, bench: Bench) -> None:
-        """After the last try the outcome is unknown; the waits doubled, with jitter."""
+    def test_retries_are_bounded_with_growing_waits(self, bench: Bench) -> None:
         committer, objects = bench.faulty()
         objects.plan(Fault.REFUSED, "put_if_absent", times=99)
 
@@ -104,8 +99,8 @@ class TestOutcomes:
         assert 5 <= first <= 10 <= second <= 20
 
     @pytest.mark.parametrize("fault", [Fault.LOST, Fault.REFUSED, Fault.LATE])
-    def test_an_unknown_outcome_settles_as_done(self, bench: Bench, fault: Fault) -> None:
-        """Settling makes the commit land if its version is free, and returns it on every call."""
+    def test_unknown_outcome_resolves_as_done(self, bench: Bench, fault: Fault) -> None:
+        """A commit whose version is still free is put."""
         committer, objects = bench.faulty()
         objects.plan(fault, "put_if_absent", times=3)
         request = fence_request(1, LOW)
@@ -125,8 +120,8 @@ class TestOutcomes:
         assert committer.commit(request) == settled
         assert load(bench.log).version == 1
 
-    def test_an_unknown_outcome_settles_as_not_done(self, bench: Bench) -> None:
-        """When another writer has the version, the commit never lands, not even late."""
+    def test_unknown_outcome_resolves_as_not_done(self, bench: Bench) -> None:
+        """Another writer has the version, so even a late put cannot land."""
         committer, objects = bench.faulty()
         objects.plan(Fault.LATE, "put_if_absent", times=3)
         with pytest.raises(OutcomeUnknownError):
@@ -138,8 +133,7 @@ class TestOutcomes:
         assert committer.refresh().fence_of(LOW) == _fence(2, 0)
         assert load(bench.log).version == 1
 
-    def test_refreshing_decides_too(self, bench: Bench) -> None:
-        """A commit of unknown outcome that shows up in the log is recognised as done."""
+    def test_refresh_resolves_unknown_outcome(self, bench: Bench) -> None:
         committer, objects = bench.faulty()
         objects.plan(Fault.LATE, "put_if_absent", times=3)
         with pytest.raises(OutcomeUnknownError):
@@ -150,8 +144,8 @@ class TestOutcomes:
         assert committer.resolve() is not None
         assert objects.calls["put_if_absent"] == 3
 
-    def test_settling_may_stay_unknown(self, bench: Bench) -> None:
-        """While the store is away the outcome stays unknown, and nothing else is written."""
+    def test_outcome_stays_unknown_while_store_is_unreachable(self, bench: Bench) -> None:
+        """Nothing else may be written."""
         committer, objects = bench.faulty()
         objects.plan(Fault.REFUSED, "put_if_absent", times=99)
         request = fence_request(1, LOW)
@@ -168,8 +162,7 @@ class TestOutcomes:
         assert committer.commit(fence_request(1, HIGH)).version == 2
         assert committer.snapshot.fence_of(LOW) == _fence(1, 0)
 
-    def test_the_same_request_is_tried_again_when_it_was_not_done(self, bench: Bench) -> None:
-        """Committing again what was settled as not done commits it, if the fence still allows."""
+    def test_request_not_done_can_be_repeated(self, bench: Bench) -> None:
         committer, objects = bench.faulty()
         objects.plan(Fault.REFUSED, "put_if_absent", times=3)
         request = fence_request(1, LOW)
@@ -179,12 +172,10 @@ class TestOutcomes:
 
         assert committer.commit(request).version == 2
 
-    def test_nothing_to_settle(self, bench: Bench) -> None:
-        """Without a commit of unknown outcome there is nothing to decide."""
+    def test_settle_without_unknown_outcome_does_nothing(self, bench: Bench) -> None:
         assert bench.committer().resolve() is None
 
-    def test_a_store_that_cannot_be_read_is_unavailable(self, bench: Bench) -> None:
-        """A failure before anything was put is no unknown outcome."""
+    def test_unreadable_store_before_put_is_unavailable(self, bench: Bench) -> None:
         committer, objects = bench.faulty()
         objects.plan(Fault.REFUSED, "get", times=3)
 
@@ -192,8 +183,7 @@ class TestOutcomes:
             committer.commit(fence_request(1, LOW))
         assert committer.resolve() is None
 
-    def test_a_taken_version_that_cannot_be_read_is_unknown(self, bench: Bench) -> None:
-        """A version that is there and not there leaves the outcome unknown."""
+    def test_unreadable_taken_version_is_unknown_outcome(self, bench: Bench) -> None:
         committer, objects = bench.faulty()
 
         def hide(operation: str, path: str) -> None:
@@ -209,9 +199,7 @@ class TestOutcomes:
     @pytest.mark.parametrize(
         "name", [n for n in FAILPOINTS if n not in {"commit.put_failed", "commit.outcome_unknown"}]
     )
-    def test_a_crash_at_any_point_leaves_all_or_nothing(self, bench: Bench, name: str) -> None:
-        """After a crash the table has the whole commit or none of it."""
-
+    def test_crash_leaves_all_or_nothing(self, bench: Bench, name: str) -> None:
         class Crash(BaseException):
             pass
 

@@ -1,4 +1,4 @@
-"""Facts of the disk tier's folder: the budget is kept, and what is in use stays."""
+"""The folder of the disk tier: its budget and its sweeps."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ def held_bytes(folder: Path) -> int:
 
 
 class Machine:
-    """Several processes, each with a tier of its own, before one store."""
-
     def __init__(self, folder: Path, processes: int = 1, budget_bytes: int = BUDGET_BYTES) -> None:
         self.clock = ManualClock()
         self.store = MemoryObjects()
@@ -41,26 +39,23 @@ class Machine:
         ]
 
     def write(self, number: int, size_bytes: int = OBJECT_BYTES) -> None:
-        """Write an object, from one process after the other."""
         self.clock.advance_ms(1)
         self.tiers[number % len(self.tiers)].put_if_absent(
             path_of(number), bytes([number % 256]) * size_bytes
         )
 
     def has(self, number: int) -> bool:
-        """Whether there is a copy of the object, which is removed by that."""
         return self.tiers[0].forget(path_of(number))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that is not there yet."""
     return tmp_path / "disk"
 
 
 @pytest.mark.parametrize("processes", [1, 3])
-def test_the_budget_is_kept(folder: Path, processes: int) -> None:
-    """However much is written, the folder holds at most 90 % of the budget and a share for each process."""
+def test_budget_is_kept(folder: Path, processes: int) -> None:
+    """Files take 90 % of it, and each process may exceed that by its share."""
     machine = Machine(folder, processes)
     most = 0
     for number in range(150):
@@ -70,8 +65,8 @@ def test_the_budget_is_kept(folder: Path, processes: int) -> None:
     assert BUDGET_BYTES // 2 < most <= BUDGET_BYTES * 9 // 10 + processes * SHARE_BYTES
 
 
-def test_small_objects_count_as_a_chunk(folder: Path) -> None:
-    """The number of files is bounded too: each counts as 64 KiB at least."""
+def test_small_object_counts_as_chunk(folder: Path) -> None:
+    """The number of files is bounded too."""
     machine = Machine(folder)
     for number in range(300):
         machine.write(number, 10)
@@ -79,8 +74,7 @@ def test_small_objects_count_as_a_chunk(folder: Path) -> None:
     assert len([*folder.glob("??/*")]) <= (BUDGET_BYTES * 9 // 10 + SHARE_BYTES) // COUNTED_BYTES_MIN
 
 
-def test_what_was_used_last_stays(folder: Path) -> None:
-    """Objects that are read now and then outlive those that were written after them and not read since."""
+def test_recently_read_objects_survive(folder: Path) -> None:
     machine = Machine(folder)
     for number in range(100):
         machine.write(number)
@@ -93,8 +87,7 @@ def test_what_was_used_last_stays(folder: Path) -> None:
     assert [number for number in range(80, 99) if not machine.has(number)] == []
 
 
-def test_a_use_is_marked_once_a_minute(folder: Path) -> None:
-    """Reading an object again and again writes to the disk once a minute and process."""
+def test_use_is_recorded_once_a_minute(folder: Path) -> None:
     machine = Machine(folder)
     machine.write(1)
     (copy,) = folder.glob("??/*")
@@ -107,8 +100,7 @@ def test_a_use_is_marked_once_a_minute(folder: Path) -> None:
     assert len(marks) == 4
 
 
-def test_the_memory_of_marks_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that uses many objects forgets when it marked them, and marks them again."""
+def test_memory_of_recorded_uses_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_folder, "_MARKED_MAX", 3)
     machine = Machine(folder)
     for number in range(5):
@@ -117,8 +109,8 @@ def test_the_memory_of_marks_is_bounded(folder: Path, monkeypatch: pytest.Monkey
         assert machine.tiers[0].get(path_of(number)) == bytes([number]) * OBJECT_BYTES
 
 
-def test_a_large_object_does_not_push_out_the_rest(folder: Path) -> None:
-    """What is longer than an eighth of the budget is not kept when it is written or read whole."""
+def test_large_object_is_not_kept(folder: Path) -> None:
+    """Otherwise it would evict all others."""
     machine = Machine(folder)
     machine.write(1)
     machine.write(2, BUDGET_BYTES // 8 + 1)
@@ -127,8 +119,7 @@ def test_a_large_object_does_not_push_out_the_rest(folder: Path) -> None:
     assert (machine.has(1), machine.has(2)) == (True, False)
 
 
-def test_a_process_does_not_write_while_another_sweeps(folder: Path) -> None:
-    """While another process makes room, objects are read from the store and not kept; then they are kept again."""
+def test_process_does_not_write_during_another_sweep(folder: Path) -> None:
     machine = Machine(folder)
     machine.write(0)
     with (folder / ".sweep").open("r+b") as sweep:
@@ -142,8 +133,7 @@ def test_a_process_does_not_write_while_another_sweeps(folder: Path) -> None:
     assert machine.has(60)
 
 
-def test_a_smaller_budget_is_kept_from_the_first_write(folder: Path) -> None:
-    """A process with a smaller budget than an earlier one makes room before it writes."""
+def test_smaller_budget_applies_before_first_write(folder: Path) -> None:
     machine = Machine(folder)
     for number in range(20):
         machine.write(number)
@@ -153,8 +143,7 @@ def test_a_smaller_budget_is_kept_from_the_first_write(folder: Path) -> None:
     assert held_bytes(folder) <= 2 * MIB * 9 // 10 + OBJECT_BYTES + 4_096
 
 
-def test_other_files_are_left_alone(folder: Path) -> None:
-    """A sweep removes only what has the name of a copy in a folder of copies."""
+def test_sweep_keeps_other_files(folder: Path) -> None:
     folder.mkdir(mode=0o700)
     others = [folder / "notes", folder / "aa" / "notes", folder / "other" / ("ab" * 32)]
     for other in others:
@@ -168,10 +157,7 @@ def test_other_files_are_left_alone(folder: Path) -> None:
     assert all(other.exists() for other in others)
 
 
-def test_a_copy_that_goes_while_it_is_swept_is_no_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A sweep goes on where a copy that it has listed was deleted in the meantime."""
+def test_copy_deleted_during_sweep_is_skipped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(folder)
     for number in range(10):
         machine.write(number)

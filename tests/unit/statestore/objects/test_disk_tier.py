@@ -1,4 +1,4 @@
-"""Facts of the disk tier: it gives what the store has, whatever happens to the disk, and reads the store once."""
+"""The disk tier: the store's bytes, read once, on any disk."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ PROCESSES = 4
 
 
 def data_of(size_bytes: int, seed: int = 1) -> bytes:
-    """Bytes that are alike nowhere."""
     rng = SeededRng(seed)
     return b"".join(bytes.fromhex(rng.token()) for _ in range(-(-size_bytes // 16)))[:size_bytes]
 
@@ -48,7 +47,7 @@ PARTS = st.lists(
 
 
 class WatchedObjects(MeteredObjects):
-    """A store in memory that says what it was asked for."""
+    """A store in memory that records its calls."""
 
     def __init__(self, objects: MemoryObjects) -> None:
         super().__init__(objects)
@@ -72,7 +71,6 @@ class WatchedObjects(MeteredObjects):
 
 @pytest.fixture
 def store() -> WatchedObjects:
-    """A store that has one row file."""
     objects = MemoryObjects()
     objects.put(PATH, DATA)
     return WatchedObjects(objects)
@@ -80,7 +78,6 @@ def store() -> WatchedObjects:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that is not there yet."""
     return tmp_path / "disk"
 
 
@@ -102,10 +99,9 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 class TestReading:
     @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(calls=st.lists(st.tuples(st.sampled_from(["ranges", "tail", "get"]), PARTS), max_size=6))
-    def test_it_gives_what_the_store_has(
+    def test_tier_returns_bytes_of_store(
         self, store: WatchedObjects, folder: Path, calls: list[tuple[str, list[ByteRange]]]
     ) -> None:
-        """Any parts, ends and wholes, in any order, are those of the object."""
         tier = tier_of(store, folder)
         for kind, parts in calls:
             if kind == "get":
@@ -117,8 +113,7 @@ class TestReading:
                     assert tier.read_tail(PATH, part.end + 1) == Tail(DATA[-part.end - 1 :], len(DATA))
         shutil.rmtree(folder, ignore_errors=True)
 
-    def test_what_was_read_is_not_asked_for_again(self, store: WatchedObjects, folder: Path) -> None:
-        """A second reader of the same parts, with another instance, asks the store for nothing."""
+    def test_repeated_read_asks_store_for_nothing(self, store: WatchedObjects, folder: Path) -> None:
         parts = [ByteRange(10, 20), ByteRange(3 * CHUNK_BYTES - 1, 3 * CHUNK_BYTES + 1)]
         first = (tier_of(store, folder).read_ranges(PATH, parts), tier_of(store, folder).read_tail(PATH, 9))
         store.calls.clear()
@@ -129,10 +124,8 @@ class TestReading:
         ) == first
         assert store.calls == []
 
-    def test_only_missing_chunks_are_asked_for_and_adjacent_ones_at_once(
-        self, store: WatchedObjects, folder: Path
-    ) -> None:
-        """All that is missing for a call is one request, of whole chunks, in which neighbours are one range."""
+    def test_missing_chunks_are_one_request(self, store: WatchedObjects, folder: Path) -> None:
+        """Neighbours are one range."""
         tier = tier_of(store, folder)
         tier.read_ranges(PATH, [ByteRange(2 * CHUNK_BYTES + 5, 2 * CHUNK_BYTES + 6)])
         store.calls.clear()
@@ -146,8 +139,7 @@ class TestReading:
             ByteRange(5 * CHUNK_BYTES, len(DATA)),
         ]
 
-    def test_a_tail_is_one_request_and_says_the_length(self, store: WatchedObjects, folder: Path) -> None:
-        """The end of an unknown object is asked for once, and what follows it needs no look at its length."""
+    def test_tail_is_one_request_and_gives_length(self, store: WatchedObjects, folder: Path) -> None:
         tier = tier_of(store, folder)
 
         assert tier.read_tail(PATH, CHUNK_BYTES) == Tail(DATA[-CHUNK_BYTES:], len(DATA))
@@ -156,8 +148,7 @@ class TestReading:
 
         assert store.calls == ["tail", "ranges"]
 
-    def test_a_whole_object_is_kept(self, store: WatchedObjects, folder: Path) -> None:
-        """After an object was read whole, no part of it is asked for."""
+    def test_whole_object_is_kept(self, store: WatchedObjects, folder: Path) -> None:
         tier = tier_of(store, folder)
         tier.get(PATH)
 
@@ -168,8 +159,7 @@ class TestReading:
     @pytest.mark.parametrize(
         "size_bytes", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES]
     )
-    def test_any_length_is_kept(self, store: WatchedObjects, folder: Path, size_bytes: int) -> None:
-        """Objects that end at a chunk, shortly before and after, or that are empty, are read back from the disk."""
+    def test_object_of_any_length_is_kept(self, store: WatchedObjects, folder: Path, size_bytes: int) -> None:
         tier, data = tier_of(store, folder), data_of(size_bytes)
         tier.put_if_absent(OTHER, data)
 
@@ -181,8 +171,7 @@ class TestReading:
         ]
         assert store.calls == []
 
-    def test_a_missing_object_is_missing(self, store: WatchedObjects, folder: Path) -> None:
-        """Reading an object that is neither here nor in the store raises, and keeps nothing."""
+    def test_missing_object_raises_and_keeps_nothing(self, store: WatchedObjects, folder: Path) -> None:
         tier = tier_of(store, folder)
         for read in (
             lambda: tier.get(OTHER),
@@ -193,9 +182,7 @@ class TestReading:
                 read()
         assert copies(folder) == []
 
-    def test_an_error_of_the_store_is_the_callers(self, folder: Path) -> None:
-        """A store that is unavailable raises through the tier, and the tier goes on."""
-
+    def test_error_of_store_is_raised(self, folder: Path) -> None:
         class Away(MemoryObjects):
             def get(self, path: str) -> bytes:
                 raise UnavailableError("away", path=path)
@@ -213,8 +200,7 @@ class TestReading:
 
 class TestWriting:
     @pytest.mark.parametrize("put", [DiskTier.put_if_absent, DiskTier.put_unsynced])
-    def test_what_was_written_is_kept(self, store: WatchedObjects, folder: Path, put: object) -> None:
-        """A row file that this machine wrote is read without the store, in which it is too."""
+    def test_written_row_file_is_kept(self, store: WatchedObjects, folder: Path, put: object) -> None:
         tier = tier_of(store, folder)
         assert callable(put)
         put(tier, OTHER, DATA)
@@ -223,16 +209,15 @@ class TestWriting:
         assert store.calls == []
         assert store.below.get(OTHER) == DATA
 
-    def test_what_the_store_refuses_is_not_kept(self, store: WatchedObjects, folder: Path) -> None:
-        """The bytes of a failed creation never stand for the object that exists."""
+    def test_refused_object_is_not_kept(self, store: WatchedObjects, folder: Path) -> None:
+        """The existing object has other bytes."""
         tier = tier_of(store, folder)
         with pytest.raises(ObjectExistsError):
             tier.put_if_absent(PATH, b"others")
 
         assert tier.get(PATH) == DATA
 
-    def test_a_deleted_object_has_no_copy(self, store: WatchedObjects, folder: Path) -> None:
-        """Deleting an object deletes what the disk has of it."""
+    def test_deleted_object_has_no_copy(self, store: WatchedObjects, folder: Path) -> None:
         tier = tier_of(store, folder)
         tier.get(PATH)
         tier.delete(path for path in (PATH, "a", OTHER))
@@ -241,8 +226,8 @@ class TestWriting:
         with pytest.raises(ObjectMissingError):
             tier.get(PATH)
 
-    def test_a_replaced_object_has_no_copy(self, store: WatchedObjects, folder: Path) -> None:
-        """A plain put of a row file, as a repair makes it, is what is read next."""
+    def test_replaced_object_has_no_copy(self, store: WatchedObjects, folder: Path) -> None:
+        """A repair replaces row files."""
         tier = tier_of(store, folder)
         tier.get(PATH)
         tier.put(PATH, b"repaired")
@@ -253,7 +238,7 @@ class TestWriting:
         "path", ["_delta_log/00000000000000000001.json", "a", f"{PATH}.crc", "c/part-0.parquet"]
     )
     def test_only_row_files_are_kept(self, store: WatchedObjects, folder: Path, path: str) -> None:
-        """The log, marks and other writers' files, which may change, pass through."""
+        """Other files may change."""
         tier = tier_of(store, folder)
         for data in (b"first", b"second"):
             store.put(path, data)
@@ -261,8 +246,7 @@ class TestWriting:
             assert tier.read_ranges(path, [ByteRange(0, 3)]) == [data[:3]]
         assert not folder.exists()
 
-    def test_stores_do_not_mix(self, folder: Path) -> None:
-        """Two stores with the same path each have their own object."""
+    def test_stores_with_same_path_do_not_mix(self, folder: Path) -> None:
         stores = [MemoryObjects(), MemoryObjects()]
         tiers = [tier_of(store, folder) for store in stores]
         for number, tier in enumerate(tiers):
@@ -272,7 +256,6 @@ class TestWriting:
         assert len(copies(folder)) == 2
 
     def test_copies_are_private(self, store: WatchedObjects, folder: Path) -> None:
-        """No other user may read the folder, its folders or its files."""
         tier_of(store, folder).get(PATH)
 
         for path in (folder, *folder.rglob("*")):
@@ -280,8 +263,7 @@ class TestWriting:
 
 
 class TestDamage:
-    def test_a_flipped_bit_anywhere_is_never_read(self, store: WatchedObjects, folder: Path) -> None:
-        """Whatever bit of a copy is flipped, in header, table, gaps or data, the right bytes are read, and none is wrong after."""
+    def test_flipped_bit_of_copy_is_never_read(self, store: WatchedObjects, folder: Path) -> None:
         tier, data = tier_of(store, folder), DATA[: 2 * CHUNK_BYTES + 77]
         tier.put_if_absent(OTHER, data)
         (copy,) = copies(folder)
@@ -298,8 +280,7 @@ class TestDamage:
             assert store.calls == []
         assert tier.damaged > len(places) // 2
 
-    def test_a_copy_that_is_cut_off_is_completed(self, store: WatchedObjects, folder: Path) -> None:
-        """A copy that ends anywhere, or is empty, is read as far as it is whole, and the rest from the store."""
+    def test_truncated_copy_is_completed_from_store(self, store: WatchedObjects, folder: Path) -> None:
         tier = tier_of(store, folder)
         tier.get(PATH)
         (copy,) = copies(folder)
@@ -309,8 +290,7 @@ class TestDamage:
             assert tier.get(PATH) == DATA, size_bytes
             assert copy.read_bytes() == whole
 
-    def test_a_copy_of_another_object_is_not_taken_for_it(self, store: WatchedObjects, folder: Path) -> None:
-        """A file under a wrong name, and a chunk in a wrong place, are not read."""
+    def test_misplaced_copy_is_not_read(self, store: WatchedObjects, folder: Path) -> None:
         tier = tier_of(store, folder)
         tier.put_if_absent(OTHER, DATA[::-1])
         tier.get(PATH)
@@ -324,10 +304,7 @@ class TestDamage:
         first.write_bytes(content)
         assert (tier.get(PATH), tier.get(OTHER)) == (DATA, DATA[::-1])
 
-    def test_an_object_that_is_shorter_than_its_copy_says_is_read_as_it_is(
-        self, store: WatchedObjects, folder: Path
-    ) -> None:
-        """Where a store's object was cut off after a part of it was kept, readers get what the store gives."""
+    def test_object_truncated_in_store_is_read_unchanged(self, store: WatchedObjects, folder: Path) -> None:
         tier = tier_of(store, folder)
         tier.read_tail(PATH, 10)
         store.below.put(PATH, DATA[:1_000])
@@ -335,8 +312,7 @@ class TestDamage:
         assert tier.read_ranges(PATH, [ByteRange(900, 1_100)]) == [DATA[900:1_000]]
         assert tier.get(PATH) == DATA[:1_000]
 
-    def test_a_forgotten_object_is_read_from_the_store(self, store: WatchedObjects, folder: Path) -> None:
-        """After a reader has found the bytes wrong, it gets those of the store; it is told whether there was a copy."""
+    def test_forgotten_object_is_read_from_store(self, store: WatchedObjects, folder: Path) -> None:
         tier = tier_of(store, folder)
         tier.get(PATH)
         store.below.put(PATH, b"repaired")
@@ -350,10 +326,9 @@ class TestDamage:
 
 class TestDiskFailures:
     @pytest.mark.parametrize("make", ["file", "others_may_write", "link"])
-    def test_a_folder_that_cannot_be_used_costs_one_warning(
+    def test_unusable_folder_warns_once(
         self, store: WatchedObjects, folder: Path, make: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Where the folder is a file, a link, or open to other users, all is read from the store, and one warning says so."""
         target = folder.with_name("target")
         target.mkdir(mode=0o700)
         if make == "file":
@@ -375,14 +350,14 @@ class TestDiskFailures:
         assert str(folder) in warning
         assert [*target.iterdir()] == []
 
-    def test_a_full_disk_costs_nothing_but_the_copy(
+    def test_full_disk_only_loses_copy(
         self,
         store: WatchedObjects,
         folder: Path,
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        """While writes to the disk fail, after a part of a chunk or at once, reads are right; later it is used again."""
+        """The disk is used again later."""
         clock, pwrite, takes = ManualClock(), os.pwrite, [40, 7]
 
         def full(file: int, data: memoryview, at: int) -> int:
@@ -403,10 +378,9 @@ class TestDiskFailures:
         assert store.calls == []
         assert len(warnings(caplog)) == 1
 
-    def test_a_disk_that_cannot_be_read_is_passed_by(
+    def test_unreadable_disk_falls_back_to_store(
         self, store: WatchedObjects, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Where reading a copy fails, in its header or later, the object is read from the store."""
         tier = tier_of(store, folder)
         tier.get(PATH)
         pread, passes = os.pread, 0
@@ -424,8 +398,7 @@ class TestDiskFailures:
                 patch.setattr(disk_copy.os, "pread", broken)
                 assert tier_of(store, folder).get(PATH) == DATA
 
-    def test_a_removed_folder_is_made_again(self, store: WatchedObjects, folder: Path) -> None:
-        """After the folder was removed from under the tier, objects are read from the store and kept again."""
+    def test_deleted_folder_is_created_again(self, store: WatchedObjects, folder: Path) -> None:
         tier = tier_of(store, folder)
         tier.get(PATH)
         shutil.rmtree(folder)
@@ -433,10 +406,7 @@ class TestDiskFailures:
         assert tier.get(PATH) == DATA
         assert len(copies(folder)) == 1
 
-    def test_a_copy_that_was_not_begun_leaves_no_open_file(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A copy whose header cannot be written is closed."""
+    def test_failed_header_leaves_no_open_file(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         closed: list[int] = []
         close = os.close
 
@@ -456,7 +426,6 @@ class TestDiskFailures:
 
 
 def read_all(root: str, folder: str, seed: int) -> None:
-    """Read an object in random parts, as a process does."""
     rng, clock = SeededRng(seed), SystemClock()
     tier = DiskTier(LocalObjects(root), DiskFolder(folder, BUDGET_BYTES, clock), clock)
     for _ in range(60):
@@ -471,8 +440,7 @@ def read_all(root: str, folder: str, seed: int) -> None:
 
 
 class TestSharing:
-    def test_processes_share_a_folder(self, tmp_path: Path, folder: Path) -> None:
-        """Processes that read, write and remove copies of one object at once get its bytes, and find none damaged."""
+    def test_processes_share_folder(self, tmp_path: Path, folder: Path) -> None:
         root = tmp_path / "store"
         LocalObjects(root).put(PATH, DATA)
         context = multiprocessing.get_context("spawn")
@@ -486,8 +454,7 @@ class TestSharing:
 
         assert [process.exitcode for process in processes] == [0] * PROCESSES
 
-    def test_threads_share_a_tier(self, store: WatchedObjects, folder: Path) -> None:
-        """Threads that read one object at once through one tier get its bytes."""
+    def test_threads_share_tier(self, store: WatchedObjects, folder: Path) -> None:
         tier, wrong = tier_of(store, folder), []
 
         def read(seed: int) -> None:

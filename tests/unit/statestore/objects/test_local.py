@@ -1,4 +1,4 @@
-"""Objects in a local folder: what survives a power cut, in which order it is synced, and how many threads that takes."""
+"""Objects in a local folder: durability, the order of syncs, and threads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PowerCutError(BaseException):
 
 
 def cut_before(call_number: int, files: PowerCutFiles) -> list[str]:
-    """Let the power fail at that call to the file system; returns the calls made, as they are made."""
+    """Cut the power at the given call to the file system and return the recorded calls."""
     calls: list[str] = []
 
     def before(call: str, path: str) -> None:
@@ -50,7 +50,6 @@ def cut_before(call_number: int, files: PowerCutFiles) -> list[str]:
 
 
 def superstep(files: PowerCutFiles) -> bool:
-    """Row files, and the commit that names them; returns whether the commit was acknowledged."""
     try:
         objects = LocalObjects("/pond/rows", files=files)
         for path, data in ROW_FILES.items():
@@ -62,7 +61,6 @@ def superstep(files: PowerCutFiles) -> bool:
 
 
 def choosers() -> list[Callable[[int], int]]:
-    """What the operating system had written of its own accord: nothing, the newest of all, and random parts."""
     rng = SeededRng("power cuts")
     return [lambda _: 0, lambda outcomes: outcomes - 1] + [
         lambda outcomes: int(rng.random() * outcomes) for _ in range(DRAWS)
@@ -70,17 +68,14 @@ def choosers() -> list[Callable[[int], int]]:
 
 
 def surviving(files: PowerCutFiles) -> dict[str, bytes]:
-    """The objects after a power cut."""
     files.before = lambda _call, _path: None
     objects = LocalObjects("/pond/rows", files=files)
     return {path: objects.get(path) for path in objects.list("")}
 
 
 class TestPowerCuts:
-    def test_a_commit_is_there_whole_with_its_row_files_or_not_at_all(self) -> None:
-        """Wherever the power fails in a superstep, and whatever was written by then: a commit that has a name on the
-        disk is whole, and so are the row files that it names; one that was acknowledged is there.
-        """
+    def test_commit_survives_power_cut_with_its_row_files_or_not_at_all(self) -> None:
+        """An acknowledged commit must survive."""
         whole = PowerCutFiles()
         calls = cut_before(-1, whole)
         assert superstep(whole)
@@ -96,8 +91,7 @@ class TestPowerCuts:
                 if COMMIT in survivors:
                     assert survivors == {**ROW_FILES, COMMIT: b"names the row files"}
 
-    def test_without_syncs_an_acknowledged_commit_is_lost(self) -> None:
-        """With os_cache nothing is promised: the same power cut takes back what was acknowledged."""
+    def test_os_cache_may_lose_acknowledged_commit(self) -> None:
         files = PowerCutFiles()
         objects = LocalObjects("/pond/rows", "os_cache", files=files)
         objects.put_if_absent(COMMIT, b"1")
@@ -106,7 +100,7 @@ class TestPowerCuts:
         assert surviving(files) == {}
 
     def test_row_files_are_synced_together(self) -> None:
-        """Row files, their folders and the commit's contents are synced in one go, before the commit has its name."""
+        """The sync precedes the name of the commit."""
         syncs: list[set[str]] = []
 
         class Counting(PowerCutFiles):
@@ -120,10 +114,8 @@ class TestPowerCuts:
         assert {*ROW_FILES, "computation=a", "computation=b", f"{COMMIT}#1"} <= syncs[0]
         assert syncs[1] == {"_delta_log"}
 
-    def test_a_commit_that_exists_is_safe_before_it_is_said_to_exist(self) -> None:
-        """A writer that died between a name and its sync has left a commit that a power cut may take back; the next one
-        that finds it there, its own second attempt say, syncs it.
-        """
+    def test_existing_commit_is_synced_before_it_is_reported(self) -> None:
+        """Its writer may have died between the name and the sync."""
         files = PowerCutFiles()
         calls = cut_before(-1, files)
         superstep(files)
@@ -139,8 +131,8 @@ class TestPowerCuts:
 
         assert COMMIT in surviving(files)
 
-    def test_the_name_of_a_folder_is_safe_even_if_another_made_it(self) -> None:
-        """A process that finds a folder syncs its name as well: the one that made it may not have come to that."""
+    def test_existing_folder_is_synced(self) -> None:
+        """Its creator may have died before the sync."""
         files = PowerCutFiles()
         for folder in ("/pond", "/pond/rows", "/pond/rows/_delta_log"):
             files.make_folder(folder)
@@ -149,8 +141,7 @@ class TestPowerCuts:
 
         assert surviving(files) == {COMMIT: b"1"}
 
-    def test_a_replaced_object_is_the_old_one_or_the_new_one(self) -> None:
-        """Wherever the power fails while an object is replaced, it has its old bytes or the new ones, whole."""
+    def test_replaced_object_is_old_or_new_after_power_cut(self) -> None:
         for number in range(8):
             for choose in choosers():
                 files = PowerCutFiles()
@@ -166,8 +157,7 @@ class TestPowerCuts:
                 pointer = surviving(files)["pointer"]
                 assert pointer == b"new pointer" or (pointer == b"old pointer" and not acknowledged)
 
-    def test_a_synced_deletion_is_final(self) -> None:
-        """A deleted object may come back until the next sync, and not after it."""
+    def test_synced_deletion_is_final(self) -> None:
         files = PowerCutFiles()
         objects = LocalObjects("/pond/rows", files=files)
         objects.put("a", b"1")
@@ -177,8 +167,8 @@ class TestPowerCuts:
 
         assert surviving(files) == {}
 
-    def test_what_another_process_put_is_synced_by_name(self) -> None:
-        """A reader that is to rely on an object syncs it, its contents and its name; one that is missing is skipped."""
+    def test_sync_covers_objects_of_other_processes(self) -> None:
+        """A missing object is skipped."""
         files = PowerCutFiles()
         LocalObjects("/pond/rows", files=files).put_unsynced("log/1", b"1")
         LocalObjects("/pond/rows", files=files).sync(["log/1", "log/2", "nowhere/3"])
@@ -188,10 +178,8 @@ class TestPowerCuts:
 
 
 class TestFailures:
-    def test_nothing_is_committed_after_a_failed_sync(self) -> None:
-        """The kernel forgets pages that it could not write, and the next sync succeeds; so after a failed one this
-        writer commits no more, and what it says names the reason.
-        """
+    def test_failed_sync_stops_commits(self) -> None:
+        """The kernel forgets pages that it could not write, and the next sync succeeds."""
 
         class Failing(PowerCutFiles):
             failures = 1
@@ -212,8 +200,8 @@ class TestFailures:
         assert list(objects.list("_delta_log")) == []
         LocalObjects("/pond/rows", files=files).put_if_absent(COMMIT, b"1")
 
-    def test_a_sync_that_was_not_begun_is_made_up_for(self) -> None:
-        """A sync that fails before it has begun, for want of descriptors say, loses nothing: the next one has all of it."""
+    def test_sync_that_did_not_begin_is_repeated(self) -> None:
+        """A lack of descriptors loses nothing."""
 
         class Busy(PowerCutFiles):
             failures = 1
@@ -234,20 +222,17 @@ class TestFailures:
 
         assert surviving(files) == {"a/1": b"1", COMMIT: b"1"}
 
-    def test_an_unknown_durability_is_refused(self, tmp_path: Path) -> None:
-        """A misspelt durability is an error, and not the other one."""
+    def test_unknown_durability_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidError, match="tape"):
             open_objects(str(tmp_path), durability="tape")  # type: ignore[arg-type]
 
-    def test_an_object_store_has_no_choice(self) -> None:
-        """An object store that is to keep less than it does is refused; to say what it does is allowed."""
+    def test_object_store_refuses_weaker_durability(self) -> None:
         with pytest.raises(InvalidError, match="local folders"):
             open_objects("s3://bucket/pond", {"aws_region": "x"}, durability="os_cache")
         open_objects("s3://bucket/pond", {"aws_region": "x"}, durability="disk")
 
     @pytest.mark.parametrize("path", ["../outside", "a/../../outside", "/etc/passwd", "", "a//b", "./a"])
-    def test_no_path_leads_out_of_the_folder(self, tmp_path: Path, path: str) -> None:
-        """A path with a part that is no name reads and writes nothing."""
+    def test_path_must_stay_in_folder(self, tmp_path: Path, path: str) -> None:
         objects = LocalObjects(tmp_path / "pond")
 
         with pytest.raises(DataError, match="can have this path"):
@@ -256,8 +241,7 @@ class TestFailures:
             objects.put(path, b"")
         assert [path.name for path in tmp_path.iterdir()] == ["pond"]
 
-    def test_a_missing_file_is_no_object(self, tmp_path: Path) -> None:
-        """A folder, and a path below a file, are no objects; getting or downloading them names the path."""
+    def test_folder_and_missing_file_are_no_objects(self, tmp_path: Path) -> None:
         objects = LocalObjects(tmp_path)
         objects.put("a/b", b"")
 
@@ -267,8 +251,7 @@ class TestFailures:
             with pytest.raises(ObjectMissingError, match=path):
                 objects.download(path, tmp_path / "copy")
 
-    def test_what_a_dead_writer_left_is_no_object_and_in_no_ones_way(self, tmp_path: Path) -> None:
-        """The file of a writer that died halfway is not listed, and another writer of the object takes another name."""
+    def test_temporary_file_of_dead_writer_is_ignored(self, tmp_path: Path) -> None:
         objects = LocalObjects(tmp_path)
         (tmp_path / "a#1").write_bytes(b"hal")
         objects.put_if_absent("a", b"whole")
@@ -276,8 +259,7 @@ class TestFailures:
         assert list(objects.list("")) == ["a"]
         assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a#1"]
 
-    def test_a_folder_that_was_removed_is_made_again(self, tmp_path: Path) -> None:
-        """A folder that is gone since it was used does not stop the next put."""
+    def test_deleted_folder_is_created_again(self, tmp_path: Path) -> None:
         objects = LocalObjects(tmp_path)
         objects.put("a/b/c", b"1")
         objects.delete(["a/b/c"])
@@ -286,8 +268,8 @@ class TestFailures:
 
         assert objects.get("a/b/c") == b"2"
 
-    def test_a_file_is_copied_in_pieces(self, tmp_path: Path) -> None:
-        """Uploads and downloads keep every byte, and an upload does not replace."""
+    def test_upload_and_download_keep_every_byte(self, tmp_path: Path) -> None:
+        """An upload does not replace."""
         objects, data = LocalObjects(tmp_path / "pond"), SeededRng("bytes").token().encode() * 300_000
         (tmp_path / "in").write_bytes(data)
         objects.upload("a/b", tmp_path / "in")
@@ -299,15 +281,14 @@ class TestFailures:
 
 
 class TestProcesses:
-    def test_it_travels_with_its_durability(self, tmp_path: Path) -> None:
-        """A pickled store opens the same folder, with the same durability."""
+    def test_pickled_store_keeps_durability(self, tmp_path: Path) -> None:
         objects = pickle.loads(pickle.dumps(LocalObjects(tmp_path, "os_cache")))
 
         assert (objects.url, objects.durability) == (str(tmp_path), "os_cache")
         assert repr(objects) == f"LocalObjects({str(tmp_path)!r}, 'os_cache')"
 
-    def test_a_forked_process_syncs_with_threads_of_its_own(self, tmp_path: Path) -> None:
-        """A process that was forked after its parent had synced can put as well."""
+    def test_forked_process_syncs_with_own_threads(self, tmp_path: Path) -> None:
+        """Its parent has synced before."""
         objects = LocalObjects(tmp_path)
         objects.put_unsynced("a", b"1")
         objects.put("b", b"1")
@@ -322,8 +303,7 @@ class TestProcesses:
 
 
 class TestSystemFiles:
-    def test_load_adds_no_more_threads_than_the_syncs_have(self, tmp_path: Path) -> None:
-        """However many callers read, list and write at once, the store adds four threads at most, during and after."""
+    def test_store_adds_at_most_four_threads(self, tmp_path: Path) -> None:
         objects = LocalObjects(tmp_path)
         objects.put("a/0", b"0")
         before = _threads()
@@ -351,8 +331,8 @@ class TestSystemFiles:
         assert max(most) <= before + CALLERS + SYNC_THREADS
         assert _threads() <= before + SYNC_THREADS
 
-    def test_a_failed_sync_among_several_is_an_error(self, tmp_path: Path) -> None:
-        """Of paths that are synced together, one that cannot be opened fails the call, and one that is missing does not."""
+    def test_failed_sync_among_several_raises(self, tmp_path: Path) -> None:
+        """A missing path does not."""
         (tmp_path / "loop").symlink_to("loop")
         files = SystemFiles(str(tmp_path))
 
@@ -360,16 +340,14 @@ class TestSystemFiles:
         with pytest.raises(OSError, match="loop"):
             files.sync([str(tmp_path), str(tmp_path / "loop")])
 
-    def test_a_file_system_without_folder_syncs_is_taken_as_it_is(self) -> None:
-        """A folder whose file system knows no sync needs none; a file that cannot be synced may be lost."""
+    def test_file_system_without_folder_syncs_is_accepted(self) -> None:
+        """Files must still be synced."""
         SystemFiles("/pond").sync(["/proc"])
 
         with pytest.raises(LostWriteError, match="/dev/null"):
             SystemFiles("/pond").sync(["/dev/null"])
 
-    def test_a_file_that_cannot_be_written_is_not_left_behind(self, tmp_path: Path) -> None:
-        """When the contents fail midway the error comes to the caller and the name is free again."""
-
+    def test_failed_write_leaves_no_file(self, tmp_path: Path) -> None:
         def pieces() -> Iterator[bytes]:
             yield b"first"
             raise OSError(errno.ENOSPC, "no room")
@@ -380,5 +358,5 @@ class TestSystemFiles:
 
 
 def _threads() -> int:
-    # Those of native libraries too, which Python does not know.
+    # Count threads of native libraries too, which Python does not list.
     return len(list(Path("/proc/self/task").iterdir()))

@@ -1,4 +1,4 @@
-"""Metered objects count what each thread reads, and nothing else differs."""
+"""Metered objects, which count the bytes read by each thread."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.ranges import MeteredObjects
 
 
-def test_each_thread_is_told_what_it_has_read() -> None:
-    """Two threads that read at once do not see each other's bytes."""
+def test_bytes_are_counted_per_thread() -> None:
     objects = MeteredObjects(MemoryObjects())
     objects.put_if_absent("a/b", b"12345")
     with ThreadPoolExecutor(1) as pool:
@@ -21,8 +20,7 @@ def test_each_thread_is_told_what_it_has_read() -> None:
     assert objects.read_bytes == 10
 
 
-def test_all_else_is_the_store_s() -> None:
-    """What is put, listed and deleted is put, listed and deleted in the store below."""
+def test_other_calls_reach_store() -> None:
     below = MemoryObjects()
     objects = MeteredObjects(below)
     objects.put_unsynced("a/b", b"1")

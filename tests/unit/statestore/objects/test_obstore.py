@@ -1,4 +1,4 @@
-"""Object stores on disk and in the cloud: their locations, options and errors."""
+"""Object stores on disk and in the cloud: locations, options and errors."""
 
 from __future__ import annotations
 
@@ -17,34 +17,29 @@ if TYPE_CHECKING:
 
 
 class TestLocal:
-    def test_the_folder_is_made(self, tmp_path: Path) -> None:
-        """Opening a path that is not there makes the folder, and the url is its absolute path."""
+    def test_missing_folder_is_created(self, tmp_path: Path) -> None:
         objects = open_objects(str(tmp_path / "new" / "pond"))
 
         assert (tmp_path / "new" / "pond").is_dir()
         assert objects.url == str(tmp_path / "new" / "pond")
 
-    def test_objects_lie_where_their_path_says(self, tmp_path: Path) -> None:
-        """A percent sign in a path is a percent sign on the disk."""
+    def test_percent_sign_in_path_is_literal(self, tmp_path: Path) -> None:
         open_objects(str(tmp_path)).put_if_absent("computation=a%20b/f", b"1")
 
         assert (tmp_path / "computation=a%20b" / "f").read_bytes() == b"1"
 
-    def test_a_file_url_is_a_path(self, tmp_path: Path) -> None:
-        """A file URL opens the folder that it names, decoded."""
+    def test_file_url_is_decoded(self, tmp_path: Path) -> None:
         (tmp_path / "a b").mkdir()
 
         assert open_objects((tmp_path / "a b").as_uri()).url == str(tmp_path / "a b")
 
-    def test_a_path_that_is_a_file_is_refused(self, tmp_path: Path) -> None:
-        """A store cannot be opened on a file, and the error says which."""
+    def test_file_as_root_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
 
         with pytest.raises(UnavailableError, match="file"):
             open_objects(str(tmp_path / "file"))
 
-    def test_a_write_that_fails_is_unavailable_with_its_cause(self, tmp_path: Path) -> None:
-        """What the file system refuses raises UnavailableError and keeps the reason."""
+    def test_failed_write_is_unavailable_with_cause(self, tmp_path: Path) -> None:
         objects = open_objects(str(tmp_path))
         objects.put("a", b"1")
 
@@ -52,23 +47,22 @@ class TestLocal:
             objects.put_if_absent("a/b", b"below a file")
         assert caught.value.__cause__ is not None
 
-    def test_an_unknown_scheme_is_refused(self) -> None:
-        """A URL of a kind without put-if-absent raises InvalidError that names it."""
+    def test_unsupported_scheme_is_refused(self) -> None:
+        """A store needs put-if-absent."""
         with pytest.raises(InvalidError, match=r"no put-if-absent.*nosuch"):
             open_objects("nosuch://host/path")
 
 
 class TestPutNew:
-    def test_an_object_with_these_bytes_is_ones_own(self) -> None:
-        """A put that was repeated after a lost reply finds its own object, and that is success."""
+    def test_put_of_same_bytes_succeeds(self) -> None:
+        """This is a retry after a lost reply."""
         objects = MemoryObjects()
         put_new(objects, "a", b"mine")
         put_new(objects, "a", b"mine")
 
         assert objects.get("a") == b"mine"
 
-    def test_another_writers_object_stays(self) -> None:
-        """A name that is taken by other bytes is an error, and they stay."""
+    def test_object_of_another_writer_is_not_replaced(self) -> None:
         objects = MemoryObjects()
         put_new(objects, "a", b"theirs")
 
@@ -76,8 +70,8 @@ class TestPutNew:
             put_new(objects, "a", b"mine")
         assert objects.get("a") == b"theirs"
 
-    def test_a_name_that_is_taken_by_nothing_is_no_answer(self) -> None:
-        """A store that refuses a put as a conflict and has no object is away for the moment, and not damaged."""
+    def test_conflict_without_object_is_unavailable(self) -> None:
+        """It is no damage."""
 
         class Busy(MemoryObjects):
             def put_if_absent(self, path: str, data: bytes) -> None:
@@ -88,8 +82,8 @@ class TestPutNew:
 
 
 class TestCloud:
-    def test_options_go_by_the_names_that_other_readers_know(self) -> None:
-        """Options of bucket and connection stand in one mapping, with or without aws_, in either case."""
+    def test_options_accept_names_of_other_readers(self) -> None:
+        """Names may have the prefix aws_, in either case."""
         options = {
             "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
             "aws_region": "us-east-1",
@@ -99,21 +93,19 @@ class TestCloud:
 
         assert open_objects("s3://bucket/pond/", options).url == "s3://bucket/pond"
 
-    def test_it_travels_to_other_processes(self) -> None:
-        """A pickled store opens the same root with the same options, which can be passed on, and says where it is."""
+    def test_pickled_store_keeps_root_and_options(self) -> None:
         objects = ObstoreObjects("s3://bucket/pond", {"aws_region": "us-east-1"})
         again = pickle.loads(pickle.dumps(objects))
 
         assert again.storage_options == {"aws_region": "us-east-1"}
         assert repr(again) == "ObstoreObjects('s3://bucket/pond')"
 
-    def test_an_unknown_option_is_refused_by_name(self) -> None:
-        """A misspelled option is no surprise at the first read."""
+    def test_unknown_option_is_named(self) -> None:
+        """Otherwise it would fail at the first read."""
         with pytest.raises(UnavailableError, match="aws_regoin"):
             open_objects("s3://bucket/pond", {"aws_regoin": "us-east-1"})
 
-    def test_a_server_that_is_away_is_told_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Options may come from the environment, and a refused connection is an error after a few tries."""
+    def test_refused_connection_fails_after_few_tries(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in {
             "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
             "AWS_ALLOW_HTTP": "true",
@@ -135,15 +127,15 @@ class TestCloud:
         ("s3://bucket/pond", {"endpoint": "http://user:SEC/RET@127.0.0.1:1"}),
     ],
 )
-def test_password_in_a_url_is_refused_and_not_shown(url: str, options: dict[str, str]) -> None:
-    """The library shows the endpoint in each error, whose trace would hold it."""
+def test_password_in_url_is_refused_and_hidden(url: str, options: dict[str, str]) -> None:
+    """The library shows the endpoint in each error."""
     with pytest.raises(InvalidError, match="must have no user and password") as caught:
         ObstoreObjects(url, options)
 
     assert "SEC" not in str(caught.value)
 
 
-def test_password_of_an_endpoint_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_password_of_endpoint_in_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:SECRET@127.0.0.1:1")
     with pytest.raises(InvalidError, match="where=`AWS_ENDPOINT_URL`"):
         ObstoreObjects("s3://bucket/pond")

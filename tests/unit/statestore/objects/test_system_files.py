@@ -1,4 +1,4 @@
-"""A folder that somebody else has made: links, FIFOs and sockets in the place of files and folders."""
+"""Folders made by somebody else: links, FIFOs and sockets in place of files and folders."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ def outside(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def objects(tmp_path: Path, outside: Path) -> LocalObjects:
-    """A store with a link to a file, one to a folder, a dangling one, a loop, a FIFO and a socket."""
     objects = LocalObjects(tmp_path / "pond", "os_cache")
     objects.put("real/file", b"1")
     root = tmp_path / "pond"
@@ -64,19 +63,19 @@ READS: dict[str, Callable[[LocalObjects, str], object]] = {
     # A FIFO has nothing to sync.
     [(read, path) for read in READS for path in FOREIGN if (read, path) != ("sync", "fifo")],
 )
-def test_read_of_a_foreign_file_is_damage(objects: LocalObjects, read: str, path: str) -> None:
-    """No read follows a link or waits for the writer of a FIFO."""
+def test_foreign_file_is_damage(objects: LocalObjects, read: str, path: str) -> None:
+    """No read may follow a link or wait for the writer of a FIFO."""
     with pytest.raises(DataError, match="must not be links"):
         READS[read](objects, path)
 
 
-def test_download_of_a_link_is_damage(objects: LocalObjects, tmp_path: Path) -> None:
+def test_download_of_link_is_damage(objects: LocalObjects, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="must not be links"):
         objects.download("link", tmp_path / "copy")
 
 
 @pytest.mark.parametrize("path", ["folder/new", "loop/new", "dangling/new"])
-def test_write_below_a_linked_folder_is_refused(objects: LocalObjects, outside: Path, path: str) -> None:
+def test_write_below_linked_folder_is_refused(objects: LocalObjects, outside: Path, path: str) -> None:
     for write in (objects.put, objects.put_if_absent, objects.put_unsynced):
         with pytest.raises(DataError, match="must not be links"):
             write(path, b"2")
@@ -84,7 +83,7 @@ def test_write_below_a_linked_folder_is_refused(objects: LocalObjects, outside: 
     assert unchanged(outside)
 
 
-def test_put_replaces_a_link_itself(objects: LocalObjects, outside: Path) -> None:
+def test_put_replaces_link_itself(objects: LocalObjects, outside: Path) -> None:
     for path in ("link", "dangling", "fifo"):
         with pytest.raises(ObjectExistsError):
             objects.put_if_absent(path, b"2")
@@ -94,7 +93,7 @@ def test_put_replaces_a_link_itself(objects: LocalObjects, outside: Path) -> Non
     assert unchanged(outside)
 
 
-def test_link_in_the_place_of_a_temporary_file_is_passed_over(
+def test_link_in_place_of_temporary_file_is_skipped(
     objects: LocalObjects, outside: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "pond" / "new#1").symlink_to(outside / "new")
@@ -104,7 +103,7 @@ def test_link_in_the_place_of_a_temporary_file_is_passed_over(
     assert unchanged(outside)
 
 
-def test_deletion_never_leaves_the_folder(objects: LocalObjects, outside: Path) -> None:
+def test_deletion_stays_in_folder(objects: LocalObjects, outside: Path) -> None:
     with pytest.raises(DataError, match="must not be links"):
         objects.delete(["folder/secret"])
     objects.delete(["link", "folder", "loop", "fifo"])
@@ -113,14 +112,14 @@ def test_deletion_never_leaves_the_folder(objects: LocalObjects, outside: Path) 
     assert list(objects.list("")) == ["dangling", "real/file", "socket"]
 
 
-def test_listing_names_links_and_does_not_follow_them(objects: LocalObjects) -> None:
-    """A link in the log's place is seen there, and read as damage."""
+def test_listing_names_links_without_following(objects: LocalObjects) -> None:
+    """A link in the log is read as damage."""
     assert list(objects.list("")) == ["dangling", "fifo", "folder", "link", "loop", "real/file", "socket"]
     with pytest.raises(DataError, match="must not be links"):
         objects.list("folder")
 
 
-def test_listing_of_very_deep_folders_ends(tmp_path: Path) -> None:
+def test_listing_of_deep_folders_ends(tmp_path: Path) -> None:
     folder = tmp_path
     for _ in range(200):
         folder /= "d"
@@ -130,8 +129,8 @@ def test_listing_of_very_deep_folders_ends(tmp_path: Path) -> None:
     assert list(LocalObjects(tmp_path).list("")) == []
 
 
-def test_folder_that_becomes_a_link_is_refused(objects: LocalObjects, outside: Path, tmp_path: Path) -> None:
-    """An earlier use of the folder does not make it trusted."""
+def test_folder_replaced_by_link_is_refused(objects: LocalObjects, outside: Path, tmp_path: Path) -> None:
+    """An earlier use must not make it trusted."""
     assert objects.get("real/file") == b"1"
     (tmp_path / "pond" / "real").rename(tmp_path / "moved")
     (tmp_path / "pond" / "real").symlink_to(outside)
@@ -143,7 +142,7 @@ def test_folder_that_becomes_a_link_is_refused(objects: LocalObjects, outside: P
     assert unchanged(outside)
 
 
-def test_folder_replaced_by_a_copy_is_read_anew(objects: LocalObjects, tmp_path: Path) -> None:
+def test_folder_replaced_by_copy_is_reopened(objects: LocalObjects, tmp_path: Path) -> None:
     objects.get("real/file")
     (tmp_path / "pond" / "real").rename(tmp_path / "moved")
     (tmp_path / "pond" / "real").mkdir()
@@ -152,7 +151,7 @@ def test_folder_replaced_by_a_copy_is_read_anew(objects: LocalObjects, tmp_path:
     assert objects.get("real/file") == b"of the copy"
 
 
-def test_root_may_be_a_link_and_its_folder_may_not(tmp_path: Path, outside: Path) -> None:
+def test_only_root_may_be_link(tmp_path: Path, outside: Path) -> None:
     (tmp_path / "pond").mkdir()
     (tmp_path / "link").symlink_to("pond")
     open_objects(str(tmp_path / "link")).put("a", b"1")
@@ -163,7 +162,7 @@ def test_root_may_be_a_link_and_its_folder_may_not(tmp_path: Path, outside: Path
         open_objects(str(tmp_path / "link"), folder="rows")
 
 
-def test_links_are_found_before_another_program_follows_them(objects: LocalObjects, tmp_path: Path) -> None:
+def test_links_are_found_before_other_programs_follow(objects: LocalObjects, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="must not be links"):
         objects.refuse_links()
     clean = LocalObjects(tmp_path / "clean")
@@ -200,7 +199,7 @@ def test_unusual_path_is_possible(path: str) -> None:
     assert is_object_path(path)
 
 
-def test_path_that_no_disk_has_room_for_is_damage(tmp_path: Path) -> None:
+def test_path_too_long_for_disk_is_damage(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="too long"):
         LocalObjects(tmp_path).get("a" * 300)
 

@@ -13,16 +13,10 @@ from millpond.statestore.rows.record_ids import _SPREAD, Fingerprints, RecordIdF
 
 
 def distinct(start: int, count: int) -> Fingerprints:
-    """Fingerprints of ids that are used only once."""
     return mix(np.arange(start, start + count, dtype=np.uint64))
 
 
 def expected_error(bits_per_id: float) -> float:
-    """Share of fresh ids that hit by chance, averaged over how full a block is.
-
-    A block holds Poisson(512 / bits per id) ids; each used one word of each of four
-    pairs and set three of its 64 bits; a fresh id needs three set bits in four words.
-    """
     mean = 512 / bits_per_id
     total = 0.0
     for ids in range(int(mean + 12 * math.sqrt(mean)) + 20):
@@ -36,16 +30,14 @@ def expected_error(bits_per_id: float) -> float:
 
 class TestMembership:
     @given(st.lists(st.binary(max_size=20)), st.lists(st.binary(max_size=20)))
-    def test_no_id_is_forgotten(self, added: list[bytes], others: list[bytes]) -> None:
-        """An id that has been added is never called fresh, whatever else was added."""
+    def test_added_id_is_never_fresh(self, added: list[bytes], others: list[bytes]) -> None:
         seen = RecordIdFilter(capacity=4)
         for ids in (added, others):
             seen.add(pa.array(ids, pa.binary()))
 
         assert seen.might_contain(pa.array(added + others, pa.binary())).all()
 
-    def test_no_id_is_forgotten_while_growing(self) -> None:
-        """Growth keeps every id, in uneven portions and across many filters."""
+    def test_growth_forgets_no_id(self) -> None:
         seen = RecordIdFilter(capacity=100)
         for start in range(0, 60_000, 1_500):
             seen.add(distinct(start, 1_500))
@@ -53,15 +45,13 @@ class TestMembership:
         assert seen.count == 60_000
         assert seen.might_contain(distinct(0, 60_000)).all()
 
-    def test_nothing_is_in_an_empty_filter(self) -> None:
-        """An empty filter calls all ids fresh and holds no memory."""
+    def test_empty_filter_holds_no_memory(self) -> None:
         seen = RecordIdFilter()
 
         assert not seen.might_contain(distinct(0, 1_000)).any()
         assert seen.size_bytes == 0
 
-    def test_ids_and_fingerprints_are_the_same(self) -> None:
-        """A column and its fingerprints may be used in turns."""
+    def test_ids_and_fingerprints_are_interchangeable(self) -> None:
         seen = RecordIdFilter()
         ids = pa.array([b"a", b"b"])
         seen.add(ids)
@@ -71,8 +61,7 @@ class TestMembership:
 
 class TestErrorRate:
     @pytest.mark.parametrize("error_rate", [1e-2, 1e-3])
-    def test_measured(self, error_rate: float) -> None:
-        """False hits on a full, grown filter stay within the stated rate."""
+    def test_false_positives_stay_within_rate(self, error_rate: float) -> None:
         seen = RecordIdFilter(capacity=5_000, error_rate=error_rate)
         for start in range(0, 105_000, 5_000):
             seen.add(distinct(start, 5_000))
@@ -81,32 +70,30 @@ class TestErrorRate:
         assert seen.count == seen.capacity
         assert hits <= 200_000 * error_rate
 
-    def test_default(self) -> None:
-        """At the default rate practically no fresh id of a hundred thousand hits."""
+    def test_default_rate_hits_no_fresh_id_of_100000(self) -> None:
         seen = RecordIdFilter(capacity=100_000)
         seen.add(distinct(0, 100_000))
 
         assert seen.might_contain(distinct(10**9, 200_000)).sum() <= 3
 
     @pytest.mark.parametrize("exponent", _SPREAD)
-    def test_blocks_are_large_enough(self, exponent: int) -> None:
-        """The spread over scattered size brings the expected rate below the promised one."""
+    def test_expected_rate_includes_uneven_blocks(self, exponent: int) -> None:
+        """Blocks hold different numbers of ids."""
         scattered = exponent * math.log(10) / math.log(2) ** 2
 
         assert expected_error(scattered * _SPREAD[exponent]) <= 10.0**-exponent
 
 
 class TestBounds:
-    def test_memory_per_id(self) -> None:
-        """A filter that has grown holds at most 10 bytes for an id it has room for."""
+    def test_grown_filter_needs_10_bytes_per_id(self) -> None:
         seen = RecordIdFilter(capacity=1_000)
         seen.add(distinct(0, 1_000))
         seen.add(distinct(1_000, 100_000))
 
         assert seen.size_bytes <= 10 * seen.capacity
 
-    def test_memory_ends_at_the_bound(self) -> None:
-        """Past the bound the size stays, ids are kept, and only the rate rises."""
+    def test_memory_is_bounded(self) -> None:
+        """Past the bound only the rate of false positives rises."""
         seen = RecordIdFilter(capacity=1_000, capacity_max=2_000)
         seen.add(distinct(0, 1_500))
         seen.add(distinct(1_500, 1_500))
@@ -116,8 +103,7 @@ class TestBounds:
         assert (seen.capacity, seen.size_bytes) == (2_000, size_bytes)
         assert seen.might_contain(distinct(0, 53_000)).all()
 
-    def test_a_wish_above_the_bound(self) -> None:
-        """A first capacity above the bound is cut to it."""
+    def test_capacity_is_cut_to_bound(self) -> None:
         seen = RecordIdFilter(capacity=10_000, capacity_max=1_000)
         seen.add(distinct(0, 5_000))
 
@@ -127,12 +113,10 @@ class TestBounds:
     @pytest.mark.parametrize(
         ("capacity", "error_rate"), [(0, 1e-6), (1, 0.0), (1, 1e-7), (1, 0.1), (-1, 1e-6)]
     )
-    def test_refused(self, capacity: int, error_rate: float) -> None:
-        """Sizes and rates that cannot be kept are refused."""
+    def test_impossible_size_and_rate_are_refused(self, capacity: int, error_rate: float) -> None:
         with pytest.raises(InvalidError):
             RecordIdFilter(capacity, error_rate)
 
-    def test_other_arrays(self) -> None:
-        """An array that is not of fingerprints is a bug of the caller."""
+    def test_array_without_fingerprints_is_internal_error(self) -> None:
         with pytest.raises(InternalError):
             RecordIdFilter().add(np.array([1, 2], dtype=np.int64))

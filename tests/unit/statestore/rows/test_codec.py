@@ -1,4 +1,4 @@
-"""Codecs carry a value there and back, or refuse it."""
+"""Codecs, which return equal values or refuse."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ CODECS: list[Codec] = [JsonCodec(), MsgpackCodec(), BytesCodec()]
 
 
 def json_values(scalars: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Nested lists and dicts over the scalars."""
     return st.recursive(
         scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
     )
@@ -41,8 +40,8 @@ class Point:
 
 class TestRoundTrip:
     @given(json_values(SCALARS))
-    def test_json(self, value: Any) -> None:
-        """JSON gives back any JSON value, with the keys in their order."""
+    def test_json_round_trips_any_json_value(self, value: Any) -> None:
+        """The order of keys stays."""
         decoded = JsonCodec().decode(JsonCodec().encode(value))
 
         assert value == decoded
@@ -50,32 +49,28 @@ class TestRoundTrip:
             assert list(value) == list(decoded)
 
     @given(json_values(SCALARS | st.binary()))
-    def test_msgpack(self, value: Any) -> None:
-        """MessagePack gives back JSON values and bytes."""
+    def test_msgpack_round_trips_json_and_bytes(self, value: Any) -> None:
         assert value == MsgpackCodec().decode(MsgpackCodec().encode(value))
 
     @given(st.binary())
-    def test_bytes(self, value: bytes) -> None:
-        """The bytes codec gives back bytes, and copies what could change later."""
+    def test_bytes_codec_copies_mutable_input(self, value: bytes) -> None:
         assert value == BytesCodec().decode(BytesCodec().encode(bytearray(value)))
 
 
 class TestForm:
     @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
-    def test_is_text(self, codec: Codec) -> None:
-        """`is_text` tells the type of the encoded form."""
+    def test_is_text_matches_encoded_form(self, codec: Codec) -> None:
         assert isinstance(codec.encode(b"x" if codec.name == "bytes" else 1), str) is codec.is_text
 
     @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
-    def test_travels(self, codec: Codec) -> None:
-        """Codecs are picklable and satisfy the protocol."""
+    def test_codec_is_picklable(self, codec: Codec) -> None:
         copy = pickle.loads(pickle.dumps(codec))
 
         assert isinstance(copy, Codec)
         assert codec.name == copy.name
 
-    def test_none_is_a_value(self) -> None:
-        """A state of None is text, not an absent state."""
+    def test_none_is_state(self) -> None:
+        """It is text, not an absent state."""
         assert JsonCodec().encode(None) == "null"
 
 
@@ -96,8 +91,7 @@ class TestRefusal:
             (BytesCodec(), "text", "str"),
         ],
     )
-    def test_named(self, codec: Codec, value: object, type_name: str) -> None:
-        """What would not come back equal is refused, naming the codec and the type."""
+    def test_value_that_would_change_is_refused(self, codec: Codec, value: object, type_name: str) -> None:
         with pytest.raises(InvalidError) as caught:
             codec.encode(value)
 
@@ -114,7 +108,6 @@ class TestRefusal:
             (BytesCodec(), "text"),
         ],
     )
-    def test_damage(self, codec: Codec, encoded: str | bytes) -> None:
-        """What no codec has written is a data error."""
+    def test_foreign_bytes_are_data_error(self, codec: Codec, encoded: str | bytes) -> None:
         with pytest.raises(DataError):
             codec.decode(encoded)

@@ -1,4 +1,4 @@
-"""A small file that stands for gigabytes of rows is damage, found before they are in memory."""
+"""Small files that expand to gigabytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def parquet(table: pa.Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-# Made by the test: at import, each process of tests would make 200 MB and keep them.
+# Built by the test: at import, each test process would allocate and keep 200 MB.
 BOMBS = {
     "dictionary": lambda: pa.table({"key": pa.array(["k"] * ROWS), "state": pa.array(["x" * 10_000] * ROWS)}),
     "nulls": lambda: pa.table(
@@ -45,8 +45,8 @@ def test_file_that_expands_too_far_is_damage(
         decode_rows(sealed, table.column_names, None, name=name)
 
 
-def test_file_below_the_bound_is_read_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a file might expand to is an estimate: only what it does expand to is refused."""
+def test_file_below_bound_is_read_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The expanded size is an estimate; only the real size may refuse a file."""
     table = pa.table(
         {"key": [f"{number:05}" for number in range(ROWS)], "state": ["a", "b" * 100] * (ROWS // 2)}
     )

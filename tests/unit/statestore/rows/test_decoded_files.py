@@ -1,4 +1,4 @@
-"""Small row files that were decoded last: known by their bytes, bounded in memory."""
+"""Small row files that were decoded recently."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ def _key(number: int, columns: tuple[str, ...] = ("key",)) -> FileKey:
 
 
 class TestDecodedFiles:
-    def test_a_table_is_known_by_bytes_name_and_columns(self) -> None:
-        """Only what was decoded from the same bytes, under the same name, to the same columns is found."""
+    def test_table_is_cached_by_bytes_name_and_columns(self) -> None:
         decoded = DecodedFiles(ROOM)
         decoded.put(_key(1), TABLE)
 
@@ -30,8 +29,7 @@ class TestDecodedFiles:
         assert decoded.get((_key(1)[0], "other", ("key",))) is None
         assert decoded.get(_key(1, ("key", "state"))) is None
 
-    def test_memory_is_bounded(self) -> None:
-        """However many files are read, those used last stay, within the bound."""
+    def test_cache_is_bounded(self) -> None:
         decoded = DecodedFiles(ROOM)
         for number in range(1_000):
             decoded.put(_key(number), TABLE)
@@ -41,8 +39,7 @@ class TestDecodedFiles:
         assert decoded.get(_key(999)) is TABLE
         assert decoded.get(_key(1)) is None
 
-    def test_a_table_that_is_put_again_counts_once(self) -> None:
-        """Two threads that decode the same file at once keep it once."""
+    def test_concurrently_decoded_file_counts_once(self) -> None:
         decoded = DecodedFiles(ROOM)
         decoded.put(_key(1), TABLE)
         size_bytes = decoded.size_bytes
@@ -50,8 +47,7 @@ class TestDecodedFiles:
 
         assert decoded.size_bytes == size_bytes
 
-    def test_a_large_table_of_a_small_file_is_not_kept(self) -> None:
-        """What unpacks to much more than its file takes no room from the others."""
+    def test_small_file_of_large_table_is_not_cached(self) -> None:
         decoded = DecodedFiles(ROOM)
         decoded.put(_key(1), pa.table({"key": ["a" * ROOM]}))
 
@@ -60,8 +56,8 @@ class TestDecodedFiles:
 
 
 class TestReading:
-    def test_bytes_that_changed_since_are_refused(self) -> None:
-        """A file that was read before is refused after a flip of any of its bits, and under another name."""
+    def test_changed_bytes_are_refused(self) -> None:
+        """The cached table must not hide a flipped bit or a wrong name."""
         columns = list(ROW_SCHEMA.names)
         data = ParquetRowFormat().encode(row_updates([ROW]), "one")
         rows = decode_rows(data, columns, None, name="one")

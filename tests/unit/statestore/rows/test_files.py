@@ -82,8 +82,7 @@ def many(count: int) -> pa.Table:
 
 
 class TestWrite:
-    def test_manifest(self) -> None:
-        """The manifest says what a commit must know of the file."""
+    def test_manifest_has_facts_for_commit(self) -> None:
         objects = MemoryObjects()
         file = write(objects)
 
@@ -100,7 +99,7 @@ class TestWrite:
         )
 
     def test_path_is_quoted(self, tmp_path: Path) -> None:
-        """A computation's name may hold anything; on disk it is one folder below the root."""
+        """A computation's name becomes one folder."""
         name = "a/b c%ä=.."
         objects = open_objects(str(tmp_path))
         file = write(objects, interval=Interval(name))
@@ -109,8 +108,7 @@ class TestWrite:
         assert read_row_files(objects, [file.path]).num_rows == 40
         assert [path.parent for path in tmp_path.rglob("*.parquet")] == [tmp_path / Path(file.path).parent]
 
-    def test_a_token_is_used_once(self) -> None:
-        """A second file under the same token is refused; the first stays as it is."""
+    def test_token_is_used_once(self) -> None:
         objects = MemoryObjects()
         first = write(objects)
         with pytest.raises(ObjectExistsError):
@@ -131,21 +129,19 @@ class TestWrite:
         ],
         ids=["falling", "twice", "null", "outside", "newer owner", "newer commit", "empty"],
     )
-    def test_what_must_hold(self, updates: list[dict[str, Any]]) -> None:
-        """Unsorted, repeated, foreign or too new updates never reach storage."""
+    def test_invalid_updates_are_refused(self, updates: list[dict[str, Any]]) -> None:
         objects = MemoryObjects()
         with pytest.raises(InternalError):
             write(objects, row_updates(updates), interval=Interval("c", "", "m"))
 
         assert objects.list("") == []
 
-    def test_other_schemas(self) -> None:
-        """A table of another schema is a bug of the caller."""
+    def test_wrong_schema_is_internal_error(self) -> None:
         with pytest.raises(InternalError):
             encode_row_file(pa.table({"key": ["a"]}), PATH)
 
-    def test_an_older_lease_may_have_counted_further(self) -> None:
-        """A compaction carries rows of earlier leases whose commit numbers are higher."""
+    def test_older_lease_may_have_higher_commit_numbers(self) -> None:
+        """A compaction carries rows of earlier leases."""
         table = row_updates([{"key": "a", "sequencer": 2, "commit_number": 99}, {"key": "b", "sequencer": 3}])
 
         assert write(MemoryObjects(), table).rows == 2
@@ -153,8 +149,7 @@ class TestWrite:
 
 class TestRead:
     @pytest.mark.parametrize("row_format", FORMATS)
-    def test_columns(self, row_format: RowFormat) -> None:
-        """Only the columns asked for come, in the order asked."""
+    def test_requested_columns_come_in_order(self, row_format: RowFormat) -> None:
         objects = MemoryObjects()
         file = write(objects, row_format=row_format)
         table = read_row_files(objects, [file.path], ["state", "superstep"])
@@ -162,8 +157,7 @@ class TestRead:
         assert table.schema.names == ["state", "superstep"]
         assert table.column("state")[39].as_py() == '{"count":39}'
 
-    def test_nothing(self) -> None:
-        """No files, or no wanted rows, give an empty table of the right schema."""
+    def test_empty_result_has_schema(self) -> None:
         objects = MemoryObjects()
         file = write(objects)
 
@@ -172,23 +166,22 @@ class TestRead:
         assert merge_updates(read_row_files(objects, [])).num_rows == 0
 
     @pytest.mark.parametrize("row_format", FORMATS)
-    def test_keys(self, row_format: RowFormat) -> None:
-        """A point read gives the wanted keys of all files, in the order of the files."""
+    def test_point_read_follows_order_of_files(self, row_format: RowFormat) -> None:
         objects = MemoryObjects()
         paths = [write(objects, token=f"{n:032x}", row_format=row_format).path for n in range(2)]
         table = read_row_files(objects, paths, ["key"], keys=["k007", "missing", "k031", "k007"])
 
         assert table.column("key").to_pylist() == ["k007", "k031"] * 2
 
-    def test_only_needed_groups_are_decoded(self) -> None:
-        """A point read skips row groups whose statistics rule the keys out, damage included."""
+    def test_point_read_skips_other_row_groups(self) -> None:
+        """A damaged group that is skipped must not matter."""
         objects = MemoryObjects()
         table = many(3 * ROWS_PER_GROUP)
         file = write(objects, table)
         data = bytearray(objects.get(file.path))
         offset = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(1).column(4).data_page_offset
         data[offset + 100] ^= 0xFF
-        # Under a foreign name there is no seal to see the damage before the pages do.
+        # Under a foreign name there is no seal, so only the pages can show the damage.
         objects.put("foreign.parquet", bytes(data))
         last = table.column("key")[-1].as_py()
 
@@ -196,8 +189,7 @@ class TestRead:
         with pytest.raises(DataError):
             read_row_files(objects, ["foreign.parquet"], ["state"])
 
-    def test_interval(self) -> None:
-        """A file may hold keys of several intervals; each reads its own."""
+    def test_interval_reads_only_its_keys(self) -> None:
         objects = MemoryObjects()
         file = write(objects, many(100))
         parts = [
@@ -211,16 +203,14 @@ class TestRead:
 
         assert parts == [10, 80, 0]
 
-    def test_missing(self) -> None:
-        """A file that is not there is an error that names it."""
+    def test_missing_file_is_named(self) -> None:
         with pytest.raises(ObjectMissingError, match=r"gone\.parquet"):
             read_row_files(MemoryObjects(), ["gone.parquet"])
 
 
 class TestDamage:
     @pytest.mark.parametrize("row_format", FORMATS)
-    def test_flipped_bits(self, row_format: RowFormat) -> None:
-        """One flipped bit anywhere in a file is an error that names it, never other rows."""
+    def test_flipped_bit_is_named(self, row_format: RowFormat) -> None:
         objects = MemoryObjects()
         file = write(objects, row_format=row_format)
         whole = objects.get(file.path)
@@ -233,8 +223,7 @@ class TestDamage:
                 read_row_files(objects, [file.path])
 
     @pytest.mark.parametrize("row_format", FORMATS)
-    def test_cut(self, row_format: RowFormat) -> None:
-        """A file cut or extended anywhere is an error."""
+    def test_cut_or_extended_file_is_named(self, row_format: RowFormat) -> None:
         objects = MemoryObjects()
         file = write(objects, row_format=row_format)
         whole = objects.get(file.path)
@@ -247,8 +236,8 @@ class TestDamage:
             with pytest.raises(DataError):
                 read_row_files(objects, [file.path])
 
-    def test_pages_carry_checksums(self) -> None:
-        """Stock readers can verify the pages: the checksums are Parquet's own."""
+    def test_pages_have_parquet_checksums(self) -> None:
+        """Other readers can verify them."""
         data = encode_row_file(row_updates(EXAMPLE), PATH)
         offset = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0).column(0).data_page_offset
         damaged = bytearray(data)
@@ -257,15 +246,13 @@ class TestDamage:
         with pytest.raises(OSError, match="CRC"):
             pq.ParquetFile(io.BytesIO(damaged), page_checksum_verification=True).read()
 
-    def test_not_rows(self) -> None:
-        """Another file in a row file's place is an error that names it."""
+    def test_non_row_file_is_named(self) -> None:
         objects = MemoryObjects()
         objects.put("notes.parquet", b"hello, this is not Parquet at all")
         with pytest.raises(DataError, match=r"notes\.parquet"):
             read_row_files(objects, ["notes.parquet"])
 
-    def test_rows_without_keys(self) -> None:
-        """A foreign file whose rows lack key or order is an error that names file and column."""
+    def test_foreign_file_without_key_or_order_is_named(self) -> None:
         objects = MemoryObjects()
         sink = io.BytesIO()
         pq.write_table(pa.table({"key": ["a"], "sequencer": [1]}), sink)
@@ -281,7 +268,7 @@ def rewritten(table: pa.Table, **options: Any) -> bytes:
 
 
 def other_types(table: pa.Table) -> pa.Table:
-    """The same rows as a careless writer may put them: narrow, large, in another order."""
+    """The same rows as a careless writer may store them: narrow, large, in another order."""
     naive = pa.timestamp("us")
     timer = pa.struct(
         [("output_at", naive), ("at", naive), ("domain", pa.large_string()), ("tag", pa.string())]
@@ -332,8 +319,7 @@ FOREIGN: dict[str, Callable[[pa.Table], bytes]] = {
 
 class TestForeign:
     @pytest.mark.parametrize("writer", FOREIGN.values(), ids=FOREIGN.keys())
-    def test_rewritten_files(self, writer: Callable[[pa.Table], bytes]) -> None:
-        """What other writers make of the same rows reads the same."""
+    def test_files_rewritten_by_others_read_same(self, writer: Callable[[pa.Table], bytes]) -> None:
         objects = MemoryObjects()
         table = row_updates(EXAMPLE)
         objects.put("computation=c/part-0.parquet", writer(table))
@@ -342,8 +328,8 @@ class TestForeign:
         assert table.equals(read)
 
     @pytest.mark.parametrize("name", ["stbte", "nested"])
-    def test_unknown_names(self, name: str) -> None:
-        """A name that rows do not have is an error: it may be one of theirs, damaged."""
+    def test_unknown_column_name_is_damage(self, name: str) -> None:
+        """It may be a damaged name of ours."""
         objects = MemoryObjects()
         table = row_updates([{"key": "a", "state": "1", "record_ids": [{"id": b"1"}]}])
         if name == "nested":
@@ -356,8 +342,7 @@ class TestForeign:
             read_row_files(objects, ["x.parquet"])
 
     @pytest.mark.parametrize("writer", FOREIGN.values(), ids=FOREIGN.keys())
-    def test_point_reads(self, writer: Callable[[pa.Table], bytes]) -> None:
-        """Point reads of foreign files find their keys, whatever the statistics say."""
+    def test_point_read_of_foreign_file_ignores_statistics(self, writer: Callable[[pa.Table], bytes]) -> None:
         objects = MemoryObjects()
         table = row_updates(EXAMPLE)
         objects.put("x.parquet", writer(table))
@@ -368,7 +353,7 @@ class TestForeign:
         )
 
     def test_missing_columns_are_null(self) -> None:
-        """Columns that a file lacks are null, nested ones too."""
+        """Nested columns too."""
         objects = MemoryObjects()
         objects.put("x.parquet", rewritten(pa.table({"key": ["a"], "sequencer": [1], "commit_number": [1]})))
         (row,) = read_row_files(objects, ["x.parquet"]).to_pylist()
@@ -379,8 +364,7 @@ class TestForeign:
             "commit_number",
         }
 
-    def test_null_lists_in_other_shapes(self) -> None:
-        """Null and empty lists stay apart through a conversion, slices included."""
+    def test_null_and_empty_lists_stay_distinct(self) -> None:
         objects = MemoryObjects()
         table = row_updates(
             [{"key": "a"}, {"key": "b", "timers": []}, {"key": "c"}, {"key": "d", "timers": [{}]}]
@@ -394,8 +378,8 @@ class TestForeign:
             read = read_row_files(objects, ["x.parquet"], ["key", "timers"], keys=keys)
             assert table.select(["key", "timers"]).slice(0 if keys is None else 1).equals(read)
 
-    def test_delta_rs_writes(self, tmp_path: Path) -> None:
-        """A file that delta-rs has written is read, long keys with cut statistics included."""
+    def test_file_of_delta_rs_is_read(self, tmp_path: Path) -> None:
+        """Its statistics cut long keys."""
         table = row_updates(
             [{"key": "a"}, {"key": "é" * 200, "state": "1", "hold": AT}, {"key": "\U0010ffff" * 50}]
         )
@@ -409,8 +393,7 @@ class TestForeign:
 
 
 class TestOtherReaders:
-    def test_duckdb(self, tmp_path: Path) -> None:
-        """DuckDB reads our files, seal and all."""
+    def test_duckdb_reads_sealed_file(self, tmp_path: Path) -> None:
         objects = open_objects(str(tmp_path))
         file = write(objects)
         query = f"""
@@ -422,8 +405,8 @@ class TestOtherReaders:
 
         assert found == (40, sum(range(40)), AT)
 
-    def test_stock_parquet(self) -> None:
-        """A stock reader sees the same rows; of states of version 0 without a column for that."""
+    def test_stock_parquet_reader_sees_same_rows(self) -> None:
+        """States of version 0 have no column for it."""
         table = row_updates(EXAMPLE)
         read = pq.read_table(io.BytesIO(encode_row_file(table, PATH)))
 
@@ -432,8 +415,7 @@ class TestOtherReaders:
             read.cast(table.drop_columns([STATE_VERSION]).schema)
         )
 
-    def test_stock_parquet_with_versions(self) -> None:
-        """A stock reader sees versions of states."""
+    def test_stock_parquet_reader_sees_state_versions(self) -> None:
         table = row_updates([{"key": "a", "state": "1", "state_version": 3}, {"key": "b", "state": "2"}])
         read = pq.read_table(io.BytesIO(encode_row_file(table, PATH)))
 
@@ -441,13 +423,11 @@ class TestOtherReaders:
 
 
 class TestSelection:
-    def test_only_row_columns(self) -> None:
-        """Asking for a column that rows do not have is a bug of the caller."""
+    def test_unknown_requested_column_is_internal_error(self) -> None:
         with pytest.raises(InternalError, match="nonsense"):
             read_row_files(MemoryObjects(), [], ["nonsense"])
 
-    def test_long_keys(self) -> None:
-        """Keys too long for statistics are found as well."""
+    def test_keys_too_long_for_statistics_are_found(self) -> None:
         objects = MemoryObjects()
         keys = [letter * 10_000 for letter in "abc"]
         file = write(objects, row_updates({"key": key} for key in keys))
@@ -459,13 +439,11 @@ class TestSelection:
 
 
 class TestMerge:
-    def test_columns_are_needed(self) -> None:
-        """Merging without the columns that the rule rests on is refused."""
+    def test_merge_without_rule_columns_is_refused(self) -> None:
         with pytest.raises(InvalidError, match="commit_number"):
             merge_updates(pa.table({"key": ["a"], "sequencer": [1]}))
 
-    def test_null_is_unchanged(self) -> None:
-        """An update with null state and timers leaves both, and moves the rest."""
+    def test_null_state_and_timers_mean_unchanged(self) -> None:
         (row,) = merge_updates(
             row_updates(
                 [
@@ -478,8 +456,7 @@ class TestMerge:
         assert (row["state"], row["timers"][0]["tag"], row["hold"]) == ("1", "t", None)
         assert (row["commit_number"], row["superstep"]) == (2, 4)
 
-    def test_deleted_with_timers(self) -> None:
-        """A key without state stays while it has a timer, and is gone without."""
+    def test_deleted_state_keeps_row_while_timer_exists(self) -> None:
         updates: list[dict[str, Any]] = [
             {"key": "a", "state": "1", "timers": [{"tag": "old"}]},
             {"key": "a", "commit_number": 2, "deleted": True, "timers": [{"tag": "new"}]},
@@ -490,8 +467,7 @@ class TestMerge:
 
         assert (row["key"], row["state"], row["timers"][0]["tag"]) == ("a", None, "new")
 
-    def test_leases_come_first(self) -> None:
-        """A later lease's first commit is newer than an earlier lease's last."""
+    def test_later_lease_is_newer(self) -> None:
         updates = [
             {"key": "a", "sequencer": 2, "commit_number": 1, "state": "new"},
             {"key": "a", "sequencer": 1, "commit_number": 900, "state": "old"},
@@ -500,8 +476,8 @@ class TestMerge:
         assert merge_updates(row_updates(updates)).column("state").to_pylist() == ["new"]
 
 
-def test_the_seal_is_a_plain_checksum() -> None:
-    """The seal can be checked without Millpond: CRC-32 of the name and all other bytes, before the footer."""
+def test_seal_is_crc32_of_name_and_content() -> None:
+    """It can be checked without Millpond."""
     data = encode_row_file(row_updates(EXAMPLE), PATH)
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
 
@@ -513,7 +489,7 @@ def test_the_seal_is_a_plain_checksum() -> None:
 
 @pytest.mark.parametrize("row_format", FORMATS)
 def test_another_row_file_in_its_place_is_refused(row_format: RowFormat) -> None:
-    """A file that is whole but not the one of this name, an older one put back say, is an error that names it."""
+    """It may be an older file restored under the name."""
     objects = MemoryObjects()
     older, newer = (write(objects, many(3), token=digit * 32, row_format=row_format) for digit in "12")
     objects.put(newer.path, objects.get(older.path))
@@ -522,8 +498,8 @@ def test_another_row_file_in_its_place_is_refused(row_format: RowFormat) -> None
         read_row_files(objects, [newer.path])
 
 
-def test_seals_of_before_the_name_was_in_them_are_read() -> None:
-    """A file that was sealed without its name is read, and its bits are still guarded."""
+def test_seal_without_name_is_accepted() -> None:
+    """Earlier versions wrote such seals."""
     data = bytearray(encode_row_file(row_updates(EXAMPLE), PATH))
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     checksum = zlib.crc32(data[: footer - 12] + data[footer:])

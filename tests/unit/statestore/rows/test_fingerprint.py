@@ -13,8 +13,7 @@ IDS = st.lists(st.binary(max_size=40) | st.binary(min_size=250, max_size=300))
 
 
 @given(IDS)
-def test_an_id_has_one_fingerprint(ids: list[bytes]) -> None:
-    """A fingerprint does not depend on the other ids of the column: equal ids, equal fingerprints."""
+def test_equal_ids_have_equal_fingerprints(ids: list[bytes]) -> None:
     together = fingerprints(pa.array(ids, pa.binary()))
     alone = [int(fingerprints(pa.array([one], pa.binary()))[0]) for one in ids]
 
@@ -23,8 +22,7 @@ def test_an_id_has_one_fingerprint(ids: list[bytes]) -> None:
 
 
 @given(IDS, st.integers(0, 3))
-def test_layout_does_not_matter(ids: list[bytes], cut: int) -> None:
-    """Slices, chunks, large, dictionary and view layouts of the same ids hash alike."""
+def test_arrow_layout_does_not_matter(ids: list[bytes], cut: int) -> None:
     column = pa.array(ids, pa.binary())
     expected = fingerprints(column).tolist()
 
@@ -34,21 +32,19 @@ def test_layout_does_not_matter(ids: list[bytes], cut: int) -> None:
         assert expected == fingerprints(column.cast(type_)).tolist()
 
 
-def test_fixed_size_binary() -> None:
-    """A fixed-size column hashes like a variable one, offset included."""
+def test_fixed_size_binary_hashes_like_binary() -> None:
     ids = [bytes([number] * 16) for number in range(9)]
     column = pa.array(ids, pa.binary(16)).slice(2)
 
     assert fingerprints(pa.array(ids[2:])).tolist() == fingerprints(column).tolist()
 
 
-def test_text_is_its_bytes() -> None:
-    """Text ids hash as their UTF-8 bytes."""
+def test_text_hashes_as_utf8() -> None:
     assert fingerprints(pa.array(["ä", ""])).tolist() == fingerprints(pa.array(["ä".encode(), b""])).tolist()
 
 
-def test_the_values_are_fixed() -> None:
-    """Fingerprints are the same in every process and release."""
+def test_fingerprints_are_stable() -> None:
+    """They are the same in every process and release."""
     ids = pa.array([b"", b"a", b"flight-1234567", b"x" * 300])
 
     assert [hex(value) for value in fingerprints(ids)] == [
@@ -59,15 +55,13 @@ def test_the_values_are_fixed() -> None:
     ]
 
 
-def test_zero_bytes_count() -> None:
-    """Ids that differ in trailing zero bytes differ."""
+def test_trailing_zero_bytes_count() -> None:
     ids = pa.array([b"\0" * length for length in range(40)])
 
     assert len(set(fingerprints(ids).tolist())) == 40
 
 
-def test_mix_is_one_to_one() -> None:
-    """Mixing loses nothing and spreads neighbours apart."""
+def test_mix_is_bijective() -> None:
     mixed = mix(np.arange(100_000, dtype=np.uint64))
     halves = mixed >> np.uint64(32)
 
@@ -80,13 +74,11 @@ def test_mix_is_one_to_one() -> None:
     [pa.array([b"a", None]), pa.array([1, 2]), pa.array([1.5]), pa.array([[b"a"]]), pa.nulls(1)],
     ids=["null", "integers", "floats", "lists", "nothing"],
 )
-def test_refused(ids: pa.Array) -> None:
-    """Null ids and columns that are neither bytes nor text are refused."""
+def test_null_and_other_types_are_refused(ids: pa.Array) -> None:
     with pytest.raises(InvalidError):
         fingerprints(ids)
 
 
-def test_empty() -> None:
-    """No ids, no fingerprints."""
+def test_empty_column_has_no_fingerprints() -> None:
     assert fingerprints(pa.array([], pa.binary())).tolist() == []
     assert fingerprints(pa.chunked_array([], pa.binary())).tolist() == []

@@ -16,8 +16,7 @@ from tests.fixtures.typed_keys import key_types, key_values
 
 
 @given(st.data())
-def test_columns_and_values_agree(data: st.DataObject) -> None:
-    """A column gives the texts that its values give one by one, also of a slice and of several chunks."""
+def test_column_and_single_values_give_same_texts(data: st.DataObject) -> None:
     kinds = data.draw(st.lists(key_types(), min_size=1, max_size=3))
     rows = data.draw(st.lists(st.tuples(*map(key_values, kinds)), max_size=6))
     columns = [pa.array([row[place] for row in rows], kind) for place, kind in enumerate(kinds)]
@@ -48,15 +47,13 @@ def test_columns_and_values_agree(data: st.DataObject) -> None:
         (pa.nulls(2), [None, None]),
     ],
 )
-def test_layouts(column: pa.Array, values: list[Any]) -> None:
-    """Other layouts of the same values give the same texts."""
+def test_arrow_layouts_give_same_texts(column: pa.Array, values: list[Any]) -> None:
     check_key_type(column.type, "column")
 
     assert encode_key_columns([column]).keys.to_pylist() == [encode_key([value]) for value in values]
 
 
-def test_unreadable_values() -> None:
-    """A row whose value no key can hold has none, and says why; the others have theirs."""
+def test_unreadable_value_affects_only_its_row() -> None:
     days = pa.array(np.array([0, 2_932_897, -800_000], np.int32)).cast(pa.date32())
     fine = pa.array([1, 1_000, None], pa.int64()).cast(pa.timestamp("ns"))
 
@@ -84,7 +81,6 @@ def test_unreadable_values() -> None:
         (pa.time64("us"), "cast the column"),
     ],
 )
-def test_refused_types(kind: pa.DataType, says: str) -> None:
-    """A column that no key can be made of is refused by its name, with a way out."""
+def test_refused_column_type_is_named(kind: pa.DataType, says: str) -> None:
     with pytest.raises(InvalidError, match=says):
         check_key_type(kind, "cell")

@@ -31,8 +31,7 @@ def fields(*kinds: pa.DataType) -> tuple[pa.Field, ...]:
 
 
 @given(KINDS)
-def test_a_record_is_read_as_it_was_written(kinds: list[pa.DataType]) -> None:
-    """The recorded text gives names and types back."""
+def test_record_round_trips(kinds: list[pa.DataType]) -> None:
     columns = key_columns_of(fields(*kinds))
 
     assert columns == fields(*kinds)
@@ -40,8 +39,7 @@ def test_a_record_is_read_as_it_was_written(kinds: list[pa.DataType]) -> None:
 
 
 @given(st.data())
-def test_columns_come_back(data: st.DataObject) -> None:
-    """The columns of a view have the values that the keys were made of."""
+def test_view_columns_have_values_of_keys(data: st.DataObject) -> None:
     kinds = data.draw(KINDS)
     rows = data.draw(st.lists(st.tuples(*map(key_values, kinds)), max_size=6))
     texts = pa.chunked_array([[encode_key(row) for row in rows]], pa.string())
@@ -54,8 +52,7 @@ def test_columns_come_back(data: st.DataObject) -> None:
     assert all(map(same_key, rows, read))
 
 
-def test_other_keys_have_no_values() -> None:
-    """A plain key, a malformed one, and values of other types are null in the columns."""
+def test_other_keys_are_null() -> None:
     texts = pa.chunked_array([["plain", "\t=a", "\ta1\ta1\ta1", "\t=a\td9999\t#a1", "\t=\x1fI\tZ8\t?1"]])
 
     columns = typed_columns(texts, fields(pa.string(), pa.int8(), pa.bool_()))
@@ -67,8 +64,8 @@ def test_other_keys_have_no_values() -> None:
     ]
 
 
-def test_types_that_have_the_same_texts() -> None:
-    """Widths may change, kinds may not; what is not known yet is as any other."""
+def test_compatible_types_share_texts() -> None:
+    """Widths may change, kinds may not."""
     pairs = [
         (pa.int8(), pa.int64(), True),
         (pa.float32(), pa.float64(), True),
@@ -99,13 +96,11 @@ def test_types_that_have_the_same_texts() -> None:
         ([{"a": "x", "b": b""}], pa.struct([("a", pa.string()), ("b", pa.binary())])),
     ],
 )
-def test_types_of_python_values(cells: list[Any], kind: pa.DataType) -> None:
-    """The type of a column follows from its values where they are of one type."""
+def test_python_values_have_one_type(cells: list[Any], kind: pa.DataType) -> None:
     assert told_kind(cells) == kind
 
 
-def test_layouts_are_recorded_as_one() -> None:
-    """A record does not depend on how Arrow lays a column out."""
+def test_record_ignores_arrow_layout() -> None:
     kinds = [
         pa.dictionary(pa.int8(), pa.large_string()),
         pa.uint16(),
@@ -119,8 +114,7 @@ def test_layouts_are_recorded_as_one() -> None:
     assert [column.type for column in key_columns_of(fields(*kinds))] == expected
 
 
-def test_loose_values() -> None:
-    """A key is looked up by text, numbers and values of its own types alike."""
+def test_key_is_found_by_loose_values() -> None:
     columns = fields(pa.int32(), pa.decimal128(10, 2), pa.date32(), pa.timestamp("us", "UTC"), pa.binary())
     day, at = dt.date(2026, 1, 2), dt.datetime(2026, 1, 2, 3, tzinfo=dt.UTC)
     expected = encode_key([7, Decimal("1.5"), day, at, b"\xff"])
@@ -134,20 +128,17 @@ def test_loose_values() -> None:
     ("values", "says"),
     [(["x"], "does not convert.*column=`c0`"), (["1", "2"], "must have a value for each column")],
 )
-def test_wrong_values(values: list[Any], says: str) -> None:
-    """A value that does not convert, or one too many, is refused by the column's name."""
+def test_inconvertible_or_extra_value_is_refused(values: list[Any], says: str) -> None:
     with pytest.raises(InvalidError, match=says):
         key_lookup(values, fields(pa.int64()))
 
 
-def test_an_unknown_record() -> None:
-    """A type of a later version is refused."""
+def test_type_of_later_version_is_refused() -> None:
     with pytest.raises(DataError, match="does not know"):
         parse_key_word('[["a","variant"]]')
 
 
-def test_structs_shift_parts() -> None:
-    """Columns behind a struct are found, too."""
+def test_columns_after_struct_are_found() -> None:
     kind = pa.struct([("a", pa.int64()), ("b", pa.string())])
     texts = encode_key_columns([pa.array([{"a": 1, "b": "x"}], kind), pa.array(["z"])]).keys
 

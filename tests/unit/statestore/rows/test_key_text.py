@@ -17,8 +17,7 @@ KINDS = st.lists(key_types(), min_size=1, max_size=3)
 
 
 @given(st.data())
-def test_round_trip(data: st.DataObject) -> None:
-    """A key's text gives its values back, with their types, and no schema."""
+def test_key_text_round_trips(data: st.DataObject) -> None:
     values = tuple(data.draw(key_values(kind)) for kind in data.draw(KINDS))
 
     decoded = decode_key(encode_key(values))
@@ -27,8 +26,7 @@ def test_round_trip(data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_order(data: st.DataObject) -> None:
-    """Texts compare as their tuples do, value by value: equal where the values are, and only there."""
+def test_texts_sort_like_tuples(data: st.DataObject) -> None:
     kinds = data.draw(KINDS)
     left, right = (tuple(data.draw(key_values(kind)) for kind in kinds) for _ in range(2))
 
@@ -40,8 +38,7 @@ def test_order(data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_texts_are_tame(data: st.DataObject) -> None:
-    """The text of any values is marked as typed and has no control characters but its own two."""
+def test_texts_have_no_other_control_characters(data: st.DataObject) -> None:
     values = tuple(data.draw(key_values(kind)) for kind in data.draw(KINDS))
 
     text = encode_key(values)
@@ -67,14 +64,14 @@ def test_texts_are_tame(data: st.DataObject) -> None:
         (({"a": 1, "b,": None}, "z"), "\t{a,b\x1fl\ta1\t!\t=z"),
     ],
 )
-def test_text(values: tuple[Any, ...], text: str) -> None:
-    """The texts are what stores hold for ever, and they give the values back."""
+def test_texts_are_stable(values: tuple[Any, ...], text: str) -> None:
+    """Stores keep them indefinitely."""
     assert encode_key(values) == text
     assert same_key(values, decode_key(text))
 
 
-def test_equal_values() -> None:
-    """Values that Spark groups together have one text: both zeros, all NaNs, an instant in any zone, decimals."""
+def test_values_grouped_by_spark_share_text() -> None:
+    """These are both zeros, all NaNs, instants in any zone, and decimals."""
     later = dt.timezone(dt.timedelta(hours=2))
     pairs: list[tuple[Any, Any]] = [
         (0.0, -0.0),
@@ -87,8 +84,7 @@ def test_equal_values() -> None:
     assert [encode_key([one]) == encode_key([other]) for one, other in pairs] == [True] * len(pairs)
 
 
-def test_plain_keys() -> None:
-    """A plain key is a tuple of its text."""
+def test_plain_key_is_tuple_of_its_text() -> None:
     assert [decode_key(text) for text in ("no", "", "a1", "é")] == [("no",), ("",), ("a1",), ("é",)]
 
 
@@ -109,8 +105,7 @@ def test_plain_keys() -> None:
         ((dt.datetime(1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1))),), "years 1 to 9999"),
     ],
 )
-def test_refused_values(values: Any, says: str) -> None:
-    """A value that no key can hold is refused in a sentence."""
+def test_value_that_no_key_can_hold_is_refused(values: Any, says: str) -> None:
     with pytest.raises(InvalidError, match=says):
         encode_key(values)
 
@@ -133,7 +128,6 @@ def test_refused_values(values: Any, says: str) -> None:
         "\tt0",
     ],
 )
-def test_refused_texts(text: str) -> None:
-    """Text that begins as a typed key and is none is refused."""
+def test_malformed_typed_key_is_refused(text: str) -> None:
     with pytest.raises(InvalidError, match="not the text of a typed key"):
         decode_key(text)

@@ -1,4 +1,4 @@
-"""States of declared classes: what is written can be read, and what cannot be is refused with its field."""
+"""States of declared classes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,12 @@ import millpond as mp
 
 @dataclass
 class Trip:
-    """A part of a state."""
-
     port: str
     at: datetime | None = None
 
 
 @dataclass
 class Ship:
-    """A state."""
-
     tons: int = 0
     load: float = 0.0
     trips: list[Trip] = field(default_factory=list)
@@ -37,14 +33,10 @@ class Ship:
 
 @dataclass
 class Tanker(Ship):
-    """A state with one more field."""
-
     oil: int = 0
 
 
 class Handmade:
-    """A class with the two methods that Pydantic's models have."""
-
     def __init__(self, tons: int) -> None:
         self.tons = tons
 
@@ -69,8 +61,7 @@ class _HandmadeError(ValueError):
         return [{"loc": ("trips", 0, "tons"), "msg": "not a number"}]
 
 
-def test_a_class_with_pydantics_methods_needs_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Objects come back equal, and errors name the path of the field, where msgspec is not installed."""
+def test_pydantic_methods_need_no_msgspec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "msgspec", None)
     codec = mp.ModelCodec(Handmade)
 
@@ -82,8 +73,7 @@ def test_a_class_with_pydantics_methods_needs_no_library(monkeypatch: pytest.Mon
         codec.encode(Handmade("x"))  # type: ignore[arg-type]  # what is refused
 
 
-def test_without_msgspec_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dataclass needs it, and the error is one of the call."""
+def test_missing_msgspec_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "msgspec", None)
     with pytest.raises(mp.InvalidError, match=r"pip install 'millpond\[models\]'"):
         mp.ModelCodec(Ship)
@@ -98,15 +88,13 @@ def test_without_msgspec_the_error_says_what_to_install(monkeypatch: pytest.Monk
         ("Ship", "needs a class, got an instance of `str`"),
     ],
 )
-def test_what_is_no_model_is_refused(model: Any, says: str) -> None:
-    """Only classes with declared fields are models."""
+def test_class_without_declared_fields_is_refused(model: Any, says: str) -> None:
     with pytest.raises(mp.InvalidError, match=says):
         mp.ModelCodec(model)
 
 
 class TestDataclasses:
-    def test_objects_come_back(self) -> None:
-        """Nested objects, times and tuples come back as what they were, and the text is plain JSON."""
+    def test_objects_round_trip_as_json(self) -> None:
         codec = mp.ModelCodec(Ship)
         ship = Ship(3, 0.5, [Trip("Rotterdam", datetime(2026, 1, 2, tzinfo=UTC)), Trip("Oslo")], ("NL",))
         text = codec.encode(ship)
@@ -114,8 +102,7 @@ class TestDataclasses:
         assert codec.decode(text) == ship
         assert json.loads(text)["trips"][0] == {"port": "Rotterdam", "at": "2026-01-02T00:00:00Z"}
 
-    def test_it_travels(self) -> None:
-        """A codec is pickled with its class."""
+    def test_model_codec_is_picklable(self) -> None:
         codec = pickle.loads(pickle.dumps(mp.ModelCodec(Ship)))
 
         assert codec.decode(codec.encode(Ship(4))) == Ship(4)
@@ -130,14 +117,12 @@ class TestDataclasses:
             (Ship(flags=["a"]), "flags"),  # type: ignore[arg-type]
         ],
     )
-    def test_what_would_not_come_back_is_refused_with_its_field(self, ship: Ship, field_name: str) -> None:
-        """A wrong type anywhere, NaN, and a list for a tuple are refused when they are set."""
+    def test_value_that_would_change_names_field(self, ship: Ship, field_name: str) -> None:
         with pytest.raises(mp.InvalidError, match=rf"model=.Ship.*field=.{field_name}. reason"):
             mp.ModelCodec(Ship).encode(ship)
 
     @pytest.mark.parametrize("value", [{"tons": 3}, None, Trip("a"), Tanker()])
-    def test_other_objects_are_refused(self, value: object) -> None:
-        """What is no object of the class, or of a class with more fields, is refused."""
+    def test_object_of_other_class_is_refused(self, value: object) -> None:
         with pytest.raises(mp.InvalidError, match="does not fit its model"):
             mp.ModelCodec(Ship).encode(value)
 
@@ -150,18 +135,16 @@ class TestDataclasses:
             ("[]", "Expected `object`"),
         ],
     )
-    def test_what_does_not_fit_is_no_state(self, text: str, message: str) -> None:
-        """Stored text that the class does not describe raises an error that names the field."""
+    def test_stored_text_that_does_not_fit_names_field(self, text: str, message: str) -> None:
         with pytest.raises(mp.DataError, match=message):
             mp.ModelCodec(Ship).decode(text)
 
-    def test_new_fields_have_their_defaults(self) -> None:
-        """A state of before has the default of a field that is new, and loses one that is gone."""
+    def test_new_fields_have_defaults(self) -> None:
+        """A removed field is dropped."""
         assert mp.ModelCodec(Tanker).decode('{"tons":3,"sails":2}') == Tanker(tons=3)
 
 
-def test_structs_of_msgspec() -> None:
-    """Its own classes are models."""
+def test_msgspec_structs_are_models() -> None:
     codec = mp.ModelCodec(msgspec.defstruct("Boat", [("tons", int)]))
 
     boat = codec.decode('{"tons":3}')
@@ -169,8 +152,7 @@ def test_structs_of_msgspec() -> None:
     assert codec.encode(boat) == '{"tons":3}'
 
 
-def test_classes_of_attrs() -> None:
-    """They are models, with their defaults."""
+def test_attrs_classes_are_models() -> None:
     boat = attrs.make_class("Boat", {"tons": attrs.field(default=1, type=int)})
     codec = mp.ModelCodec(boat)
 
@@ -180,8 +162,7 @@ def test_classes_of_attrs() -> None:
         codec.encode(boat(tons="x"))
 
 
-def test_models_of_pydantic() -> None:
-    """They are models by their methods, and their errors name the field."""
+def test_pydantic_models_are_models() -> None:
     boat = pydantic.create_model("Boat", tons=(int, 1), ports=(list[str], []))
     codec = mp.ModelCodec(boat)
 
@@ -191,16 +172,11 @@ def test_models_of_pydantic() -> None:
 
 
 class Dict(mp.Computation):
-    """A dict, as code without a model keeps it."""
-
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Keep what comes."""
         context.state.set({"tons": record.value["tons"]})
 
 
 class Modelled(mp.Computation):
-    """The same with a model."""
-
     state_version = 1
     codec: mp.Codec
     codecs = {0: mp.JsonCodec()}  # noqa: RUF012 - as users write it
@@ -209,18 +185,16 @@ class Modelled(mp.Computation):
         self.codec = mp.ModelCodec(Ship)
 
     def upgrade_state(self, state: Any, version: int) -> Ship:
-        """An object of the fields."""
         return Ship(**state)
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Add."""
         ship = context.state.get() or Ship()
         ship.tons += record.value["tons"]
         context.state.set(ship)
 
 
-def test_a_pipeline_gets_a_model() -> None:
-    """Rows of dicts are upgraded to objects, SQL reads them, and a wrong field is a dead letter with key and field."""
+def test_pipeline_uses_model() -> None:
+    """Rows of dicts are upgraded, SQL reads them, and a wrong field is a dead letter."""
     store = mp.Store.in_memory()
     for code, values in ((Dict(), {"a": 3, "b": "heavy"}), (Modelled(), {"a": 4, "b": 1, "c": 2})):
         pipeline = mp.Pipeline("p")

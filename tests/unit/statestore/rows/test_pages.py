@@ -1,4 +1,4 @@
-"""Row files read in parts: the rows are those of the whole file, and every bit that is read is verified."""
+"""Row files read in parts, with every bit verified."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ COLUMNS = ["key", "state", "timers", "record_ids", "deleted"]
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few rows are a page, a few pages a row group, and every file has an index, which no test has read before."""
+    """Small pages and row groups; every file has an index, which no test has read before."""
     monkeypatch.setattr(row_format, "PAGED_BYTES_MIN", 0)
     monkeypatch.setattr(files, "COMPACTED_PAGED_BYTES_MIN", 0)
     monkeypatch.setattr(row_format, "_PAGE_ROWS_MIN", 4)
@@ -55,14 +55,13 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def indexes(monkeypatch: pytest.MonkeyPatch) -> PageIndexes:
-    """The page indexes of a process of its own."""
+    """Page indexes that no other test uses."""
     indexes = PageIndexes(1 << 20)
     monkeypatch.setattr(files, "PAGE_INDEXES", indexes)
     return indexes
 
 
 def example(count: int) -> list[Update]:
-    """Rows of all kinds: with and without state, timers and ids."""
     return [
         {
             "key": f"k{number:05d}",
@@ -88,7 +87,7 @@ def written(objects: MemoryObjects, updates: Sequence[Update]) -> str:
 
 
 def answer_of(objects: MemoryObjects, path: str) -> pa.Table | None:
-    """A row that is read in parts; ``None`` for an error that names the file."""
+    """Return the rows read in parts, ``None`` for an error that names the file."""
     try:
         return read(objects, path, ["k00009"])
     except DataError as error:
@@ -105,8 +104,7 @@ def read(objects: Any, path: str, keys: Sequence[str], columns: Sequence[str] = 
     st.lists(st.integers(-2, 62), max_size=8),
     st.sets(st.sampled_from(ROW_SCHEMA.names), min_size=1),
 )
-def test_parts_are_the_rows_of_the_whole(count: int, wanted: list[int], columns: set[str]) -> None:
-    """Whatever keys and columns are asked for, a file read in parts gives what it gives read whole."""
+def test_parts_match_whole_file(count: int, wanted: list[int], columns: set[str]) -> None:
     objects = MemoryObjects()
     path = written(objects, example(count))
     keys = [f"k{max(number, 0):05d}" + ("" if number >= 0 else "x") for number in wanted]
@@ -117,8 +115,7 @@ def test_parts_are_the_rows_of_the_whole(count: int, wanted: list[int], columns:
     )
 
 
-def test_only_a_part_is_read(indexes: PageIndexes) -> None:
-    """One key of a thousand costs the end of the file once, and one page of each column."""
+def test_one_key_costs_footer_and_one_page_per_column(indexes: PageIndexes) -> None:
     below = MemoryObjects()
     path = written(
         below,
@@ -135,8 +132,8 @@ def test_only_a_part_is_read(indexes: PageIndexes) -> None:
     assert 0 < indexes.size_bytes < 200_000
 
 
-def test_most_of_a_file_is_read_whole(indexes: PageIndexes) -> None:
-    """Where more than half of the blocks are wanted, the whole file is read at once, and its seal verified."""
+def test_read_of_most_blocks_reads_whole_file(indexes: PageIndexes) -> None:
+    """The seal is verified then."""
     below = MemoryObjects()
     path = written(below, example(40))
     objects = MeteredObjects(below)
@@ -147,8 +144,6 @@ def test_most_of_a_file_is_read_whole(indexes: PageIndexes) -> None:
 
 
 class PartsRead(MemoryObjects):
-    """Notes how many bytes of an object are read at once."""
-
     def __init__(self) -> None:
         super().__init__()
         self.at_once: list[int] = []
@@ -163,10 +158,7 @@ class PartsRead(MemoryObjects):
         return Tail(data[-size_bytes:], len(data))
 
 
-def test_a_long_file_is_read_some_bytes_at_a_time(
-    monkeypatch: pytest.MonkeyPatch, indexes: PageIndexes
-) -> None:
-    """Of a file that is too long to be read whole, no more is read at once than may be, and the rows are all there."""
+def test_long_file_is_read_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch, indexes: PageIndexes) -> None:
     monkeypatch.setattr(files, "_WHOLE_BYTES_MAX", 0)
     monkeypatch.setattr(files, "_BYTES_AT_ONCE", 2_000)
     objects, updates = PartsRead(), example(200)
@@ -188,10 +180,9 @@ def test_a_long_file_is_read_some_bytes_at_a_time(
     st.integers(1, 10),
     st.data(),
 )
-def test_portions_are_as_large_as_they_may_be(
+def test_portions_are_as_large_as_allowed(
     sizes: list[int], bytes_max: int, blocks_max: int, data: st.DataObject
 ) -> None:
-    """Portions are the wanted blocks in their order; each ends where one block more would be too much."""
     wanted = data.draw(st.lists(st.sampled_from(range(len(sizes))), unique=True).map(sorted))
     zeros = np.zeros(len(sizes), np.int64)
     pages = StoredPages(zeros, np.array(sizes, np.int32), zeros.astype(np.uint32))
@@ -215,8 +206,7 @@ def test_portions_are_as_large_as_they_may_be(
             assert len(portion) == blocks_max or size + sizes[following[0]] > bytes_max
 
 
-def test_some_columns_of_all_rows_are_read_without_the_others(indexes: PageIndexes) -> None:
-    """A scan for keys and timers reads no states, and has the rows that a scan of the whole file has."""
+def test_scan_of_some_columns_skips_others(indexes: PageIndexes) -> None:
     below = MemoryObjects()
     states = (hashlib.shake_128(bytes([number])).hexdigest(2_000) for number in range(99))
     path = written(
@@ -235,8 +225,7 @@ def test_some_columns_of_all_rows_are_read_without_the_others(indexes: PageIndex
     assert read_row_files(objects, [path], large=[path]).num_rows == 99
 
 
-def test_any_reader_of_parquet_reads_the_file() -> None:
-    """The page index lies where no reader looks, and the seal covers it."""
+def test_stock_parquet_readers_ignore_page_index() -> None:
     objects = MemoryObjects()
     path = written(objects, example(40))
     data = objects.get(path)
@@ -250,8 +239,7 @@ def test_any_reader_of_parquet_reads_the_file() -> None:
     assert not parquet_seal_holds(memoryview(data[:at] + b"?" + data[at + 1 :]), file_name_of(path))
 
 
-def test_each_flipped_bit_is_named_or_not_read(indexes: PageIndexes) -> None:
-    """Whatever bit is flipped: the right rows, or an error that names the file; and of those it happens to be in, an error."""
+def test_flipped_bit_is_named_or_not_read(indexes: PageIndexes) -> None:
     objects = MemoryObjects()
     path = written(objects, example(24))
     whole = objects.get(path)
@@ -274,8 +262,7 @@ def test_each_flipped_bit_is_named_or_not_read(indexes: PageIndexes) -> None:
     assert named > 8 * sum(part.end - part.start for part in parts) / 197 / 2
 
 
-def test_a_known_index_does_not_hide_a_damaged_page(indexes: PageIndexes) -> None:
-    """A page that is damaged, cut off, or gone with its file after the index was read, is an error that names the file."""
+def test_cached_index_does_not_hide_damaged_page(indexes: PageIndexes) -> None:
     objects = MemoryObjects()
     path = written(objects, example(24))
     index = indexes.of(objects, path, file_name_of(path))
@@ -292,8 +279,7 @@ def test_a_known_index_does_not_hide_a_damaged_page(indexes: PageIndexes) -> Non
         read(objects, path, ["k00009"])
 
 
-def test_another_file_s_index_is_not_believed(indexes: PageIndexes) -> None:
-    """A file under another one's name is read whole, and refused by its seal."""
+def test_index_of_another_file_is_refused(indexes: PageIndexes) -> None:
     objects = MemoryObjects()
     path = written(objects, example(24))
     other = path.replace("0" * 32, "1" * 32)
@@ -305,16 +291,14 @@ def test_another_file_s_index_is_not_believed(indexes: PageIndexes) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"x" * 100, b"\xff" * 40])
-def test_what_is_no_row_file_has_no_index(data: bytes) -> None:
-    """Whatever the last bytes say of a footer."""
+def test_non_row_file_has_no_index(data: bytes) -> None:
     objects = MemoryObjects()
     objects.put(PATH, data)
 
     assert read_page_index(objects, PATH, file_name_of(PATH)) is None
 
 
-def test_a_long_index_is_read_in_two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the end that is read first does not hold the footer and the index, the rest is read as well."""
+def test_long_index_is_read_in_two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     from millpond.statestore.rows import pages
 
     objects = MemoryObjects()
@@ -328,8 +312,7 @@ def test_a_long_index_is_read_in_two_parts(monkeypatch: pytest.MonkeyPatch) -> N
     assert (index.firsts, index.schema) == (expected.firsts, expected.schema)
 
 
-def test_a_file_that_was_written_piece_by_piece_has_an_index(tmp_path: Any, indexes: PageIndexes) -> None:
-    """It is the same whatever the pieces were, and a file of more groups than one."""
+def test_file_written_in_pieces_has_index(tmp_path: Any, indexes: PageIndexes) -> None:
     objects = MemoryObjects()
     updates = example(101)
     writer = RowFileWriter(tmp_path, Interval("c"), superstep=Superstep(1), fence=FENCE, token="2" * 32)
@@ -346,8 +329,8 @@ def test_a_file_that_was_written_piece_by_piece_has_an_index(tmp_path: Any, inde
     assert parquet_seal_holds(memoryview(objects.get(file.path)), file_name_of(file.path))
 
 
-def test_a_key_that_a_file_has_not_got_costs_nothing(indexes: PageIndexes) -> None:
-    """The index has a filter of the keys: of a thousand absent ones few have a block."""
+def test_absent_key_costs_almost_nothing(indexes: PageIndexes) -> None:
+    """The index has a filter of the keys."""
     objects = MemoryObjects()
     path = written(objects, example(2_000))
     index = indexes.of(objects, path, file_name_of(path))
@@ -361,8 +344,8 @@ def test_a_key_that_a_file_has_not_got_costs_nothing(indexes: PageIndexes) -> No
     )
 
 
-def test_a_column_that_says_little_is_not_read() -> None:
-    """Pages that are all alike are in the index, and those of nulls are not even there."""
+def test_constant_column_is_not_read() -> None:
+    """The index has the value."""
     objects = MemoryObjects()
     path = written(objects, [{"key": f"k{number:05d}", "state": f"{number}"} for number in range(399)])
     index = read_page_index(objects, path, file_name_of(path))
@@ -377,8 +360,7 @@ def test_a_column_that_says_little_is_not_read() -> None:
     ]
 
 
-def test_indexes_are_kept_within_their_bound() -> None:
-    """Those that were used last stay."""
+def test_index_cache_is_bounded() -> None:
     objects = MemoryObjects()
     path = written(objects, example(40))
     other = row_file_path("c", Superstep(2), "3" * 32)
@@ -394,16 +376,14 @@ def test_indexes_are_kept_within_their_bound() -> None:
     assert indexes.of(objects, path, file_name_of(path)) is not kept
 
 
-def test_neighbours_are_read_at_once() -> None:
-    """Ranges that overlap or nearly touch become one, whatever their order."""
+def test_neighbouring_ranges_are_joined() -> None:
     ranges = [ByteRange(20, 30), ByteRange(0, 5), ByteRange(6, 20), ByteRange(40, 41)]
 
     assert join_ranges(ranges, 1) == [ByteRange(0, 30), ByteRange(40, 41)]
     assert join_ranges([], 1) == []
 
 
-def test_an_index_survives_its_bytes() -> None:
-    """What is read back is what was written."""
+def test_index_round_trips() -> None:
     objects = MemoryObjects()
     path = written(objects, example(30))
     index = read_page_index(objects, path, file_name_of(path))

@@ -11,8 +11,7 @@ from tests.fixtures.row_updates import row_histories, row_updates
 
 
 @given(row_histories())
-def test_sql_is_the_same_rule(updates: list[dict[str, Any]]) -> None:
-    """The SQL gives the rows that `merge_updates` gives, for any history in any order."""
+def test_sql_matches_merge_updates(updates: list[dict[str, Any]]) -> None:
     table = row_updates(updates)
     expected = merge_updates(table).select(ROWS_VIEW_COLUMNS)
     with duckdb.connect() as connection:

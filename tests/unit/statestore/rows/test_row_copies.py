@@ -1,4 +1,4 @@
-"""Row files before which there is a disk tier: wrong bytes of the store are named, and gone once the store is repaired."""
+"""Row files behind a disk tier, with damage in the store."""
 
 from __future__ import annotations
 
@@ -28,14 +28,12 @@ KEYS = [f"{number:05d}" for number in range(0, 8_000, 2_000)]
 
 @pytest.fixture(autouse=True)
 def indexes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file has a page index, which this process has not read."""
     monkeypatch.setattr(row_format, "PAGED_BYTES_MIN", 0)
     monkeypatch.setattr(files, "PAGE_INDEXES", PageIndexes(1 << 20))
 
 
 @pytest.fixture(scope="module")
 def file() -> bytes:
-    """A row file in blocks."""
     store, rng = MemoryObjects(), SeededRng(1)
     updates = [
         {"key": f"{number:05d}", "state": "".join(rng.token() for _ in range(12))} for number in range(8_000)
@@ -54,8 +52,6 @@ def file() -> bytes:
 
 
 class Machine:
-    """A store with the file, and a process that reads it through a disk tier."""
-
     def __init__(self, folder: Path, file: bytes) -> None:
         clock = ManualClock()
         self.store = MemoryObjects()
@@ -69,10 +65,9 @@ class Machine:
 
 
 @pytest.mark.parametrize("in_parts", [False, True])
-def test_rows_are_read_again_without_the_store(
+def test_rows_are_read_again_without_store(
     tmp_path: Path, file: bytes, in_parts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second read of some rows, by a process that knows no page index, reads nothing of the store."""
     machine = Machine(tmp_path / "disk", file)
     first = machine.read(in_parts=in_parts)
     once = machine.metered.read_bytes
@@ -86,10 +81,10 @@ def test_rows_are_read_again_without_the_store(
 
 
 @pytest.mark.parametrize("in_parts", [False, True])
-def test_wrong_bytes_of_the_store_are_named_until_it_is_repaired(
+def test_damage_is_named_until_store_is_repaired(
     tmp_path: Path, file: bytes, in_parts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the store's file is damaged each read names it; when it is restored, the copy of the damaged one is not used."""
+    """The copy of the damaged file must not be used."""
     right = Machine(tmp_path / "other", file).read(in_parts=in_parts)
     machine = Machine(tmp_path / "disk", file)
     step = len(file) // 60
@@ -102,7 +97,7 @@ def test_wrong_bytes_of_the_store_are_named_until_it_is_repaired(
         machine.tier.forget(PATH)
         for _ in range(2):
             try:
-                # What is damaged in a part that is not read changes nothing.
+                # Damage in a part that is not read changes nothing.
                 assert machine.read(in_parts=in_parts).equals(right)
             except DataError as error:
                 named.append(error.details["path"])
@@ -112,8 +107,7 @@ def test_wrong_bytes_of_the_store_are_named_until_it_is_repaired(
     assert len(named) % 2 == 0
 
 
-def test_a_lost_file_is_named(tmp_path: Path, file: bytes) -> None:
-    """A file that the store has lost, and of which not all that is wanted was kept, is an error that names it."""
+def test_lost_file_is_named(tmp_path: Path, file: bytes) -> None:
     machine = Machine(tmp_path / "disk", file)
     machine.read(in_parts=True)
     machine.store.delete([PATH])

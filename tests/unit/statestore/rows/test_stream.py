@@ -1,4 +1,4 @@
-"""Row files read and written piece by piece are those that are read and written whole."""
+"""Row files streamed in pieces, compared with whole ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ RULES = CompactionRules(pending_from=Superstep(3), ids=IDS)
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As little is decoded at a time as can be, so that a few hundred rows are many pieces."""
+    """Decode as little as possible at a time, so that a few hundred rows are many pieces."""
     monkeypatch.setattr(compaction, "_STREAMED_BYTES", 1)
     monkeypatch.setattr(compaction, "_BATCH_BYTES_MIN", 1)
     monkeypatch.setattr(row_files, "_BATCH_ROWS_MIN", 16)
@@ -103,7 +103,6 @@ def written(objects: Objects, files: Sequence[Sequence[Update]]) -> tuple[LiveFi
 
 
 def foreign(objects: Objects, files: Sequence[LiveFile]) -> LiveFile:
-    """What another engine makes of files: one after the other, unsorted, without a seal."""
     rows = read_row_files(objects, [file.path for file in files])
     sink = pa.BufferOutputStream()
     pq.write_table(rows, sink, row_group_size=70)
@@ -136,10 +135,9 @@ def assert_same(objects: Objects, whole: Compacted, pieces: Compacted) -> None:
 
 @settings(max_examples=15)
 @given(draw=st.randoms(use_true_random=False), is_complete=st.booleans(), is_foreign=st.booleans())
-def test_a_compaction_through_the_disk_is_the_compaction_in_memory(
+def test_compaction_on_disk_equals_compaction_in_memory(
     draw: Any, is_complete: bool, is_foreign: bool
 ) -> None:
-    """For any updates, and files of any writer, both ways of compacting write the same rows."""
     objects = MemoryObjects()
     live = written(objects, drawn_files(draw, files=4, keys=draw.choice([1, 10, 120])))
     if is_foreign:
@@ -149,8 +147,7 @@ def test_a_compaction_through_the_disk_is_the_compaction_in_memory(
     assert_same(objects, *both_ways(objects, compaction))
 
 
-def test_a_large_compaction_has_small_row_groups(tmp_path: Path) -> None:
-    """On a disk too, a file of several row groups comes out as if it had been written whole."""
+def test_large_compaction_has_small_row_groups(tmp_path: Path) -> None:
     objects = open_objects(str(tmp_path))
     old, young = (
         [
@@ -171,8 +168,7 @@ def test_a_large_compaction_has_small_row_groups(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [49, 50, 51, 100])
-def test_whole_row_groups_leave_nothing_for_the_end(tmp_path: Path, rows: int) -> None:
-    """A file whose rows fill its row groups exactly is written like any other."""
+def test_full_last_row_group_is_written(tmp_path: Path, rows: int) -> None:
     objects = open_objects(str(tmp_path / "table"))
     updates = [
         {"key": f"{key:06}", "state": str(key), "commit_number": 1, "superstep": 1} for key in range(rows)
@@ -187,8 +183,8 @@ def test_whole_row_groups_leave_nothing_for_the_end(tmp_path: Path, rows: int) -
     assert read_row_files(objects, [file.path]).num_rows == rows
 
 
-def test_a_stretch_of_keys_has_all_their_updates() -> None:
-    """Runs of any lengths are cut at the same keys, and an empty batch ends none."""
+def test_stretch_of_keys_has_all_updates() -> None:
+    """An empty batch ends no stretch."""
 
     def run(*batches: str) -> Iterator[pa.Table]:
         return iter([row_updates([{"key": key} for key in keys]) for keys in batches])
@@ -202,8 +198,8 @@ def test_a_stretch_of_keys_has_all_their_updates() -> None:
     assert all(max(one) < min(other) for one, other in itertools.pairwise(keys_by_piece))
 
 
-def test_a_damaged_file_is_not_compacted_through_the_disk(tmp_path: Path) -> None:
-    """Neither a flipped bit nor a missing, cut or empty file gets a fresh seal, and nothing is left behind."""
+def test_damaged_file_is_not_compacted(tmp_path: Path) -> None:
+    """Otherwise the damage would get a fresh seal."""
     objects = MemoryObjects()
     live = written(objects, [[{"key": "a", "state": "x" * 99}], [{"key": "b"}]])
     data = objects.get(live[0].path)
@@ -219,8 +215,7 @@ def test_a_damaged_file_is_not_compacted_through_the_disk(tmp_path: Path) -> Non
     assert len(objects.list("")) == 1
 
 
-def test_without_room_a_compaction_is_tried_again_later(tmp_path: Path) -> None:
-    """A disk of this machine that cannot be written to says nothing about the store."""
+def test_full_local_disk_postpones_compaction(tmp_path: Path) -> None:
     objects = MemoryObjects()
     compaction = Compaction(interval=INTERVAL, files=written(objects, [[{"key": "a"}]]), is_complete=False)
 
@@ -240,8 +235,7 @@ def test_without_room_a_compaction_is_tried_again_later(tmp_path: Path) -> None:
         )
 
 
-def test_keys_rise_from_piece_to_piece(tmp_path: Path) -> None:
-    """A key that comes twice is a fault of the caller, and no file of it is sent."""
+def test_repeated_key_is_internal_error(tmp_path: Path) -> None:
     writer = RowFileWriter(tmp_path, INTERVAL, superstep=Superstep(1), fence=LAST, token="f" * 32)
     writer.write(row_updates([{"key": "a"}, {"key": "b"}]))
 

@@ -1,4 +1,4 @@
-"""Gathering of columns that are too large for one Arrow array."""
+"""Columns too large for one Arrow array."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ _COLUMNS = st.lists(st.lists(st.none() | st.text(max_size=5), max_size=5), min_s
 
 
 @given(chunks=_COLUMNS, data=st.data(), chunk_bytes_max=st.integers(1, 12))
-def test_rows_come_in_the_order_that_was_asked_for(chunks, data, chunk_bytes_max):
-    """Whatever the size of the pieces, each row number gives its value, and a null one gives null."""
+def test_rows_come_in_requested_order(chunks, data, chunk_bytes_max):
     column = pa.chunked_array(chunks, pa.string())
     index = st.none() | st.integers(0, len(column) - 1) if len(column) else st.none()
     rows = data.draw(st.lists(index, max_size=12))
@@ -27,8 +26,8 @@ def test_rows_come_in_the_order_that_was_asked_for(chunks, data, chunk_bytes_max
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.binary()])
-def test_pieces_hold_no_more_than_they_may(kind):
-    """A piece goes beyond the bound by one value at most, so that it fits an array."""
+def test_pieces_are_bounded(kind):
+    """Each may exceed the bound by one value."""
     column = pa.chunked_array([["aa", "bbbb"], ["cccccc", "d"]], kind)
 
     taken = take_rows(column, pa.array([3, 2, 1, 0]), chunk_bytes_max=4)
@@ -40,8 +39,8 @@ def test_pieces_hold_no_more_than_they_may(kind):
     ]
 
 
-def test_other_columns_stay_in_one_piece():
-    """Numbers have no offsets that could overflow."""
+def test_numbers_stay_in_one_piece():
+    """They have no offsets that could overflow."""
     taken = take_rows(pa.chunked_array([[1, 2], [3]]), pa.array([2, None]), chunk_bytes_max=1)
 
     assert taken.equals(pa.array([3, None]))
