@@ -1,4 +1,4 @@
-"""The catalog's schema: made from nothing, resumed after a kill, equal to what the code describes."""
+"""The migrations of the catalog's schema."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ def differences(connection: Connection) -> list[object]:
     return list(compare_metadata(context, METADATA))
 
 
-def test_from_nothing(tmp_path: Path) -> None:
-    """An empty database gets every table and says at which step it is."""
+def test_empty_database_gets_all_tables_and_revision(tmp_path: Path) -> None:
     Catalog.open(default_catalog_url(str(tmp_path))).close()
 
     assert tables_in(tmp_path) == {*METADATA.tables, migrations.VERSION_TABLE}
@@ -61,36 +60,32 @@ Way = Callable[[Connection], None]
 
 @pytest.fixture(params=[migrations.upgrade, by_steps])
 def way(request: pytest.FixtureRequest) -> Way:
-    """How an empty database becomes a catalog: at once, or by all steps."""
     made: Way = request.param
     return made
 
 
 @pytest.fixture
 def engine(way: Way, tmp_path: Path) -> Iterator[Engine]:
-    """A catalog's database."""
     with engine_in(tmp_path) as engine:
         with writing(engine) as connection:
             way(connection)
         yield engine
 
 
-def test_both_ways_make_what_the_code_describes(engine: Engine) -> None:
-    """The schema of a new catalog, that of the steps and the tables that queries use are the same."""
+def test_new_and_migrated_schemas_match_code(engine: Engine) -> None:
     with reading(engine) as connection:
         assert migrations.current_revision(connection) == migrations.HEAD
         assert differences(connection) == []
 
 
-def test_the_comparison_can_fail(engine: Engine) -> None:
-    """The comparison of schemas sees a missing column (so that its silence means something)."""
+def test_comparison_finds_missing_column(engine: Engine) -> None:
+    """Otherwise its silence would mean nothing."""
     with writing(engine) as connection:
         connection.exec_driver_sql("ALTER TABLE savepoints DROP COLUMN note")
         assert len(differences(connection)) == 1
 
 
-def test_a_new_catalog_is_that_of_the_steps_to_the_letter(tmp_path: Path) -> None:
-    """The statements that made the tables and indexes of both are equal, the table of the revision among them."""
+def test_new_and_migrated_catalogs_have_equal_statements(tmp_path: Path) -> None:
     made = []
     for way in (migrations.upgrade, by_steps):
         folder = tmp_path / way.__name__
@@ -104,8 +99,8 @@ def test_a_new_catalog_is_that_of_the_steps_to_the_letter(tmp_path: Path) -> Non
     assert made[0] == made[1]
 
 
-def test_the_steps_go_on_from_what_a_new_catalog_says(tmp_path: Path) -> None:
-    """Alembic finds the revision where it looks for it, so that the next release's steps begin there."""
+def test_alembic_finds_revision_of_new_catalog(tmp_path: Path) -> None:
+    """The steps of the next release begin there."""
     with engine_in(tmp_path) as engine, writing(engine) as connection:
         migrations.upgrade(connection)
         context = MigrationContext.configure(connection, opts={"version_table": migrations.VERSION_TABLE})
@@ -113,16 +108,14 @@ def test_the_steps_go_on_from_what_a_new_catalog_says(tmp_path: Path) -> None:
         assert context.get_current_revision() == migrations.HEAD
 
 
-def test_head_is_the_last_step(tmp_path: Path) -> None:
-    """The newest step that the code names is the newest one that there is."""
+def test_head_is_last_step(tmp_path: Path) -> None:
     with engine_in(tmp_path) as engine, writing(engine) as connection:
         script = ScriptDirectory.from_config(migrations.alembic_config(connection))
 
     assert script.get_heads() == [migrations.HEAD]
 
 
-def test_again_is_nothing(tmp_path: Path) -> None:
-    """Upgrading an up-to-date catalog changes no byte of its schema."""
+def test_repeated_upgrade_changes_nothing(tmp_path: Path) -> None:
     Catalog.open(default_catalog_url(str(tmp_path))).close()
     statements: list[str] = []
     with engine_in(tmp_path) as engine:
@@ -133,14 +126,13 @@ def test_again_is_nothing(tmp_path: Path) -> None:
     assert all(statement.startswith(("BEGIN", "PRAGMA", "SELECT")) for statement in statements)
 
 
-def test_killed_at_any_statement_it_resumes(way: Way, tmp_path: Path) -> None:
-    """Whatever statement a migration is killed at, the files it leaves open to the whole schema."""
+def test_killed_migration_resumes(way: Way, tmp_path: Path) -> None:
     origin, images = tmp_path / "origin", tmp_path / "images"
     origin.mkdir()
 
     def copy_files(*_call: object) -> None:
         image = images / f"{len(list(images.iterdir())) if images.exists() else 0:03}"
-        # What a killed process leaves: the database and its log, but none of its memory.
+        # A killed process leaves the database and its log, but none of its memory.
         shutil.copytree(origin, image, ignore=shutil.ignore_patterns("*-shm"))
 
     with engine_in(origin) as engine:
@@ -156,9 +148,7 @@ def test_killed_at_any_statement_it_resumes(way: Way, tmp_path: Path) -> None:
         assert tables_in(image) == tables_in(origin)
 
 
-def test_an_error_on_the_way_leaves_the_step_before(way: Way, tmp_path: Path) -> None:
-    """A migration that fails leaves no half-made schema."""
-
+def test_failed_migration_leaves_previous_step(way: Way, tmp_path: Path) -> None:
     class KilledError(Exception):
         pass
 
@@ -175,8 +165,7 @@ def test_an_error_on_the_way_leaves_the_step_before(way: Way, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_newer_schema_is_refused(tmp_path: Path, *, read_only: bool) -> None:
-    """A catalog of a later release is refused and not changed."""
+def test_newer_schema_is_refused(tmp_path: Path, *, read_only: bool) -> None:
     url = default_catalog_url(str(tmp_path))
     Catalog.open(url).close()
     with sqlite_in(tmp_path) as database:
@@ -188,8 +177,7 @@ def test_a_newer_schema_is_refused(tmp_path: Path, *, read_only: bool) -> None:
         assert database.execute(f"SELECT * FROM {migrations.VERSION_TABLE}").fetchall() == [("9999",)]
 
 
-def test_read_only_migrates_nothing(tmp_path: Path) -> None:
-    """A read-only open of a catalog without a schema is refused with the way out."""
+def test_read_only_open_does_not_migrate(tmp_path: Path) -> None:
     (tmp_path / "catalog.sqlite").touch()
 
     with pytest.raises(InvalidError, match="open the store for writing"):

@@ -1,4 +1,4 @@
-"""The public surface: every name loads, is listed once, and static tools see what the interpreter sees."""
+"""The public surface of the package."""
 
 from __future__ import annotations
 
@@ -18,32 +18,29 @@ STUB = Path(mp.__file__).with_suffix(".pyi")
 
 
 def listed() -> list[ast.alias]:
-    """The imports of the stub, in order."""
     tree = ast.parse(STUB.read_text())
     return [alias for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
 
 
 @pytest.mark.parametrize("name", mp.__all__)
 def test_every_public_name_loads(name: str) -> None:
-    """Each name of ``__all__`` is an attribute of the package."""
     assert getattr(mp, name) is not None
 
 
-def test_run_time_names_are_those_of_the_stub() -> None:
-    """``__all__`` and ``dir`` at run time are the names that type checkers read in the stub, each listed once."""
+def test_names_match_stub() -> None:
     names = [alias.name for alias in listed()]
 
     assert len(names) == len(set(names))
     assert sorted(names) == sorted(mp.__all__) == sorted(dir(mp))
 
 
-def test_type_checkers_treat_every_name_as_public() -> None:
-    """Each import of the stub is a re-export, which a stub writes as ``X as X``."""
+def test_stub_reexports_every_name() -> None:
+    """Type checkers need the form ``X as X``."""
     assert [alias.name for alias in listed() if alias.asname != alias.name] == []
 
 
-def test_importing_the_package_imports_none_of_its_rooms() -> None:
-    """``import millpond`` loads no submodule and none of the libraries that they need."""
+def test_importing_package_imports_no_submodule() -> None:
+    """Nor any of the libraries that they need."""
     code = "import sys, millpond; print(*(m for m in sys.modules if m.startswith(('millpond.', 'pyarrow', 'pyspark'))))"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
 
@@ -51,7 +48,6 @@ def test_importing_the_package_imports_none_of_its_rooms() -> None:
 
 
 def homes() -> dict[str, str]:
-    """The names of the public modules, each with its module."""
     return {name: home for home in ("windows", "spark", "types") for name in names_of(home)} | dict.fromkeys(
         ("ManualClock", "SeededRng", "RecordingSink", "MemoryLeases", "MemoryRegistry"), "testing"
     )
@@ -62,14 +58,14 @@ def names_of(home: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "home"), homes().items())
-def test_a_name_that_moved_works_and_warns_where_it_is(name: str, home: str) -> None:
+def test_moved_name_warns_with_new_place(name: str, home: str) -> None:
     with pytest.warns(DeprecationWarning, match=f"mp.{name} has moved: use mp.{home}.{name}"):
         moved = getattr(mp, name)
 
     assert moved is getattr(getattr(mp, home), name)
 
 
-def test_no_name_is_in_two_public_modules() -> None:
+def test_public_modules_share_no_name() -> None:
     listed_once = [name for home in ("windows", "spark", "types") for name in names_of(home)]
 
     assert len(listed_once) == len(set(listed_once))
@@ -78,7 +74,7 @@ def test_no_name_is_in_two_public_modules() -> None:
 
 
 @pytest.mark.parametrize("name", [*mp.__all__, *homes()])
-def test_public_name_and_its_public_members_have_docstrings(name: str) -> None:
+def test_public_names_and_members_have_docstrings(name: str) -> None:
     home = homes().get(name)
     thing = getattr(mp if home is None else getattr(mp, home), name)
     if isinstance(thing, (type, types.FunctionType)):
@@ -93,7 +89,6 @@ def test_public_name_and_its_public_members_have_docstrings(name: str) -> None:
         assert [member for member in members if not inspect.getdoc(getattr(thing, member))] == []
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    """A misspelt name fails as for any module."""
+def test_unknown_name_is_attribute_error() -> None:
     with pytest.raises(AttributeError, match="attribute Stoer"):
         mp.Stoer  # noqa: B018

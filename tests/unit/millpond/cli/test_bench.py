@@ -1,4 +1,4 @@
-"""``millpond bench``: its figures fit together, and it leaves nothing behind."""
+"""``millpond bench``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from millpond.cli.main import main
 SMALL = ("--records", "3000", "--keys", "50", "--seconds", "0.5", "--rate", "200", "--commits", "5")
 
 
-def test_figures_are_of_what_was_asked_for(tmp_path: Path) -> None:
-    """As many records, keys and commits as the options say, percentiles that rise, and the rate that follows from the time."""
+def test_figures_are_consistent_with_options(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["bench", "--folder", str(tmp_path), *SMALL, "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
@@ -30,8 +29,7 @@ def test_figures_are_of_what_was_asked_for(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_table_has_every_figure(tmp_path: Path) -> None:
-    """With the machine above them."""
+def test_table_has_every_figure(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["bench", "--folder", str(tmp_path), *SMALL, "--durability", "disk"])
 
     assert result.exit_code == 0, result.output

@@ -1,4 +1,4 @@
-"""The command line on a small store: what it prints, how it refuses, and that it only reads."""
+"""The command line on a small store."""
 
 from __future__ import annotations
 
@@ -44,8 +44,6 @@ SOON_TIMER = {"tag": "", "domain": "wall", "at": 1_500_000, "output_at": 0}
 
 
 class SmallStore:
-    """Writes a store with the functions that the engine uses."""
-
     def __init__(self, folder: Path) -> None:
         self.objects = open_objects(f"{folder}/rows")
         self.clock, self.rng = ManualClock(), SeededRng()
@@ -121,8 +119,7 @@ def lines_of(*arguments: str) -> list[dict[str, Any]]:
 
 
 class TestRows:
-    def test_one_row_a_key(self, pond: str) -> None:
-        """The table shows each key once, with its newest state."""
+    def test_row_has_newest_state(self, pond: str) -> None:
         result = run("rows", pond, "counter")
 
         assert result.exit_code == 0
@@ -133,20 +130,18 @@ class TestRows:
             ["ORD", '{"count":7}'],
         ]
 
-    def test_an_older_version(self, pond: str) -> None:
-        """A row is shown as it was at the version asked for."""
+    def test_older_version_of_row_is_shown(self, pond: str) -> None:
         (row,) = lines_of("rows", pond, "counter", "--key", "EWR", "--version", "2", "--json")
 
         assert (row["state"], row["timers"]) == ({"count": 1}, [])
 
-    def test_keys_are_chosen(self, pond: str) -> None:
-        """Only the keys asked for are shown, and one that is not there is no error."""
+    def test_only_requested_keys_are_shown(self, pond: str) -> None:
+        """An absent key is no error."""
         lines = lines_of("rows", pond, "counter", "--key", "ORD", "--key", "EWR", "--key", "?", "--json")
 
         assert [row["key"] for row in lines] == ["EWR", "ORD"]
 
-    def test_the_ends_of_time_are_shown(self, pond: str) -> None:
-        """Times beyond Python's calendar are printed in words, others in UTC."""
+    def test_times_beyond_calendar_are_shown_in_words(self, pond: str) -> None:
         rows_by_key = {row["key"]: row for row in lines_of("rows", pond, "counter", "--json")}
 
         assert rows_by_key["EWR"]["hold"] == "end of time"
@@ -155,7 +150,7 @@ class TestRows:
         assert "1970-01-01T00:00:01.500000Z (wall)" in run("rows", pond, "counter").stdout
 
     def test_any_state_is_shown(self, pond: str) -> None:
-        """State that is bytes or not JSON is shown as it is, and no text is taken for markup."""
+        """No text may be taken for markup."""
         alarm = lines_of("rows", pond, "spike alarm", "--json")
         assert [(row["key"], row["state"], row["state_bytes"]) for row in alarm] == [
             ("[red]Ä", None, "AP8="),
@@ -163,8 +158,7 @@ class TestRows:
         ]
         assert "[red]Ä" in run("rows", pond, "spike alarm").stdout
 
-    def test_ids_and_productions(self, tmp_path: Path) -> None:
-        """Ids and undelivered productions are counted in the table and shown in JSON, of keys without state too."""
+    def test_ids_and_productions_are_counted(self, tmp_path: Path) -> None:
         store = SmallStore(tmp_path)
         fence = IntervalWrite(interval=ALARM, fence=Fence(Sequencer(1), CommitNumber(0)))
         store.commit(
@@ -199,8 +193,7 @@ class TestRows:
             }
         ]
 
-    def test_a_long_answer_is_cut_and_says_so(self, pond: str) -> None:
-        """What a limit leaves out is told, on standard error."""
+    def test_truncated_answer_is_reported_on_stderr(self, pond: str) -> None:
         result = run("rows", pond, "counter", "--limit", "1")
 
         assert "JFK" not in result.stdout
@@ -208,8 +201,7 @@ class TestRows:
         assert len(lines_of("rows", pond, "counter", "--json", "--limit", "2")) == 2
         assert len(lines_of("rows", pond, "counter", "--json", "--limit", "0")) == 3
 
-    def test_an_unknown_computation_is_refused(self, pond: str) -> None:
-        """The refusal names the computations that there are."""
+    def test_unknown_computation_is_refused_with_known_names(self, pond: str) -> None:
         result = run("rows", pond, "countr")
 
         assert result.exit_code == 1
@@ -217,23 +209,20 @@ class TestRows:
 
 
 class TestSql:
-    def test_a_question_is_answered(self, pond: str) -> None:
-        """A field of the state is taken out by SQL."""
+    def test_sql_extracts_field_of_state(self, pond: str) -> None:
         lines = lines_of(
             "sql", pond, "select key, (state ->> 'count')::int as n from counter order by n", "--json"
         )
 
         assert lines == [{"key": "EWR", "n": 2}, {"key": "JFK", "n": 5}, {"key": "ORD", "n": 7}]
 
-    def test_an_older_version(self, pond: str) -> None:
-        """All tables are shown at the version asked for."""
+    def test_sql_reads_older_version(self, pond: str) -> None:
         query = "select sum((state ->> 'count')::int) as total from counter"
 
         assert lines_of("sql", pond, query, "--version", "2", "--json") == [{"total": 13}]
         assert lines_of("sql", pond, query, "--json") == [{"total": 14}]
 
-    def test_tables_and_csv(self, pond: str) -> None:
-        """The same answer comes as a table and as CSV, nulls and ends of time included."""
+    def test_sql_prints_table_and_csv(self, pond: str) -> None:
         query = 'select key, state, hold as "the ""hold""" from counter where key < \'K\' order by key'
         table = run("sql", pond, query)
         assert table.exit_code == 0
@@ -250,24 +239,21 @@ class TestSql:
             'the "hold"': None,
         }
 
-    def test_names_with_blanks(self, pond: str) -> None:
-        """A computation whose name is no plain word is a table in double quotes."""
+    def test_name_with_blanks_is_quoted(self, pond: str) -> None:
         assert lines_of("sql", pond, 'select count(*) as n from "spike alarm"', "--json") == [{"n": 2}]
 
     @pytest.mark.parametrize("query", ["show tables", "describe counter"])
-    def test_the_tables_can_be_listed(self, pond: str, query: str) -> None:
-        """What there is to ask about can be asked for."""
+    def test_sql_lists_tables(self, pond: str, query: str) -> None:
         result = run("sql", pond, query)
 
         assert result.exit_code == 0, result.output
         assert "counter" in result.stdout or "state_bytes" in result.stdout
 
-    def test_a_question_may_change_its_own_copy(self, pond: str) -> None:
-        """Statements that change something change nothing but the memory of the command."""
+    def test_sql_changes_only_memory(self, pond: str) -> None:
         assert run("sql", pond, "create table x (y int)").exit_code == 0
         assert run("sql", pond, "from x").exit_code == 1
 
-    def test_files_are_read_only_where_allowed(self, pond: str, tmp_path: Path) -> None:
+    def test_sql_reads_files_only_where_allowed(self, pond: str, tmp_path: Path) -> None:
         file = tmp_path / "named.csv"
         file.write_text("key,airport\nEWR,Newark\n")
         query = f"select airport from counter join read_csv('{file}') using (key)"
@@ -278,15 +264,14 @@ class TestSql:
         assert lines_of("sql", pond, query, "--json", "--allow-files") == [{"airport": "Newark"}]
 
     @pytest.mark.parametrize("query", ["selec", "from read_text('/etc/passwd')", "install httpfs"])
-    def test_a_bad_query_of_differences_is_refused(self, pond: str, query: str) -> None:
+    def test_malformed_query_of_differences_is_refused(self, pond: str, query: str) -> None:
         result = run("diff", pond, pond, "--sql", query)
 
         assert "the query was refused" in result.stderr
         assert isinstance(result.exception, SystemExit)
 
     @pytest.mark.parametrize("query", ["selec", "from nowhere", "select state::int from counter"])
-    def test_a_bad_question_is_refused(self, pond: str, query: str) -> None:
-        """DuckDB's reason is passed on with the names of the tables, and no traceback."""
+    def test_malformed_query_is_refused_with_reason(self, pond: str, query: str) -> None:
         result = run("sql", pond, query)
 
         assert result.exit_code == 1
@@ -296,8 +281,7 @@ class TestSql:
 
 
 class TestHistory:
-    def test_commits_newest_first(self, pond: str) -> None:
-        """Every commit is there with its kind and what it did."""
+    def test_history_has_newest_commit_first(self, pond: str) -> None:
         entries = lines_of("history", pond, "--json")
 
         assert [entry["what"] for entry in entries] == [
@@ -313,8 +297,7 @@ class TestHistory:
         assert last["at"] == "2023-11-14T22:13:23Z"
         assert last["writer"] == "w" * 32
 
-    def test_the_table(self, pond: str) -> None:
-        """The table holds as many commits as asked for, writers shortened."""
+    def test_history_table_is_limited(self, pond: str) -> None:
         result = run("history", pond, "--limit", "2")
 
         assert result.exit_code == 0
@@ -322,8 +305,7 @@ class TestHistory:
         assert "w" * 9 not in result.stdout
         assert "fence" not in result.stdout
 
-    def test_a_log_that_was_cleaned_up(self, tmp_path: Path) -> None:
-        """The history begins where the log does."""
+    def test_history_begins_where_log_begins(self, tmp_path: Path) -> None:
         fill(tmp_path / "pond")
         log = tmp_path / "pond" / "rows" / "_delta_log"
         entries = lines_of("history", str(tmp_path / "pond"), "--json")
@@ -340,8 +322,7 @@ class TestHistory:
 
 
 class TestStatus:
-    def test_everything_in_one_object(self, pond: str) -> None:
-        """Version, pipelines, computations and savepoints are told from the log."""
+    def test_status_is_one_json_object(self, pond: str) -> None:
         (found,) = lines_of("status", pond, "--json")
 
         assert (found["store_id"], found["version"], found["files"]) == ("pond-1", 4, 4)
@@ -356,8 +337,8 @@ class TestStatus:
         assert (counter["row_updates"], counter["watermark"]) == (4, "1970-01-01T00:00:01Z")
         assert (alarm["intervals"], alarm["code_version"]) == (1, None)
 
-    def test_tables_for_people(self, pond: str) -> None:
-        """The same is printed as tables; a catalog that is not there is only a note."""
+    def test_status_has_tables(self, pond: str) -> None:
+        """A missing catalog is only a note."""
         result = run("status", pond)
 
         assert result.exit_code == 0
@@ -365,8 +346,7 @@ class TestStatus:
             assert word in result.stdout
         assert "no code versions" in result.stderr
 
-    def test_code_versions_come_from_the_catalog(self, tmp_path: Path) -> None:
-        """Where the catalog answers, each computation has its code version."""
+    def test_status_has_code_versions_of_catalog(self, tmp_path: Path) -> None:
         fill(tmp_path)
         url = default_catalog_url(str(tmp_path))
         with Catalog.open(url, store_id="pond-1") as catalog:
@@ -377,8 +357,8 @@ class TestStatus:
         assert [entry["code_version"] for entry in found["computations"]] == [1, None]
         assert lines_of("status", str(tmp_path), "--catalog", url, "--json") == [found]
 
-    def test_totals_and_marks_that_ride_as_positions(self, tmp_path: Path) -> None:
-        """A computation's own watermark goes before those of its intervals."""
+    def test_status_has_totals_and_watermarks(self, tmp_path: Path) -> None:
+        """A computation's own watermark precedes those of its intervals."""
         fill(tmp_path)
         store = SmallStore.__new__(SmallStore)
         store.objects, store.clock = open_objects(f"{tmp_path}/rows"), ManualClock()
@@ -388,8 +368,7 @@ class TestStatus:
         (found,) = lines_of("status", str(tmp_path), "--json")
         assert found["computations"][0]["watermark"] == "end of time"
 
-    def test_dead_letters_have_a_table_and_an_exit_code(self, tmp_path: Path) -> None:
-        """How many there are by computation, and the newest error; with --check the exit code says so."""
+    def test_status_has_dead_letters_and_exit_code(self, tmp_path: Path) -> None:
         fill(tmp_path)
         assert run("status", str(tmp_path), "--check").exit_code == 0
         (found,) = lines_of("status", str(tmp_path), "--json")
@@ -414,8 +393,7 @@ class TestStatus:
         assert result.exit_code == 1
         assert "newest error" in result.stdout
 
-    def test_an_empty_store(self, tmp_path: Path) -> None:
-        """A store without rows has a status."""
+    def test_empty_store_has_status(self, tmp_path: Path) -> None:
         create_rows_table(Log(open_objects(f"{tmp_path}/rows")), ManualClock(), SeededRng())
         result = run("status", str(tmp_path))
 
@@ -428,8 +406,7 @@ class TestEverywhere:
     COMMANDS = (("status",), ("rows", "counter"), ("sql", "from counter"), ("history",))
 
     @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-    def test_help_teaches(self, command: tuple[str, ...]) -> None:
-        """Every command's help says what it is for and shows examples."""
+    def test_help_has_purpose_and_examples(self, command: tuple[str, ...]) -> None:
         result = run(command[0], "--help")
 
         assert result.exit_code == 0
@@ -437,24 +414,23 @@ class TestEverywhere:
         assert command[0] in run("--help").stdout
 
     @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-    def test_reading_changes_nothing(self, pond: str, command: tuple[str, ...]) -> None:
-        """No file of the store is made, changed or removed; so no server was started there either."""
+    def test_reading_changes_no_file(self, pond: str, command: tuple[str, ...]) -> None:
+        """A started server would leave files too."""
         before = {path: path.stat().st_mtime_ns for path in Path(pond).rglob("*")}
         assert run(command[0], pond, *command[1:]).exit_code == 0
 
         assert {path: path.stat().st_mtime_ns for path in Path(pond).rglob("*")} == before
 
     @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-    def test_no_store_is_refused_and_not_made(self, tmp_path: Path, command: tuple[str, ...]) -> None:
-        """A path without a store is refused in one line, and nothing is made there."""
+    def test_missing_store_is_refused_and_not_created(self, tmp_path: Path, command: tuple[str, ...]) -> None:
         result = run(command[0], str(tmp_path / "none"), *command[1:])
 
         assert (result.exit_code, result.stdout) == (1, "")
         assert result.stderr.startswith("Error: ")
         assert not (tmp_path / "none").exists()
 
-    def test_a_command_imports_nothing_of_others(self) -> None:
-        """Before a command is used, neither its module nor any large library is imported, so that help comes at once."""
+    def test_help_imports_no_command(self) -> None:
+        """Large libraries would delay it."""
         code = "import sys, millpond.cli.main; print(*sys.modules)"
         loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
         modules = set(loaded.stdout.split())
@@ -462,12 +438,10 @@ class TestEverywhere:
         assert "click" in modules
         assert modules.isdisjoint({*main.homes.values(), "pyarrow", "sqlalchemy", "duckdb", "kazoo", "rich"})
 
-    def test_storage_options_are_pairs(self, pond: str) -> None:
-        """An option without a value is refused."""
+    def test_storage_option_needs_value(self, pond: str) -> None:
         assert "NAME=VALUE" in run("status", pond, "--storage-option", "region").stderr
 
-    def test_a_version_that_is_not_there(self, pond: str) -> None:
-        """A version above the newest is refused in one line."""
+    def test_future_version_is_refused(self, pond: str) -> None:
         result = run("rows", pond, "counter", "--version", "99")
 
         assert result.exit_code == 1

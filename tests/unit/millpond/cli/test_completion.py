@@ -1,4 +1,4 @@
-"""``millpond completion``: what a shell is offered on an unfinished line."""
+"""``millpond completion``."""
 
 from __future__ import annotations
 
@@ -20,15 +20,12 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Count(mp.Computation):
-    """Counts a key's records."""
-
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
 
 
 @pytest.fixture(scope="module")
 def pond(tmp_path_factory: pytest.TempPathFactory, zookeeper_hosts: str) -> Path:
-    """A store with two computations and two savepoints."""
     path = tmp_path_factory.mktemp("completion") / "pond"
     pipeline = mp.Pipeline("p")
     rows = pipeline.inject("rows", key="k", at="at")
@@ -44,7 +41,6 @@ def pond(tmp_path_factory: pytest.TempPathFactory, zookeeper_hosts: str) -> Path
 
 
 def offered(*words: str, incomplete: str = "") -> list[tuple[str, str]]:
-    """The kind and text of each completion."""
     shell = ShellComplete(main, {}, "millpond", "_MILLPOND_COMPLETE")
     return [(item.type, item.value) for item in shell.get_completions([*words], incomplete)]
 
@@ -53,22 +49,20 @@ def names(*words: str, incomplete: str = "") -> list[str]:
     return [value for _, value in offered(*words, incomplete=incomplete)]
 
 
-def test_commands_and_choices() -> None:
-    """Commands, options, and the values that an option knows."""
+def test_commands_options_and_choices_are_completed() -> None:
     assert names(incomplete="ro") == ["rows"]
     assert "--dry-run" in names("gc", "pond", incomplete="--d")
     assert names("adopt", "pond", "--as") == ["moved", "copy", "restored"]
     assert names("completion") == ["bash", "zsh", "fish"]
 
 
-def test_a_store_is_a_folder() -> None:
-    """The shell lists folders itself, for the argument and for the option."""
+def test_store_is_completed_as_folder() -> None:
+    """The shell lists folders itself."""
     assert offered("status", incomplete="po") == [("dir", "po")]
     assert offered("run", "daily:pipeline", "--store", incomplete="po") == [("dir", "po")]
 
 
-def test_names_out_of_the_store(pond: Path) -> None:
-    """Computations where one is asked for, savepoints where a version or a savepoint is."""
+def test_names_come_from_store(pond: Path) -> None:
     assert names("rows", str(pond)) == ["alarm", "count"]
     assert names("rows", str(pond), incomplete="c") == ["count"]
     assert names("rows", str(pond), "count", "--version") == ["before the sale", "spring"]
@@ -79,10 +73,8 @@ def test_names_out_of_the_store(pond: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["$(touch x)", "`touch x`", "a;b", "a\nb", "-x", "a>b", "~", "a\x1bb", "a'b"]
 )
-def test_names_that_a_shell_would_run_are_not_offered(
-    tmp_path: Path, zookeeper_hosts: str, name: str
-) -> None:
-    """A log can be anybody's, and what is offered is put into the command line as it is."""
+def test_names_that_shell_would_run_are_not_offered(tmp_path: Path, zookeeper_hosts: str, name: str) -> None:
+    """The log may be anybody's, and the shell inserts the name unquoted."""
     with mp.Store.open(tmp_path / "pond", zookeeper=zookeeper_hosts) as store:
         store.savepoint("harmless")
         store.savepoint(name)
@@ -90,8 +82,8 @@ def test_names_that_a_shell_would_run_are_not_offered(
     assert names("rewind", str(tmp_path / "pond"), "--version") == ["harmless"]
 
 
-def test_without_a_store_nothing_is_offered(tmp_path: Path, pond: Path) -> None:
-    """A path with nothing, a store elsewhere, and a damaged one: no message disturbs the line."""
+def test_missing_or_damaged_store_offers_nothing(tmp_path: Path, pond: Path) -> None:
+    """No message may disturb the command line."""
     damaged = tmp_path / "damaged"
     shutil.copytree(pond, damaged)
     for commit in (damaged / "rows" / "_delta_log").iterdir():
@@ -103,8 +95,7 @@ def test_without_a_store_nothing_is_offered(tmp_path: Path, pond: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_script_for_each_shell(shell: str) -> None:
-    """It is printed as it is, or in JSON with the file that it goes into."""
+def test_script_exists_for_each_shell(shell: str) -> None:
     script = CliRunner().invoke(main, ["completion", shell]).stdout
     told = json.loads(CliRunner().invoke(main, ["completion", shell, "--json"]).stdout)
 
@@ -113,8 +104,7 @@ def test_a_script_for_each_shell(shell: str) -> None:
     assert shell in told["file"] or shell in told["shell"]
 
 
-def test_bash_understands_its_script(tmp_path: Path) -> None:
-    """It defines a function and completes `millpond` with it."""
+def test_bash_loads_script(tmp_path: Path) -> None:
     path = tmp_path / "completion.sh"
     path.write_text(CliRunner().invoke(main, ["completion", "bash"]).stdout, encoding="utf-8")
     asked = ["bash", "--norc", "-c", f"source {path} && complete -p millpond"]

@@ -1,4 +1,4 @@
-"""``millpond dead-letters``: what it shows of the letters of a store, and what it asks for."""
+"""``millpond dead-letters``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millpond.cli.main import main
 
 
 class Average(mp.Computation):
-    """Divides; until it is mended, by zero too."""
+    """Averages; fails on zero until it is fixed."""
 
     def __init__(self, *, mended: bool) -> None:
         self.mended = mended
@@ -39,7 +39,6 @@ def run(folder: Path, *, mended: bool, rows: Any = ROWS) -> None:
 
 @pytest.fixture(scope="module")
 def pond(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with two letters of code that failed, and one of a record without a key; for tests that change nothing."""
     return made(tmp_path_factory.mktemp("letters") / "pond")
 
 
@@ -56,8 +55,7 @@ def listed(pond: Path, *arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in invoke("list", pond, "--json", *arguments).stdout.splitlines()]
 
 
-def test_it_counts_letters_by_error(pond: Path) -> None:
-    """With the newest as a sample, and only those that are meant."""
+def test_letters_are_counted_by_error(pond: Path) -> None:
     failed, unread = listed(pond)
     assert (failed["computation"], failed["stream"], failed["letters"], failed["lost"]) == (
         "average",
@@ -73,8 +71,7 @@ def test_it_counts_letters_by_error(pond: Path) -> None:
     assert (table.exit_code, "ZeroDivisionError" in table.stdout) == (0, True)
 
 
-def test_it_shows_a_letter_whole(pond: Path) -> None:
-    """Value and traceback; of a letter that is not there, that it is not."""
+def test_letter_is_shown_whole(pond: Path) -> None:
     (sample,) = (group["sample"] for group in listed(pond, "--key", "cup"))
     shown = json.loads(invoke("show", pond, sample, "--json").stdout)
     assert (shown["letter"], shown["pipeline"], shown["key"]) == (sample, "orders", "cup")
@@ -86,8 +83,8 @@ def test_it_shows_a_letter_whole(pond: Path) -> None:
     assert (missing.exit_code, "no such dead letter" in missing.output) == (1, True)
 
 
-def test_letters_are_retried_when_the_pipeline_runs(tmp_path: Path) -> None:
-    """The request waits and is shown; then the letters are gone, and their records counted. Others stay."""
+def test_letters_are_retried_by_next_run(tmp_path: Path) -> None:
+    """The request is shown while it waits."""
     pond = made(tmp_path / "pond")
     asked = json.loads(invoke("retry", pond, "--computation", "average", "--error", "Zero", "--json").stdout)
     assert asked == {"action": "retry", "letters": 2, "lost": {}, "pipelines": ["orders"]}
@@ -101,8 +98,7 @@ def test_letters_are_retried_when_the_pipeline_runs(tmp_path: Path) -> None:
     assert states == ["12.0", "12.0", "3.0"]
 
 
-def test_letters_are_dropped_when_the_pipeline_runs(tmp_path: Path) -> None:
-    """All of them, or those that are meant."""
+def test_letters_are_dropped_by_next_run(tmp_path: Path) -> None:
     pond = made(tmp_path / "pond")
     assert "drop 1 dead letter in" in invoke("drop", pond, "--key", "pot").stdout
     run(pond, mended=True)
@@ -112,8 +108,7 @@ def test_letters_are_dropped_when_the_pipeline_runs(tmp_path: Path) -> None:
     assert listed(pond) == []
 
 
-def test_a_request_is_withdrawn(tmp_path: Path) -> None:
-    """Then the letters stay."""
+def test_request_is_withdrawn(tmp_path: Path) -> None:
     pond = made(tmp_path / "pond")
     invoke("retry", pond, "--all")
     (withdrawn,) = invoke("withdraw", pond, "--json").stdout.splitlines()
@@ -134,15 +129,14 @@ def test_a_request_is_withdrawn(tmp_path: Path) -> None:
         (("--timers", "--stream", "orders"), "--timers or --stream"),
     ],
 )
-def test_what_cannot_be_asked_for(pond: Path, arguments: tuple[str, ...], message: str) -> None:
-    """Exit code 1 and a sentence."""
+def test_impossible_request_is_refused(pond: Path, arguments: tuple[str, ...], message: str) -> None:
     refused = invoke("retry", pond, *arguments)
 
     assert (refused.exit_code, message in refused.output) == (1, True)
 
 
-def test_a_letter_without_the_whole_value_is_lost(tmp_path: Path) -> None:
-    """It is counted so, and stays; a request for nothing else is refused."""
+def test_letter_without_whole_value_is_lost(tmp_path: Path) -> None:
+    """A request for nothing else is refused."""
     long = [{"id": "1", "item": "tea", "price": 1.0, "pieces": 0, "at": 1, "note": "x" * (1 << 21)}]
     run(tmp_path / "pond", mended=False, rows=long)
 
@@ -152,7 +146,7 @@ def test_a_letter_without_the_whole_value_is_lost(tmp_path: Path) -> None:
     assert (refused.exit_code, "no code can get" in refused.output) == (1, True)
 
 
-def test_status_of_damaged_letters_is_an_error(tmp_path: Path) -> None:
+def test_status_of_damaged_letters_is_error(tmp_path: Path) -> None:
     pond = made(tmp_path / "pond")
     for file in (pond / "rows").glob("computation=*dead*/*.parquet"):
         file.write_bytes(bytes(file.stat().st_size))

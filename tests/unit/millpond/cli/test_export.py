@@ -1,4 +1,4 @@
-"""``millpond export``: rows become tables of other formats, and rows again."""
+"""``millpond export``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ _NOON = 43_200_000_000
 
 @pytest.fixture(scope="module")
 def pond(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with two computations, one of them cut into intervals and with timers."""
     path = tmp_path_factory.mktemp("export") / "pond"
     with Store.open(path) as store:
         rows = [
@@ -47,8 +46,7 @@ def rows_of(path: Path, computation: str, version: int | None = None) -> list[di
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "csv"])
-def test_what_is_exported_can_be_loaded(pond: Path, tmp_path: Path, form: str) -> None:
-    """Keys, states and timers are the same again, from files of each format."""
+def test_exported_rows_can_be_loaded(pond: Path, tmp_path: Path, form: str) -> None:
     said = invoke("export", pond, tmp_path / "tables", "--format", form, "--for-load")
 
     assert said.exit_code == 0, said.output
@@ -59,8 +57,7 @@ def test_what_is_exported_can_be_loaded(pond: Path, tmp_path: Path, form: str) -
         assert rows_of(tmp_path / "again", name) == rows_of(pond, name)
 
 
-def test_a_delta_table_is_read_by_delta(pond: Path, tmp_path: Path) -> None:
-    """With all columns, and the version that was asked for."""
+def test_delta_reader_reads_export(pond: Path, tmp_path: Path) -> None:
     said = invoke(
         "export", pond, tmp_path / "tables", "counts", "--format", "delta", "--version", "2", "--json"
     )
@@ -76,7 +73,7 @@ def test_a_delta_table_is_read_by_delta(pond: Path, tmp_path: Path) -> None:
 
 
 def test_typed_keys_have_columns(tmp_path: Path) -> None:
-    """Next to the key's text; without them the table can be loaded."""
+    """Without them the table can be loaded."""
     pipeline = EnginePipeline("p")
     pipeline.inject("sales", key=["country", "card"], at="at")
     pipeline.add(Count(), name="counts", subscribes={"sales": None})
@@ -88,8 +85,8 @@ def test_typed_keys_have_columns(tmp_path: Path) -> None:
     assert [row[:2] for row in found.fetchall()] == [("no", 7), ("se", 8)]
 
 
-def test_nothing_is_overwritten(pond: Path, tmp_path: Path) -> None:
-    """A table that is there stays, and no table of the same call is written either; nor one of unknown rows."""
+def test_existing_table_is_not_overwritten(pond: Path, tmp_path: Path) -> None:
+    """No other table of the same call is written."""
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "others.csv").write_text("mine")
 

@@ -1,4 +1,4 @@
-"""``millpond fork``: the fork is a store of its own, and neither it nor its parent depends on the other."""
+"""``millpond fork``."""
 
 from __future__ import annotations
 
@@ -20,15 +20,12 @@ from millpond.statestore.objects.obstore import open_objects
 
 
 class Count(mp.Computation):
-    """Counts a key's records."""
-
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
         context.produce("counts", {"key": record.key, "count": context.state.get()})
 
 
 def consume(pond: Path, hosts: str, *batches: int, sink: Path | None = None) -> None:
-    """Batches of a Spark query whose id is ``q``, a record each."""
     pipeline = mp.Pipeline("p")
     counts = pipeline.inject("in", key="k", at="at").apply(Count(), name="count", produces="counts")
     if sink is not None:
@@ -54,7 +51,6 @@ def version_after(pond: Path, batch: int) -> int:
 
 @pytest.fixture
 def pond(tmp_path: Path, zookeeper_hosts: str) -> Path:
-    """A store after four batches, with the checkpoint of the query that delivered them."""
     path = tmp_path / "pond"
     consume(path, zookeeper_hosts, 0, 1, 2, 3, sink=tmp_path / "counts")
     for part in ("commits", "offsets"):
@@ -69,8 +65,7 @@ def invoke(*arguments: str | int | Path) -> Result:
     return CliRunner().invoke(main, ["fork", *map(str, arguments)])
 
 
-def test_a_fork_goes_its_own_way(pond: Path, zookeeper_hosts: str) -> None:
-    """It begins with the version, goes on from its input positions, and the parent goes on as well."""
+def test_fork_and_parent_continue_separately(pond: Path, zookeeper_hosts: str) -> None:
     new = pond.with_name("what if")
     version = version_after(pond, 1)
     result = invoke(pond, new, "--version", version)
@@ -87,8 +82,7 @@ def test_a_fork_goes_its_own_way(pond: Path, zookeeper_hosts: str) -> None:
         assert verify_store(open_objects(f"{store}/rows")).findings == ()
 
 
-def test_neither_needs_the_other(pond: Path, zookeeper_hosts: str) -> None:
-    """The fork reads the same after its parent is gone."""
+def test_fork_survives_deletion_of_parent(pond: Path, zookeeper_hosts: str) -> None:
     new = pond.with_name("fork")
     shared = {file.stat().st_ino for file in pond.rglob("computation=count/*.parquet")}
     invoke(pond, new)
@@ -101,8 +95,8 @@ def test_neither_needs_the_other(pond: Path, zookeeper_hosts: str) -> None:
     assert count(new) == "5"
 
 
-def test_delta_readers_read_a_fork(pond: Path) -> None:
-    """Its log begins with a checkpoint, and its table has an id of its own."""
+def test_delta_reader_reads_fork(pond: Path) -> None:
+    """Its log begins with a checkpoint."""
     new = pond.with_name("fork")
     invoke(pond, new)
     table, parent = DeltaTable(str(new / "rows")), DeltaTable(str(pond / "rows"))
@@ -117,8 +111,8 @@ def counts_in(table: Path) -> list[int]:
     return sorted(json.loads(row)["count"] for row in rows)
 
 
-def test_a_fork_has_sinks_of_its_own(pond: Path, zookeeper_hosts: str) -> None:
-    """They begin with what its parent had delivered by then, are the parent's files, and leave the parent's table alone."""
+def test_fork_has_own_sinks(pond: Path, zookeeper_hosts: str) -> None:
+    """They begin with the files that the parent had delivered by then."""
     new, theirs = pond.with_name("fork"), pond.with_name("counts")
     before = {file.stat().st_ino for file in theirs.glob("*.parquet")}
     invoke(pond, new, "--version", version_after(pond, 1))
@@ -134,8 +128,7 @@ def test_a_fork_has_sinks_of_its_own(pond: Path, zookeeper_hosts: str) -> None:
     assert counts_in(theirs) == [1, 2, 3, 4, 5]
 
 
-def test_a_fork_may_have_another_sink(pond: Path, zookeeper_hosts: str) -> None:
-    """A table that its parent has not written is taken as it is."""
+def test_fork_accepts_table_its_parent_has_not_written(pond: Path, zookeeper_hosts: str) -> None:
     new, other = pond.with_name("fork"), pond.with_name("its own")
     invoke(pond, new)
     consume(new, zookeeper_hosts, 4, sink=other)
@@ -144,8 +137,8 @@ def test_a_fork_may_have_another_sink(pond: Path, zookeeper_hosts: str) -> None:
     assert not (new / "sinks").exists()
 
 
-def test_a_fork_of_a_fork_begins_with_the_sinks_of_the_first(pond: Path, zookeeper_hosts: str) -> None:
-    """It has others than those that the code names. If it is gone, what it delivered is not known."""
+def test_fork_of_fork_begins_with_sinks_of_first(pond: Path, zookeeper_hosts: str) -> None:
+    """Its code names other sinks."""
     first, second, theirs = pond.with_name("first"), pond.with_name("second"), pond.with_name("counts")
     invoke(pond, first, "--version", version_after(pond, 0))
     consume(first, zookeeper_hosts, 1, 2, sink=theirs)
@@ -159,8 +152,8 @@ def test_a_fork_of_a_fork_begins_with_the_sinks_of_the_first(pond: Path, zookeep
         consume(pond.with_name("third"), zookeeper_hosts, 3, sink=theirs)
 
 
-def test_a_place_that_is_taken_is_refused(pond: Path) -> None:
-    """A folder with something in it, and another store; an empty folder will do."""
+def test_occupied_place_is_refused(pond: Path) -> None:
+    """An empty folder is accepted."""
     full, empty = pond.with_name("full"), pond.with_name("empty")
     full.mkdir()
     (full / "file").touch()
@@ -172,8 +165,7 @@ def test_a_place_that_is_taken_is_refused(pond: Path) -> None:
     assert count(empty) == "4"
 
 
-def test_what_a_killed_fork_has_left_does_no_harm(pond: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no store until all of it is there, and the next call makes it."""
+def test_killed_fork_is_made_by_next_call(pond: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new = pond.with_name("fork")
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))

@@ -1,9 +1,4 @@
-"""The examples in the help of the command line: each is run, on a store that has what they name.
-
-A command that is registered is found here by itself. Its examples run in their order, in the folder that
-``tests/prepared_pond.py`` describes, which is new for each command. One that cannot be run is an `Example` that says what
-it needs.
-"""
+"""The examples in the help of every registered command, each run on a store that has what they name."""
 
 from __future__ import annotations
 
@@ -35,7 +30,6 @@ pytestmark = pytest.mark.slow
 
 
 def _commands() -> Iterator[str]:
-    """The words of each command, those of groups too."""
     for name in main.list_commands(click.Context(main)):
         yield name
         command = main.get_command(click.Context(main), name)
@@ -63,7 +57,7 @@ def on_spark(example: str) -> bool:
 
 @dataclass(frozen=True)
 class Template:
-    """The folder of the examples, and what it and the store's nodes in ZooKeeper have at the beginning."""
+    """The initial folder of the examples, with its nodes in ZooKeeper."""
 
     folder: Path
     kept: Path
@@ -71,7 +65,6 @@ class Template:
     nodes: dict[str, bytes]
 
     def restore(self) -> None:
-        """Put everything back; the store lies where it was made."""
         shutil.copytree(self.kept, self.folder)
         self.zookeeper.delete(min(self.nodes), recursive=True)
         for path, value in self.nodes.items():
@@ -86,7 +79,7 @@ def _nodes(zookeeper: KazooClient, path: str) -> Iterator[tuple[str, bytes]]:
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory, zookeeper_hosts: str) -> Iterator[Template]:
-    """Make the folder once. Its store is on the run's ZooKeeper: a server for each example costs more than all of them."""
+    """Create the folder once, on the shared ZooKeeper: a server for each example costs more than all examples."""
     folder = tmp_path_factory.mktemp("examples") / "here"
     folder.mkdir()
     zookeeper = KazooClient(zookeeper_hosts)
@@ -105,7 +98,6 @@ def template(tmp_path_factory: pytest.TempPathFactory, zookeeper_hosts: str) -> 
 
 @pytest.fixture
 def here(template: Template, zookeeper_hosts: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of the examples, as it is at the beginning; the current one."""
     template.restore()
     folder = template.folder
     monkeypatch.chdir(folder)
@@ -118,7 +110,7 @@ def here(template: Template, zookeeper_hosts: str, monkeypatch: pytest.MonkeyPat
 
 
 def run(example: str) -> Result:
-    """Run an example as far as it is ours, and hold what comes after it to what it prints."""
+    """Run our part of an example and check the rest against its output."""
     rest = _REST.search(example)
     line = example[: rest.start()] if rest else example
     program, *arguments = shlex.split(line)
@@ -135,8 +127,8 @@ def run(example: str) -> Result:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_examples_of_a_command_run(name: str, here: Path) -> None:
-    """Each ends as it should; of one that is piped into ``jq``, the output is JSON that has the field."""
+def test_examples_of_command_run(name: str, here: Path) -> None:
+    """Output piped into ``jq`` must be JSON with the field."""
     examples = command_of(name).examples
 
     assert examples
@@ -145,14 +137,12 @@ def test_examples_of_a_command_run(name: str, here: Path) -> None:
             run(example)
 
 
-def test_examples_of_the_whole_program_run(here: Path) -> None:
-    """What ``millpond --help`` shows works, too."""
+def test_examples_of_program_run(here: Path) -> None:
     for example in main.examples:
         run(example)
 
 
-def test_examples_on_spark_run(here: Path, spark: SparkSession) -> None:
-    """Those that run on Spark do so in the session that there is."""
+def test_examples_on_spark_run_in_existing_session(here: Path, spark: SparkSession) -> None:
     spark.sparkContext.addPyFile(str(here / "flights.py"))
     examples = [example for name in COMMANDS for example in command_of(name).examples if on_spark(example)]
 
@@ -162,8 +152,7 @@ def test_examples_on_spark_run(here: Path, spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_examples_that_do_not_run_are_at_least_understood(name: str) -> None:
-    """Each says what it needs, and its options and arguments are those of the command."""
+def test_examples_that_need_more_are_parsed(name: str) -> None:
     command = command_of(name)
     for example in command.examples:
         if isinstance(example, Example) and example.not_run is not None:
@@ -182,16 +171,15 @@ WRONG: Final = (
 )
 
 
-def test_example_that_does_not_do_what_it_says_is_found(here: Path) -> None:
-    """A name, an option or a command that is not there, output that is no JSON or lacks the field, and another exit code."""
+def test_wrong_example_is_found(here: Path) -> None:
     for example in WRONG:
         with pytest.raises((AssertionError, ValueError)):
             run(example)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_states_the_exit_codes(name: str) -> None:
-    """The help of each command says what its exit codes mean, and 2 is wrong usage for all."""
+def test_help_explains_exit_codes(name: str) -> None:
+    """2 is wrong usage for every command."""
     words = name.split()
     shown = " ".join(CliRunner().invoke(main, [*words, "--help"]).stdout.split())
 
@@ -204,7 +192,6 @@ def test_help_states_the_exit_codes(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if not isinstance(command_of(name), click.Group)])
 def test_every_command_has_json(name: str) -> None:
-    """Programs need not read tables."""
     command = command_of(name)
     assert isinstance(command, click.Command)
     options = {option for parameter in command.params for option in parameter.opts}

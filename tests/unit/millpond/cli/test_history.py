@@ -1,4 +1,4 @@
-"""``millpond history --topology``: which version had which computations, sinks and code."""
+"""``millpond history --topology``."""
 
 from __future__ import annotations
 
@@ -17,20 +17,16 @@ from millpond.statestore.system import SystemClock
 
 
 class Add(mp.Computation):
-    """Adds a number for each record."""
-
     def __init__(self, by: int = 1) -> None:
         self.by = by
 
     def process_record(self, context: Any, record: Any) -> None:
-        """Add."""
         context.state.set(context.state.get(0) + self.by)
 
 
 def pipeline(
     folder: Path, *names: str, by: int = 1, sinks: Sequence[str] = (), retire: Sequence[str] = ()
 ) -> mp.Pipeline:
-    """Computations that read one stream, and sinks of the first one's."""
     made = mp.Pipeline("p", retire=retire)
     made.inject("in", key="k", at="at")
     for name in names:
@@ -42,7 +38,6 @@ def pipeline(
 
 @pytest.fixture
 def pond(tmp_path: Path) -> Path:
-    """A store whose pipeline was started, started again, and updated twice."""
     registry, clock, folder = mp.testing.MemoryRegistry(), SystemClock(), tmp_path / "pond"
 
     def opened() -> mp.Store:
@@ -60,14 +55,12 @@ def pond(tmp_path: Path) -> Path:
 
 
 def lines(*arguments: str | Path) -> list[dict[str, Any]]:
-    """What the command prints as JSON."""
     result = CliRunner().invoke(main, ["history", *map(str, arguments), "--json"])
     assert result.exit_code == 0, result.output
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_each_topology_is_told_once_with_what_it_changed(pond: Path) -> None:
-    """A start with the same pipeline is no other topology."""
+def test_topology_is_shown_once_with_its_changes(pond: Path) -> None:
     told = lines(pond, "--topology")
 
     assert [one["by"] for one in told] == ["start", "update", "update"]
@@ -83,15 +76,15 @@ def test_each_topology_is_told_once_with_what_it_changed(pond: Path) -> None:
     assert codes[0]["a"] == codes[0]["b"] != codes[1]["a"] == codes[2]["a"] == codes[2]["b"]
 
 
-def test_the_versions_are_those_of_the_commits_that_say_so(pond: Path) -> None:
-    """An update is a commit of its own kind, and a start says it in its fence."""
+def test_versions_are_those_of_start_and_update_commits(pond: Path) -> None:
+    """A start records its topology in the fence."""
     kinds = {entry["version"]: entry["what"] for entry in lines(pond, "--limit", "100")}
 
     assert [kinds[one["version"]] for one in lines(pond, "--topology")] == ["fence", "topology", "topology"]
 
 
-def test_the_catalog_follows_updates(pond: Path) -> None:
-    """It has a version of the code for each change, and no computation that is back counts as retired."""
+def test_catalog_follows_updates(pond: Path) -> None:
+    """A computation that is declared again is not retired."""
     with mp.Store.open(
         pond,
         leases=lambda _, writer_id: mp.testing.MemoryLeases(
@@ -107,8 +100,7 @@ def test_the_catalog_follows_updates(pond: Path) -> None:
     assert codes == [first["computations"][0]["code"], last["computations"][0]["code"]]
 
 
-def test_people_get_a_table(pond: Path) -> None:
-    """With marks of what is new, gone and different, and the newest ones if there is a limit."""
+def test_table_marks_changes_and_has_limit(pond: Path) -> None:
     result = CliRunner().invoke(main, ["history", str(pond), "--topology", "--limit", "2"])
 
     assert result.exit_code == 0

@@ -1,4 +1,4 @@
-"""``millpond intervals``: what it shows of a store whose keys are cut, and what it asks for."""
+"""``millpond intervals``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from millpond.statestore.interval import Interval
 
 
 class Count(mp.Computation):
-    """Counts a key's records."""
-
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
 
@@ -29,12 +27,10 @@ def pipeline() -> mp.Pipeline:
 
 @pytest.fixture(scope="module")
 def pond(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store for tests that change nothing."""
     return made(tmp_path_factory.mktemp("cut") / "pond")
 
 
 def made(folder: Path) -> Path:
-    """A store whose keys were split while the pipeline ran, and which balances its load."""
     runner = mp.LocalRunner(folder, progress=False, balance=mp.BalancePolicy(every=1, least_work="1000s"))
     run = runner.start(pipeline(), stepping=True)
     for at in range(3):
@@ -50,8 +46,7 @@ def invoke(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, ["intervals", *map(str, arguments)])
 
 
-def test_it_shows_what_each_interval_has(pond: Path) -> None:
-    """Bounds, rows and bytes of its own files, shared files, load, and who holds it."""
+def test_interval_is_shown_with_rows_load_and_owner(pond: Path) -> None:
     shown = [json.loads(line) for line in invoke(pond, "--json").stdout.splitlines()]
 
     assert [(entry["low"], entry["high"]) for entry in shown] == [("", "m"), ("m", None)]
@@ -64,8 +59,7 @@ def test_it_shows_what_each_interval_has(pond: Path) -> None:
     assert "count" in table.stdout
 
 
-def test_a_cut_by_hand_waits_for_the_pipeline(tmp_path: Path) -> None:
-    """It is shown as waiting, and made when the pipeline runs again."""
+def test_requested_cut_waits_for_pipeline(tmp_path: Path) -> None:
     pond = made(tmp_path / "pond")
     assert "asked for: split count at x" in invoke(pond, "--split", "count", "x").stdout
     assert "waits for the pipeline: split count x" in invoke(pond).output
@@ -90,8 +84,9 @@ def test_a_cut_by_hand_waits_for_the_pipeline(tmp_path: Path) -> None:
         (("--split", "dead_letters", "c"), "no computation of this name"),
     ],
 )
-def test_a_cut_that_makes_no_sense_is_refused(pond: Path, arguments: tuple[str, ...], said: str) -> None:
-    """With the bounds or names that there are."""
+def test_impossible_cut_is_refused_with_known_bounds(
+    pond: Path, arguments: tuple[str, ...], said: str
+) -> None:
     refused = invoke(pond, *arguments)
 
     assert refused.exit_code != 0

@@ -1,4 +1,4 @@
-"""Commands that change a store, for programs: one JSON document on standard output, what is said meanwhile on the other."""
+"""JSON output of commands that change a store."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from millpond.cli.main import main
 
 
 class Count(mp.Computation):
-    """Counts a key's records, and shows the counts."""
-
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
         context.produce("counts", {"key": record.key, "count": context.state.get()})
@@ -25,7 +23,6 @@ class Count(mp.Computation):
 
 @pytest.fixture
 def pond(tmp_path: Path, zookeeper_hosts: str) -> Path:
-    """A store after two runs, with a sink next to it."""
     path = tmp_path / "pond"
     pipeline = mp.Pipeline("p")
     counts = pipeline.inject("rows", key="k", at="at").apply(Count(), name="count", produces="counts")
@@ -56,8 +53,7 @@ def version_of_first_run(pond: Path) -> int:
         return max(at for at in versions if store.snapshot(at).txns.get(app_id) == 2)
 
 
-def test_fork(pond: Path) -> None:
-    """The fields are those of `Forked`, with both places."""
+def test_fork_has_fields_of_forked(pond: Path) -> None:
     new = pond.with_name("new")
     found = document(invoke("fork", pond, None, str(new)))
 
@@ -66,8 +62,7 @@ def test_fork(pond: Path) -> None:
     assert found["files"] > 0
 
 
-def test_savepoint(pond: Path, zookeeper_hosts: str) -> None:
-    """Made, listed and dropped: the fields are those of `Savepoint`."""
+def test_savepoint_has_fields_of_savepoint(pond: Path, zookeeper_hosts: str) -> None:
     made = document(invoke("savepoint", pond, zookeeper_hosts, "kept"))
     listed = document(invoke("savepoint", pond, zookeeper_hosts))
     dropped = document(invoke("savepoint", pond, zookeeper_hosts, "kept", "--drop"))
@@ -78,15 +73,13 @@ def test_savepoint(pond: Path, zookeeper_hosts: str) -> None:
     assert invoke("savepoint", pond, zookeeper_hosts).stdout == ""
 
 
-def test_intervals(pond: Path, zookeeper_hosts: str) -> None:
-    """A cut that is asked for is told as it is shown later."""
+def test_intervals_show_requested_cut(pond: Path, zookeeper_hosts: str) -> None:
     asked = document(invoke("intervals", pond, zookeeper_hosts, "--split", "count", "c"))
 
     assert (asked["computation"], asked["kind"], asked["key"]) == ("count", "split", "c")
 
 
-def test_rewind(pond: Path, zookeeper_hosts: str) -> None:
-    """What would be undone, and what was: versions, supersteps, inputs, and sinks that were taken back."""
+def test_rewind_shows_plan_and_result(pond: Path, zookeeper_hosts: str) -> None:
     version = version_of_first_run(pond)
     planned = document(invoke("rewind", pond, zookeeper_hosts, "--version", str(version), "--dry-run"))
     result = invoke(
@@ -110,8 +103,7 @@ def test_rewind(pond: Path, zookeeper_hosts: str) -> None:
     assert "the store goes back" in result.stderr
 
 
-def test_a_question_is_no_part_of_the_result(pond: Path, zookeeper_hosts: str) -> None:
-    """What is asked before a change goes to standard error, with the plan."""
+def test_question_goes_to_stderr(pond: Path, zookeeper_hosts: str) -> None:
     version = str(version_of_first_run(pond))
     given = ["rewind", str(pond), "--version", version, "--zookeeper", zookeeper_hosts, "--json"]
     refused = CliRunner().invoke(main, given, input="n\n")
@@ -122,8 +114,8 @@ def test_a_question_is_no_part_of_the_result(pond: Path, zookeeper_hosts: str) -
     assert "Rewind it?" in done.stderr
 
 
-def test_repair(pond: Path, zookeeper_hosts: str) -> None:
-    """A whole store needs nothing; of a damaged one what would be done, with exit code 1, and then what was done."""
+def test_repair_shows_plan_and_result(pond: Path, zookeeper_hosts: str) -> None:
+    """Damage gives exit code 1 in a dry run."""
     whole = document(invoke("repair", pond, zookeeper_hosts, "--dry-run"))
     assert (whole["is_needed"], whole["committed"], whole["lost"]) == (False, None, [])
 
@@ -141,8 +133,7 @@ def test_repair(pond: Path, zookeeper_hosts: str) -> None:
     assert document(invoke("repair", pond, zookeeper_hosts, "--dry-run"))["is_needed"] is False
 
 
-def test_adopt(pond: Path, zookeeper_hosts: str) -> None:
-    """Which incarnation the store is now, and where it came from."""
+def test_adopt_shows_incarnation_and_origin(pond: Path, zookeeper_hosts: str) -> None:
     copy = pond.with_name("copy")
     shutil.copytree(pond, copy)
     found = document(invoke("adopt", copy, zookeeper_hosts, "--as", "copy"))
@@ -153,8 +144,7 @@ def test_adopt(pond: Path, zookeeper_hosts: str) -> None:
     assert found["store_id"] != found["incarnation"]
 
 
-def test_gc(pond: Path, zookeeper_hosts: str) -> None:
-    """A line for each kind of garbage, each with what holds the horizon."""
+def test_gc_has_line_for_each_kind_of_garbage(pond: Path, zookeeper_hosts: str) -> None:
     result = invoke("gc", pond, zookeeper_hosts, "--dry-run")
     lines = [json.loads(line) for line in result.stdout.splitlines()]
 

@@ -1,4 +1,4 @@
-"""What benchmarks tell: the same on the screen and in the file."""
+"""Results of benchmarks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from benchmarks.json_result import tell_result
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_a_result_is_printed_and_written(
+def test_result_is_printed_and_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], indent: int | None
 ) -> None:
-    """The file's folder is made; without a file it is only printed."""
     found, path = {"rows": 3, "rates": [1.5, 2.5]}, tmp_path / "build" / "found.json"
     tell_result(found, path, indent=indent)
     printed = capsys.readouterr().out

@@ -15,8 +15,8 @@ _MIB = 1 << 20
 _ROWS = 20_000
 
 
-def test_parquet_file_that_grows_is_read_in_pieces_of_bounded_size(tmp_path: Path) -> None:
-    """A value in a dictionary takes its size once in the file, and once a row in memory."""
+def test_parquet_file_is_read_in_pieces_of_bounded_size(tmp_path: Path) -> None:
+    """A value in a dictionary takes its size once in the file and once a row in memory."""
     text = "x" * 150_000
     table = pa.table({"k": range(_ROWS), "text": pa.DictionaryArray.from_arrays([0] * _ROWS, [text])})
     pq.write_table(table, tmp_path / "1.parquet", compression="zstd")
@@ -35,7 +35,7 @@ def test_parquet_file_that_grows_is_read_in_pieces_of_bounded_size(tmp_path: Pat
     assert seen > 2_000
 
 
-def test_small_parquet_files_come_in_pieces_of_the_wanted_rows(tmp_path: Path) -> None:
+def test_small_parquet_files_come_in_pieces_of_requested_rows(tmp_path: Path) -> None:
     for number in range(3):
         pq.write_table(pa.table({"k": range(5_000)}), tmp_path / f"{number}.parquet")
 

@@ -1,4 +1,4 @@
-"""``millpond load``: a file becomes rows."""
+"""``millpond load``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ pytestmark = pytest.mark.zookeeper
 
 @pytest.fixture(scope="module")
 def pond(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store without rows."""
     path = tmp_path_factory.mktemp("load") / "pond"
     Store.open(path).close()
     return path
@@ -26,8 +25,7 @@ def invoke(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, ["load", *map(str, arguments)])
 
 
-def test_a_file_becomes_rows(pond: Path, tmp_path: Path) -> None:
-    """And the command says which version has them, to people and to programs."""
+def test_load_reports_version(pond: Path, tmp_path: Path) -> None:
     file = tmp_path / "counts.csv"
     file.write_text('key,state,timers\na,7,"[{""at"": 5, ""tag"": ""t""}]"\nb,8,\n')
 
@@ -44,8 +42,7 @@ def test_a_file_becomes_rows(pond: Path, tmp_path: Path) -> None:
     assert [(row["key"], row["state"], len(row["timers"])) for row in rows] == [("a", "7", 1), ("b", "8", 0)]
 
 
-def test_a_file_that_is_no_rows_is_refused_in_a_line(pond: Path, tmp_path: Path) -> None:
-    """Without a traceback, and without a change of the store."""
+def test_malformed_file_is_refused_in_one_line(pond: Path, tmp_path: Path) -> None:
     file = tmp_path / "counts.csv"
     file.write_text("key,state\na,7\na,8\n")
 
@@ -55,8 +52,8 @@ def test_a_file_that_is_no_rows_is_refused_in_a_line(pond: Path, tmp_path: Path)
     assert refused.stderr == "Error: a key is in the table more than once: each key is one row keys=`['a']`\n"
 
 
-def test_a_store_is_created_only_if_that_is_said(tmp_path: Path) -> None:
-    """A path that is wrong makes no store."""
+def test_missing_store_is_created_only_on_request(tmp_path: Path) -> None:
+    """A mistyped path must not create a store."""
     file = tmp_path / "counts.jsonl"
     file.write_text('{"key": "a", "state": {"n": 1}}\n')
 

@@ -1,4 +1,4 @@
-"""`millpond repair` as a command: it repairs the table, then rewinds checkpoints, and may be killed in between."""
+"""``millpond repair`` as a command."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ class Count(Computation):
 
 
 def consume(path: Path, hosts: str, *batches: int) -> None:
-    """Batches of a Spark query whose id is ``q``, a record each."""
     made = EnginePipeline("p")
     made.inject("in", key="k", at="at").apply(Count(), name="count")
     runner = LocalRunner(path, zookeeper=hosts, progress=False, upkeep=None)
@@ -44,7 +43,7 @@ def numbers(path: Path, part: str) -> list[int]:
 
 @pytest.fixture
 def damaged(tmp_path: Path, zookeeper_hosts: str) -> Path:
-    """A store whose last batch's rows are gone, with the checkpoint of the query that delivered it."""
+    """A store that lost the rows of its last batch, with the checkpoint of the query that delivered it."""
     path = tmp_path / "pond"
     consume(path, zookeeper_hosts, *range(BATCHES))
     for part in ("commits", "offsets"):
@@ -60,10 +59,10 @@ class KilledError(BaseException):
     """The process ends here."""
 
 
-def test_killed_before_its_checkpoints_are_back_it_is_finished_by_running_it_again(
+def test_killed_repair_is_completed_by_next_call(
     damaged: Path, zookeeper_hosts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until then Spark's query is refused with just that advice; afterwards it goes on, and nothing is lost."""
+    """Until then Spark's query is refused with that advice."""
     given = ["repair", str(damaged), "--zookeeper", zookeeper_hosts]
 
     def killed(*_: object, dry_run: bool = False, **__: object) -> tuple[str, ...]:
@@ -95,10 +94,8 @@ def test_killed_before_its_checkpoints_are_back_it_is_finished_by_running_it_aga
         assert store.rows_view("count").to_arrow().column("state").to_pylist() == [str(BATCHES)]
 
 
-def test_a_query_that_has_only_begun_its_next_batch_is_left_alone(
-    damaged: Path, zookeeper_hosts: str
-) -> None:
-    """A batch that is planned and not consumed is what every crash leaves."""
+def test_unfinished_batch_of_query_is_left_alone(damaged: Path, zookeeper_hosts: str) -> None:
+    """Every crash leaves a planned batch."""
     given = ["repair", str(damaged), "--zookeeper", zookeeper_hosts]
     assert CliRunner().invoke(main, [*given, "--yes"], catch_exceptions=False).exit_code == 0
     (damaged / "checkpoints" / "in" / "offsets" / str(BATCHES - 1)).write_text("v1")

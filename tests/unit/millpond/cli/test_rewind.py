@@ -1,4 +1,4 @@
-"""``millpond rewind``: the store goes back, with the sinks that are named and the checkpoints that lie in its folder."""
+"""``millpond rewind``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCHES = 4
 
 
 class Count(mp.Computation):
-    """Counts a key's records, and tells each count."""
+    """Counts a key's records and emits each count."""
 
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
@@ -28,8 +28,6 @@ class Count(mp.Computation):
 
 
 class Pond:
-    """A store with a sink, fed by a Spark query whose id is ``q``, a record a batch."""
-
     def __init__(self, folder: Path, hosts: str) -> None:
         self.path, self.sink, self.hosts = folder / "pond", folder / "counts", hosts
         self.checkpoint = self.path / "checkpoints" / "in"
@@ -83,8 +81,7 @@ def pond(tmp_path: Path, zookeeper_hosts: str) -> Pond:
     return made
 
 
-def test_a_store_goes_back_with_its_sink_and_its_checkpoint(pond: Pond) -> None:
-    """And goes on from there: every record counts once, and is told once."""
+def test_rewind_reverts_sink_and_checkpoint(pond: Pond) -> None:
     assert (pond.count(), pond.delivered()) == (4, [1, 2, 3, 4])
     result = pond.rewind("--version", pond.version_after(1), "--take-back", pond.sink, "--yes")
 
@@ -98,8 +95,8 @@ def test_a_store_goes_back_with_its_sink_and_its_checkpoint(pond: Pond) -> None:
     assert not verify_store(open_objects(str(pond.path / "rows"))).findings
 
 
-def test_what_is_delivered_again_goes_out_of_the_sink_where_no_superstep_is_undone(pond: Pond) -> None:
-    """The versions after the last superstep are those of owners and savepoints, and it is delivered under a new number."""
+def test_redelivery_gets_new_batch_number_where_no_superstep_is_undone(pond: Pond) -> None:
+    """Owners and savepoints follow the last superstep."""
     with mp.Store.open(pond.path, pond.hosts) as store:
         version = store.snapshot().version
         store.savepoint("later")
@@ -110,8 +107,8 @@ def test_what_is_delivered_again_goes_out_of_the_sink_where_no_superstep_is_undo
     assert (pond.count(), pond.delivered()) == (5, [1, 2, 3, 4, 5])
 
 
-def test_a_savepoint_is_gone_back_to_by_its_name(pond: Pond) -> None:
-    """Without --take-back the sink keeps what it has, and the command says so."""
+def test_rewind_accepts_savepoint(pond: Pond) -> None:
+    """Without --take-back the sink keeps its rows."""
     with mp.Store.open(pond.path, pond.hosts) as store:
         store.savepoint("mine", pond.version_after(2))
     result = pond.rewind("--version", "mine", "--yes")
@@ -121,8 +118,7 @@ def test_a_savepoint_is_gone_back_to_by_its_name(pond: Pond) -> None:
     assert pond.delivered() == [1, 2, 3, 4]
 
 
-def test_a_dry_run_and_a_refusal_change_nothing(pond: Pond) -> None:
-    """They say what would be undone."""
+def test_dry_run_and_refusal_change_nothing(pond: Pond) -> None:
     version = pond.version_after(1)
     result = pond.rewind("--version", version, "--dry-run")
 
@@ -143,16 +139,14 @@ def test_a_dry_run_and_a_refusal_change_nothing(pond: Pond) -> None:
 @pytest.mark.parametrize(
     ("version", "message"), [("99", "no such table version"), ("yours", "the name of a savepoint")]
 )
-def test_what_is_not_there_is_named(pond: Pond, version: str, message: str) -> None:
-    """A version to come, and a savepoint that was never made."""
+def test_future_version_and_missing_savepoint_are_named(pond: Pond, version: str, message: str) -> None:
     result = pond.rewind("--version", version, "--yes")
 
     assert result.exit_code != 0
     assert message in result.stderr
 
 
-def test_a_running_pipeline_is_not_taken_back(pond: Pond) -> None:
-    """It has to be stopped before."""
+def test_running_pipeline_is_refused(pond: Pond) -> None:
     pipeline = mp.Pipeline("p")
     pipeline.inject("in", key="k", at="at").apply(Count(), name="count", produces="counts")
     runner = mp.LocalRunner(pond.path, zookeeper=pond.hosts, progress=False)

@@ -1,4 +1,4 @@
-"""What ``millpond rows`` shows of typed keys."""
+"""Typed keys in ``millpond rows``."""
 
 from __future__ import annotations
 
@@ -22,15 +22,12 @@ _ROWS = [
 
 
 class Tally(mp.Computation):
-    """Counts the records of a key."""
-
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.state.set((context.state.get() or 0) + 1)
 
 
 @pytest.fixture(scope="module")
 def pond(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with a computation of typed keys, and one of plain keys."""
     path = tmp_path_factory.mktemp("store") / "pond"
     pipeline = mp.Pipeline("p")
     rows = pipeline.inject("rows", key=_NAMES, at="at")
@@ -47,8 +44,7 @@ def shown(*arguments: object) -> str:
     return result.stdout
 
 
-def test_table_has_the_values(pond: Path) -> None:
-    """The table has a column for each value in place of the key's text; numbers have no separators."""
+def test_table_has_column_for_each_key_value(pond: Path) -> None:
     lines = shown(pond, "typed").splitlines()
 
     assert lines[1].split() == [*_NAMES, "state", "timers", "hold", "superstep"]
@@ -56,8 +52,8 @@ def test_table_has_the_values(pond: Path) -> None:
     assert lines[4].split()[:5] == ["no", "4711", "1.500000000000000000", "2026-11-23", "ff"]
 
 
-def test_json_has_both(pond: Path) -> None:
-    """JSON has the key's text and its values, as text where JSON has no type for them."""
+def test_json_has_key_text_and_values(pond: Path) -> None:
+    """A type that JSON lacks is text."""
     row = json.loads(shown(pond, "typed", "--json").splitlines()[1])
 
     assert mp.decode_key(row["key"])[:2] == ("no", 4711)
@@ -67,8 +63,7 @@ def test_json_has_both(pond: Path) -> None:
 @pytest.mark.parametrize(
     "key", ['["no", 4711, 1.50, "2026-11-23", "ff"]', '["no", "4711", "1.5", "2026-11-23", "FF"]']
 )
-def test_a_row_is_found_by_its_values(pond: Path, key: str) -> None:
-    """``--key`` takes a JSON list, whose values convert to the columns' types, and the text of the key."""
+def test_key_option_takes_values_or_text(pond: Path, key: str) -> None:
     (found,) = shown(pond, "typed", "--key", key, "--json").splitlines()
     text = json.loads(found)["key"]
 
@@ -86,8 +81,7 @@ def test_a_row_is_found_by_its_values(pond: Path, key: str) -> None:
         ('["no", "x", 1, "", ""]', "card"),
     ],
 )
-def test_a_key_that_is_none(pond: Path, key: str, says: str) -> None:
-    """A key that the computation cannot have is an error that names its columns."""
+def test_impossible_key_is_refused_with_columns(pond: Path, key: str, says: str) -> None:
     result = CliRunner().invoke(main, ["rows", str(pond), "typed", "--key", key])
 
     assert result.exit_code != 0

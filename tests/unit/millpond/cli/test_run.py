@@ -1,4 +1,4 @@
-"""``millpond run``: a pipeline of one's own code on files, once, again, and after a failure."""
+"""``millpond run`` on files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ def wrong_inputs():
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with the code, and a folder of input."""
     (tmp_path / "counts_of_test.py").write_text(CODE, encoding="utf-8")
     (tmp_path / "numbers").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -78,8 +77,7 @@ def sums() -> dict[str, Any]:
 FILES = ("--input", "numbers=numbers")
 
 
-def test_a_folder_that_grows_is_continued_each_day(zookeeper_hosts: str) -> None:
-    """Each run takes what is new, the last one ends the input, and the sums are those of all rows."""
+def test_growing_folder_is_continued(zookeeper_hosts: str) -> None:
     write("9.json", range(10))
     first = summary_of(run(zookeeper_hosts, *FILES, "--more-to-come", "--json"))
     write("10.json", range(10, 30))
@@ -99,8 +97,7 @@ def test_a_folder_that_grows_is_continued_each_day(zookeeper_hosts: str) -> None
     assert (refused.exit_code, "the input has ended" in refused.stderr) == (1, True)
 
 
-def test_where_the_input_is_consumed_to_is_shown(zookeeper_hosts: str) -> None:
-    """Status and history name the file and the row; each commit has its own."""
+def test_status_and_history_name_file_and_row(zookeeper_hosts: str) -> None:
     write("1.json", range(10))
     summary_of(run(zookeeper_hosts, *FILES, "--more-to-come", "--json"))
     write("2.json", range(10, 13))
@@ -126,8 +123,8 @@ def test_where_the_input_is_consumed_to_is_shown(zookeeper_hosts: str) -> None:
     assert "numbers: 13 rows" in CliRunner().invoke(main, ["history", "pond"]).stdout
 
 
-def test_files_that_come_in_front_are_refused(zookeeper_hosts: str) -> None:
-    """They would shift the positions of all that were consumed; nothing is counted twice or left out."""
+def test_inserted_files_are_refused(zookeeper_hosts: str) -> None:
+    """They would shift all consumed positions."""
     write("2.json", range(10))
     summary_of(run(zookeeper_hosts, *FILES, "--more-to-come", "--json"))
     write("1.json", range(3))
@@ -138,10 +135,9 @@ def test_files_that_come_in_front_are_refused(zookeeper_hosts: str) -> None:
     assert sum(sums().values()) == sum(range(10))
 
 
-def test_a_run_that_was_interrupted_is_continued(
+def test_interrupted_run_is_continued(
     here: Path, zookeeper_hosts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends with 1, what it committed counts, and the next run brings the rest, each row once."""
     monkeypatch.setattr("millpond.executor.local.bounded.BUNDLE_RECORDS_MAX", 10)
     write("1.json", range(40))
     (here / "stop").touch()
@@ -154,8 +150,7 @@ def test_a_run_that_was_interrupted_is_continued(
     assert sum(sums().values()) == sum(range(40))
 
 
-def test_a_store_that_is_rewound_reads_its_files_again(zookeeper_hosts: str) -> None:
-    """From the row where it stood at that version, although the store had been further."""
+def test_rewound_store_reads_files_again(zookeeper_hosts: str) -> None:
     write("1.json", range(10))
     summary_of(run(zookeeper_hosts, *FILES, "--more-to-come", "--json"))
     with mp.Store.open("pond", read_only=True) as store:
@@ -170,8 +165,7 @@ def test_a_store_that_is_rewound_reads_its_files_again(zookeeper_hosts: str) -> 
     assert sum(sums().values()) == sum(range(30))
 
 
-def test_a_function_brings_the_inputs(zookeeper_hosts: str) -> None:
-    """What it returns goes to the runner as it is."""
+def test_function_may_return_inputs(zookeeper_hosts: str) -> None:
     result = run(zookeeper_hosts, "--inputs", "counts_of_test:inputs")
 
     assert result.exit_code == 0, result.output
@@ -181,8 +175,8 @@ def test_a_function_brings_the_inputs(zookeeper_hosts: str) -> None:
     assert sums() == {"a": 1}
 
 
-def test_only_the_summary_is_on_standard_output(zookeeper_hosts: str) -> None:
-    """With --json, what the user's code prints goes to standard error."""
+def test_only_summary_is_on_stdout(zookeeper_hosts: str) -> None:
+    """With --json, output of the user's code goes to standard error."""
     result = run(zookeeper_hosts, "--inputs", "counts_of_test:inputs", "--json")
 
     assert summary_of(result)["supersteps"] > 0
@@ -203,8 +197,7 @@ def test_only_the_summary_is_on_standard_output(zookeeper_hosts: str) -> None:
         (("--intervals", "0", *FILES), "--intervals"),
     ],
 )
-def test_wrong_usage_makes_no_store(arguments: tuple[str, ...], reason: str) -> None:
-    """It ends with 2 and says what is wrong, before anything is made."""
+def test_wrong_usage_creates_no_store(arguments: tuple[str, ...], reason: str) -> None:
     write("1.json", range(1))
     result = run("", *arguments)
 
@@ -213,8 +206,7 @@ def test_wrong_usage_makes_no_store(arguments: tuple[str, ...], reason: str) -> 
     assert not Path("pond").exists()
 
 
-def test_a_pipeline_that_is_not_there_is_wrong_usage() -> None:
-    """With the nearest name."""
+def test_missing_pipeline_is_wrong_usage() -> None:
     result = run("", *FILES, pipeline="counts_of_test:pipelines")
 
     assert (result.exit_code, "did you mean 'pipeline'" in result.stderr) == (2, True)

@@ -1,4 +1,4 @@
-"""``millpond savepoint``: makes, lists and drops them while the pipeline is stopped or runs."""
+"""``millpond savepoint``."""
 
 from __future__ import annotations
 
@@ -16,15 +16,12 @@ pytestmark = pytest.mark.zookeeper
 
 
 class Count(mp.Computation):
-    """Counts a key's records."""
-
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
 
 
 @pytest.fixture(scope="module")
 def pond(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with two supersteps, whose savepoints the tests share."""
     folder = tmp_path_factory.mktemp("kept") / "pond"
     pipeline = mp.Pipeline("p")
     pipeline.inject("in", key="k", at="at").apply(Count(), name="count")
@@ -39,8 +36,7 @@ def invoke(command: str, *arguments: str | Path) -> Result:
     return CliRunner().invoke(main, [command, *map(str, arguments)])
 
 
-def test_a_savepoint_is_made_read_listed_and_dropped(pond: Path) -> None:
-    """And other commands take its name for a version."""
+def test_savepoint_is_created_read_listed_and_deleted(pond: Path) -> None:
     first = min(
         entry["version"]
         for entry in map(json.loads, invoke("history", pond, "--json").stdout.splitlines())
@@ -66,8 +62,7 @@ def test_a_savepoint_is_made_read_listed_and_dropped(pond: Path) -> None:
         (("rows", "count", "--version", "mine"), "number .* or the name of a savepoint"),
     ],
 )
-def test_what_cannot_be_is_an_error(pond: Path, arguments: tuple[str, ...], message: str) -> None:
-    """It names what is missing and changes nothing."""
+def test_impossible_request_changes_nothing(pond: Path, arguments: tuple[str, ...], message: str) -> None:
     command, *rest = arguments
     result = invoke(command, pond, *rest)
 

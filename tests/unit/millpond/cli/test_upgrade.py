@@ -1,4 +1,4 @@
-"""``millpond upgrade``: the states that earlier code wrote, upgraded by the code that a user's module declares."""
+"""``millpond upgrade``."""
 
 from __future__ import annotations
 
@@ -41,8 +41,6 @@ SECOND = {"version": 1, "start": '{"count": 0}', "step": '{"count": count["count
 
 
 class Pond:
-    """A store, and a module of the current folder with the pipeline."""
-
     def __init__(self, folder: Path, hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path, self.hosts, self.module = folder / "pond", hosts, f"app_of_{folder.name}".replace("-", "_")
         self.source = folder / f"{self.module}.py"
@@ -75,7 +73,7 @@ class Pond:
 
 @pytest.fixture
 def pond(tmp_path: Path, zookeeper_hosts: str, monkeypatch: pytest.MonkeyPatch) -> Pond:
-    """A store with two rows that the first code wrote, and the second code in its place."""
+    """A store with two rows of the first code, and the second code in its place."""
     pond = Pond(tmp_path, zookeeper_hosts, monkeypatch)
     pond.deploy(FIRST)
     pond.run("a", "b", "b")
@@ -83,8 +81,7 @@ def pond(tmp_path: Path, zookeeper_hosts: str, monkeypatch: pytest.MonkeyPatch) 
     return pond
 
 
-def test_it_upgrades_what_is_left(pond: Pond) -> None:
-    """A dry run tells what would be done, the command does it, a second time there is nothing to do."""
+def test_remaining_states_are_upgraded_once(pond: Pond) -> None:
     dry = pond.upgrade("--dry-run")
     assert dry.exit_code == 0
     assert "would be upgraded" in dry.output
@@ -105,8 +102,8 @@ def test_it_upgrades_what_is_left(pond: Pond) -> None:
     assert pond.states()["a"] == ({"count": 2}, 1)
 
 
-def test_a_row_that_fails_is_named(pond: Pond) -> None:
-    """The exit code says so, and the others are upgraded."""
+def test_failed_row_is_named(pond: Pond) -> None:
+    """The other rows are upgraded."""
     pond.deploy(FIRST)
     pond.run("b")
     pond.deploy(SECOND)
@@ -117,8 +114,7 @@ def test_a_row_that_fails_is_named(pond: Pond) -> None:
     assert pond.states() == {"a": ({"count": 1}, 1), "b": (3, 0)}
 
 
-def test_rows_show_their_version(pond: Pond) -> None:
-    """``millpond rows`` has a column for it where a row has one."""
+def test_rows_show_state_version(pond: Pond) -> None:
     before = CliRunner().invoke(main, ["rows", str(pond.path), "visits"])
     pond.run("a")
     after = CliRunner().invoke(main, ["rows", str(pond.path), "visits"])
@@ -136,8 +132,7 @@ def test_rows_show_their_version(pond: Pond) -> None:
         ("", "module:name"),
     ],
 )
-def test_what_is_no_pipeline_is_refused(pond: Pond, app: str, message: str) -> None:
-    """The error says what was found under the name."""
+def test_non_pipeline_is_refused(pond: Pond, app: str, message: str) -> None:
     result = pond.upgrade("--dry-run", app=app)
 
     assert (result.exit_code == 0) is (not message)

@@ -1,4 +1,4 @@
-"""A soak continues an existing report."""
+"""Soaks that continue a report."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 from millpond.testing.soak import Soak
 
 
-def test_a_soak_in_pieces_adds_up(tmp_path: Path) -> None:
-    """A second soak adds to the counts of the first."""
+def test_second_soak_adds_to_report(tmp_path: Path) -> None:
     before = FaultReport()
     before.fault("R1", 7, kills=7)
     file = tmp_path / "report.json"

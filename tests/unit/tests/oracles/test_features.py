@@ -11,8 +11,7 @@ def _document(trigger: str, **rest: Any) -> dict[str, Any]:
     return {"name": trigger, "trigger_fn": trigger, "transcript": [{"input": [1]}], **rest}
 
 
-def test_names_are_found_at_any_depth() -> None:
-    """Constructor names are recognised in calls, bare, dotted and as keyword values; words and numbers are not names."""
+def test_constructor_names_are_found_at_any_depth() -> None:
     text = (
         "AfterWatermark(early=Repeatedly(AfterAny(AtPeriod(0, 60, EVENT_TIME), AfterCount(2))), late=Default)"
     )
@@ -28,8 +27,7 @@ def test_names_are_found_at_any_depth() -> None:
     assert constructor_names('CalendarWindows.days(1, zone="Europe/Berlin")') == {"CalendarWindows.days"}
 
 
-def test_a_mode_a_step_and_a_field_are_features() -> None:
-    """Documents that differ in accumulation, in a step or in a field of a pane differ in features."""
+def test_accumulation_step_and_field_are_features() -> None:
     plain = features_of(_document("Default"))
     expecting = [{"input": [1]}, {"expect": [{"late": True}]}]
 
@@ -37,8 +35,7 @@ def test_a_mode_a_step_and_a_field_are_features() -> None:
     assert features_of(_document("Default", transcript=expecting)) > plain
 
 
-def test_a_cover_has_all_features_and_no_document_that_adds_none() -> None:
-    """The sample has every feature of all documents, no redundant document, and their order."""
+def test_cover_has_all_features_and_no_redundant_document() -> None:
     documents = [
         _document("AfterCount(1)"),
         _document("AfterCount(2)"),

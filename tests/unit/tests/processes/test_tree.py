@@ -17,7 +17,6 @@ input()
 
 
 def test_descendants_include_grandchildren() -> None:
-    """A child and a grandchild are descendants, each with its parent and its command."""
     with subprocess.Popen(
         [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
@@ -30,8 +29,7 @@ def test_descendants_include_grandchildren() -> None:
         child.communicate("\n")
 
 
-def test_an_ended_process_has_no_command() -> None:
-    """The command of a process that does not exist is empty, and it has no descendants."""
+def test_ended_process_has_no_command() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
 

@@ -1,4 +1,4 @@
-"""The PostgreSQL of the tests: its programs, its start and its end."""
+"""The PostgreSQL server of the tests."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ def asked(url: str, statement: str) -> list[str]:
         return [str(row[0]) for row in connection.execute(text(statement))]
 
 
-def test_programs_are_there() -> None:
-    """The two programs that are run are found and can be executed."""
+def test_programs_are_found() -> None:
     assert all(os.access(find_programs() / name, os.X_OK) for name in ("initdb", "postgres"))
 
 
 def test_each_database_is_empty(postgresql: PostgreSQL) -> None:
-    """What is written to one database is not in the next one that is made."""
     first, second = postgresql.make_database("first"), postgresql.make_database("second")
     with create_engine(first, poolclass=NullPool).begin() as connection:
         connection.execute(text("CREATE TABLE facts (number integer)"))
@@ -37,13 +35,13 @@ def test_each_database_is_empty(postgresql: PostgreSQL) -> None:
     assert asked(second, tables) == []
 
 
-def test_it_listens_on_no_port(postgresql: PostgreSQL) -> None:
-    """The server has no TCP address: only this machine reaches it, through its socket."""
+def test_server_listens_on_no_port(postgresql: PostgreSQL) -> None:
+    """Only this machine reaches it, through its socket."""
     assert asked(postgresql.url("postgres"), "SHOW listen_addresses") == [""]
 
 
-def test_it_ends_with_its_context() -> None:
-    """After the context its process and its folder are gone, although a client is still connected."""
+def test_server_ends_with_its_context() -> None:
+    """A client is still connected."""
     with PostgreSQL(SystemClock()) as server:
         process_id, url = server.process_id, make_url(server.url("postgres"))
         engine = create_engine(url)
@@ -61,8 +59,7 @@ def test_it_ends_with_its_context() -> None:
     assert server.process_id is None
 
 
-def test_a_server_that_cannot_start_says_why() -> None:
-    """The error of a start that fails has what the program has written."""
+def test_failed_start_raises_with_output() -> None:
     with tempfile.TemporaryDirectory() as folder:
         # Root's server runs as another user, who must reach the program.
         Path(folder).chmod(0o755)

@@ -1,4 +1,4 @@
-"""Code by ``module:name``: found in the current folder, and told apart from what is not there."""
+"""Pipelines and functions named ``module:name`` on the command line."""
 
 from __future__ import annotations
 
@@ -55,16 +55,15 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("package_of_test.jobs:pipeline", "returned"),
     ],
 )
-def test_a_pipeline_or_a_function_that_returns_one(text: str, name: str) -> None:
-    """Both are pipelines, in a module or a package of the current folder."""
+def test_name_may_be_pipeline_or_function_returning_one(text: str, name: str) -> None:
+    """It is in a module or a package of the current folder."""
     found = load_pipeline(text)
 
     assert isinstance(found, mp.Pipeline)
     assert found.name == name
 
 
-def test_anything_else_is_found_as_it_is() -> None:
-    """`load_app` calls nothing."""
+def test_load_app_returns_other_objects_uncalled() -> None:
     assert load_app("app_of_test:number") == 7
     assert callable(load_app("app_of_test:pipeline"))
 
@@ -87,14 +86,13 @@ def test_anything_else_is_found_as_it_is() -> None:
         ("app_of_test:broken", "calling app_of_test:broken failed: KeyError"),
     ],
 )
-def test_what_is_not_there_is_told_with_the_nearest_name(text: str, reason: str) -> None:
-    """A missing module, a missing name, code that fails, and what is no pipeline, each in words of its own."""
+def test_missing_name_is_reported_with_nearest(text: str, reason: str) -> None:
     with pytest.raises(InvalidError, match=reason):
         load_pipeline(text)
 
 
-def test_where_the_users_code_failed_is_told() -> None:
-    """The note has the file and the line, and nothing of ours or of the import system."""
+def test_failure_of_user_code_is_located() -> None:
+    """The note has no line of ours or of the import system."""
     with pytest.raises(InvalidError) as failed:
         load_app("raises_of_test:made")
     (note,) = failed.value.__notes__
@@ -104,8 +102,7 @@ def test_where_the_users_code_failed_is_told() -> None:
     assert "importlib" not in note
 
 
-def test_wrong_words_are_wrong_usage() -> None:
-    """The command ends as it does for a wrong option, with the notes in its message."""
+def test_wrong_name_is_wrong_usage() -> None:
     with (
         pytest.raises(click.UsageError, match=r"(?s)importing raises_of_test failed.*line 2") as refused,
         wrong_usage(),

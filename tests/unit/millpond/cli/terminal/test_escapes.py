@@ -1,4 +1,4 @@
-"""Keys, states and errors out of records on a terminal: shown, and not obeyed."""
+"""Control characters of keys, states and errors on a terminal."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def on_a_terminal(folder: Path, words: list[str]) -> bytes:
         while data := os.read(descriptor, 65536):
             seen += data
     except OSError:
-        pass  # Linux reports the end of the other side so.
+        pass  # Linux reports the closed other end like this.
     os.waitpid(process_id, 0)
     os.close(descriptor)
     return bytes(seen)
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_terminal_gets_no_control_character_of_the_data(folder: Path, call: str) -> None:
+def test_terminal_gets_no_control_characters_of_data(folder: Path, call: str) -> None:
     seen = on_a_terminal(folder, CALLS[call])
 
     assert seen

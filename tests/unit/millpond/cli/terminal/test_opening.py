@@ -20,7 +20,7 @@ def show(storage_options: tuple[str, ...]) -> None:
     click.echo(read_options(storage_options))
 
 
-def test_options_come_from_a_file_from_the_environment_and_from_the_line(tmp_path: Path) -> None:
+def test_options_come_from_file_environment_and_command_line(tmp_path: Path) -> None:
     file = tmp_path / "options.toml"
     file.write_text('aws_secret_access_key = "a=b"\naws_region = "x"\n')
     call = ["--storage-options-file", str(file)]
@@ -33,7 +33,7 @@ def test_options_come_from_a_file_from_the_environment_and_from_the_line(tmp_pat
 
 
 @pytest.mark.parametrize("text", ["SECRET", 'key = SECRET"', "[key]\nSECRET = 1", "key = 7", None])
-def test_file_that_cannot_be_used_is_not_quoted(tmp_path: Path, text: str | None) -> None:
+def test_unusable_file_is_not_quoted(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "options.toml"
     if text is not None:
         file.write_text(text)
@@ -45,14 +45,14 @@ def test_file_that_cannot_be_used_is_not_quoted(tmp_path: Path, text: str | None
 
 
 @pytest.mark.parametrize("option", ["SECRET", "=SECRET"])
-def test_option_without_a_name_is_refused_and_not_shown(option: str) -> None:
+def test_option_without_name_is_refused_and_hidden(option: str) -> None:
     with pytest.raises(InvalidError, match="NAME=VALUE") as caught:
         read_options((option,))
 
     assert "SECRET" not in str(caught.value)
 
 
-def test_url_of_a_catalog_comes_from_the_environment_and_its_password_is_hidden(
+def test_catalog_url_comes_from_environment_without_showing_password(
     tmp_path: Path, zookeeper_hosts: str
 ) -> None:
     Store.open(tmp_path / "pond", zookeeper=zookeeper_hosts).close()

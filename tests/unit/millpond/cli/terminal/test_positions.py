@@ -25,10 +25,10 @@ SPARK = 'v1\n{"batchWatermarkMs":0}\n{"logOffset":7}\n-'
         ("5f1c", -1, None, "nothing", None),
     ],
 )
-def test_a_position_has_words_and_a_place(
+def test_position_is_described_in_words(
     source: str, batch: int, offsets: str | None, position: str, place: str | None
 ) -> None:
-    """Rows, batches, all or nothing; and a file or an offset, unless it is of another position."""
+    """A file or an offset of another position is left out."""
     app_id = AppId.INPUT.of("shop", "orders/new", source)
     told = {} if offsets is None else {app_id: offsets}
     (found,) = consumed_inputs({AppId.SUPERSTEP.of("shop"): 3, app_id: batch}, told)

@@ -1,4 +1,4 @@
-"""Progress bars: in a terminal on standard error, and nowhere else."""
+"""Progress bars of commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ main()
 
 
 def in_terminal(folder: Path, *arguments: str) -> tuple[str, str]:
-    """What a command prints to standard output, which is a pipe, and to standard error, which is a terminal."""
+    """Return standard output, which is a pipe, and standard error, which is a terminal."""
     terminal, end = pty.openpty()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
     environment.pop("NO_COLOR", None)
@@ -36,7 +36,7 @@ def in_terminal(folder: Path, *arguments: str) -> tuple[str, str]:
         while part := os.read(terminal, 4_096):
             shown += part
     except OSError:
-        # Linux says so when the other end is closed.
+        # Linux reports the closed other end like this.
         shown += b""
     finally:
         os.close(terminal)
@@ -47,7 +47,6 @@ def in_terminal(folder: Path, *arguments: str) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def pond(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a store that has one row."""
     from tests.unit.millpond.cli.test_command_line import fill
 
     folder = tmp_path_factory.mktemp("progress")
@@ -55,8 +54,8 @@ def pond(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_bar_is_shown_in_a_terminal_only(pond: Path) -> None:
-    """It is on standard error, so that a pipe has the result alone; without a terminal there is none."""
+def test_bar_needs_terminal(pond: Path) -> None:
+    """It is on standard error, so that a pipe has the result alone."""
     printed, shown = in_terminal(pond, "verify", "pond")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     plain = subprocess.run(
@@ -74,8 +73,7 @@ def test_a_bar_is_shown_in_a_terminal_only(pond: Path) -> None:
     assert "reading files" not in plain.stderr
 
 
-def test_the_bar_of_a_fork_counts_files(pond: Path) -> None:
-    """At its end all of them are done."""
+def test_bar_of_fork_counts_files(pond: Path) -> None:
     printed, shown = in_terminal(pond, "fork", "pond", "fork")
 
     assert "4 files" in printed
@@ -83,8 +81,8 @@ def test_the_bar_of_a_fork_counts_files(pond: Path) -> None:
     assert "4/4" in shown
 
 
-def test_a_run_shows_how_far_its_input_is_read(pond: Path, zookeeper_hosts: str) -> None:
-    """One bar for each input, up to its last row, and no log lines."""
+def test_run_has_bar_for_each_input(pond: Path, zookeeper_hosts: str) -> None:
+    """Log lines would break the bars."""
     (pond / "shown_of_test.py").write_text(
         "import millpond as mp\n\nmade = mp.Pipeline('p')\nrows = made.inject('rows', key='k', at='at')\n"
         "rows.window(mp.FixedWindows('1s')).combine(mp.Count(), name='count')\n",

@@ -1,4 +1,4 @@
-"""Rows out of files: their order, their types, their positions, and what is refused."""
+"""Rows of files: order, types, positions and refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from millpond.statestore.errors import DataError, InvalidError, UnavailableError
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """Rows as a file of the format that its name says."""
     path.parent.mkdir(parents=True, exist_ok=True)
     match path.suffixes:
         case [*_, ".parquet"]:
@@ -46,8 +45,7 @@ def read(source: RowFiles, start: int = 0, records_max: int = 10) -> list[Any]:
 
 @pytest.mark.parametrize("suffix", ["parquet", "json", "jsonl", "json.gz", "csv"])
 @pytest.mark.parametrize("start", [0, 1, 9, 10, 11, 24, 25])
-def test_rows_of_every_format(tmp_path: Path, suffix: str, start: int) -> None:
-    """From any row on, the same rows in the same order, in full pieces whatever the files' sizes."""
+def test_every_format_has_same_rows_in_full_pieces(tmp_path: Path, suffix: str, start: int) -> None:
     for name, (first, last) in {"a": (0, 10), "b": (10, 11), "c": (11, 25)}.items():
         write(tmp_path / f"{name}.{suffix}", numbered(first, last))
     source = RowFiles(tmp_path)
@@ -60,16 +58,16 @@ def test_rows_of_every_format(tmp_path: Path, suffix: str, start: int) -> None:
     assert [count for count, _ in source.pieces(start, 4)] == sizes
 
 
-def test_files_are_in_the_order_of_their_names(tmp_path: Path) -> None:
-    """Numbers in names count as numbers, folders below count, and what begins with a dot or an underscore does not."""
+def test_files_are_in_natural_order_of_names(tmp_path: Path) -> None:
+    """Names that begin with a dot or an underscore are skipped."""
     for name in ("10.json", "9.json", "2/5.json", "_SUCCESS", ".hidden.json", "_temporary/0.json"):
         write(tmp_path / name, [{"file": name}])
 
     assert read(RowFiles(tmp_path)) == [{"file": "2/5.json"}, {"file": "9.json"}, {"file": "10.json"}]
 
 
-def test_a_line_that_is_no_json_is_passed_on_as_text(tmp_path: Path) -> None:
-    """It is the engine's to make a dead letter of; blank lines are none."""
+def test_malformed_json_line_is_passed_on_as_text(tmp_path: Path) -> None:
+    """The engine makes it a dead letter; blank lines are skipped."""
     path = tmp_path / "rows.json"
     path.write_text('{"n": 1}\n\nno json\n  \n{"n": 2}\n', encoding="utf-8")
     source = RowFiles(path)
@@ -77,10 +75,8 @@ def test_a_line_that_is_no_json_is_passed_on_as_text(tmp_path: Path) -> None:
     assert (source.count, read(source)) == (3, [{"n": 1}, "no json", {"n": 2}])
 
 
-def test_csv_columns_have_the_type_that_all_their_texts_have(tmp_path: Path) -> None:
-    """Whole numbers, numbers, and truth values, in all rows of all files; codes with zeros in front, times, keys and a mix
-    of kinds are text, and nothing is null.
-    """
+def test_csv_column_has_narrowest_common_type(tmp_path: Path) -> None:
+    """Codes with leading zeros, times and mixed kinds are text."""
     columns = ("key", "whole", "number", "truth", "code", "at", "mixed", "late_text")
     first = ("1", "1", "1", "true", "007", "2024-01-01T00:00:00Z", "1", "1")
     second = ("2", "-20", "2.5e3", "false", "12", "2024-01-02T00:00:00Z", "true", "x")
@@ -92,16 +88,15 @@ def test_csv_columns_have_the_type_that_all_their_texts_have(tmp_path: Path) -> 
     assert two == {**dict(zip(columns, second, strict=True)), "whole": -20, "number": 2500.0, "truth": False}
 
 
-def test_csv_cells_without_anything_are_null(tmp_path: Path) -> None:
-    """Quoted ones are empty texts, and a quoted line break is part of a cell."""
+def test_empty_csv_cell_is_null(tmp_path: Path) -> None:
+    """A quoted empty cell is empty text."""
     path = tmp_path / "rows.csv"
     path.write_text('a,b,c\n,"",1\n"x\ny",z,\n', encoding="utf-8")
 
     assert read(RowFiles(path)) == [{"a": None, "b": "", "c": 1}, {"a": "x\ny", "b": "z", "c": None}]
 
 
-def test_files_of_other_columns_are_not_put_together(tmp_path: Path) -> None:
-    """Then a piece ends with the file, and each has its own columns."""
+def test_files_with_different_columns_stay_in_separate_pieces(tmp_path: Path) -> None:
     write(tmp_path / "1.parquet", [{"n": 1}])
     write(tmp_path / "2.parquet", [{"n": 2, "new": "x"}])
 
@@ -111,8 +106,7 @@ def test_files_of_other_columns_are_not_put_together(tmp_path: Path) -> None:
     ]
 
 
-def test_positions_are_those_of_files(tmp_path: Path) -> None:
-    """Where so many rows end is the file of the last one and its number in it; of none there is no position."""
+def test_position_names_last_file_and_row(tmp_path: Path) -> None:
     write(tmp_path / "1.json", numbered(0, 3))
     write(tmp_path / "2.json", numbered(3, 5))
     source = RowFiles(tmp_path)
@@ -135,8 +129,7 @@ def test_positions_are_those_of_files(tmp_path: Path) -> None:
         ("1b.json", 3, True),
     ],
 )
-def test_a_folder_may_grow_at_its_end_only(tmp_path: Path, name: str, rows: int, is_refused: bool) -> None:
-    """Files that come behind, or grow behind, what was consumed are new rows; in front of that they are refused."""
+def test_folder_may_grow_only_at_its_end(tmp_path: Path, name: str, rows: int, is_refused: bool) -> None:
     write(tmp_path / "1.json", numbered(0, 3))
     write(tmp_path / "2.json", numbered(3, 5))
     before = RowFiles(tmp_path)
@@ -153,8 +146,8 @@ def test_a_folder_may_grow_at_its_end_only(tmp_path: Path, name: str, rows: int,
         assert after.count > before.count
 
 
-def test_positions_of_others_and_of_other_counts_say_nothing(tmp_path: Path) -> None:
-    """What another source said, and what was said before a repair took the position back, is not compared."""
+def test_positions_of_other_sources_and_counts_are_ignored(tmp_path: Path) -> None:
+    """A repair may have moved the position back."""
     source = RowFiles(write(tmp_path / "1.json", numbered(0, 3)))
     elsewhere = json.dumps({"rows": 2, "file": "other.json", "row": 2, "files_before": 0})
     source.check_offsets(2, "v1\n{}\n")
@@ -165,8 +158,8 @@ def test_positions_of_others_and_of_other_counts_say_nothing(tmp_path: Path) -> 
         source.check_offsets(2, elsewhere)
 
 
-def test_what_is_appended_meanwhile_is_left_for_the_next_run(tmp_path: Path) -> None:
-    """The rows are those that there were when they were counted; fewer are an error."""
+def test_rows_appended_during_run_are_left_for_next_run(tmp_path: Path) -> None:
+    """Fewer rows than were counted are an error."""
     path = write(tmp_path / "1.json", numbered(0, 3))
     source = RowFiles(path)
     assert source.count == 3
@@ -178,8 +171,7 @@ def test_what_is_appended_meanwhile_is_left_for_the_next_run(tmp_path: Path) -> 
         read(source)
 
 
-def test_files_without_rows_are_passed_over(tmp_path: Path) -> None:
-    """Empty files, and a header alone, have no rows."""
+def test_files_without_rows_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "0.csv").touch()
     (tmp_path / "1.csv").write_text("n\n", encoding="utf-8")
     write(tmp_path / "2.csv", [{"n": 1}])
@@ -189,10 +181,7 @@ def test_files_without_rows_are_passed_over(tmp_path: Path) -> None:
     assert RowFiles(tmp_path / "0.csv").offsets(0) is None
 
 
-def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    """With what it is: nothing there, an empty folder, a name without a format, several formats, a Delta table, an array,
-    bytes of another format, ragged lines, two columns of one name, and a file that has gone.
-    """
+def test_unreadable_input_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "table" / "_delta_log").mkdir(parents=True)
     write(tmp_path / "mixed" / "1.json", [{}])

@@ -1,4 +1,4 @@
-"""Files as streams of Spark: the rows that the local runner reads of them."""
+"""Files as Spark streams, compared with the local runner."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ CSV = """key,n,x,yes,code,at,no
 
 
 def on_spark(spark: SparkSession, path: Path, tmp_path: Path) -> list[dict[str, Any]]:
-    """What a stream of the files brings, in no order."""
     found: list[dict[str, Any]] = []
     stream = stream_of_files(spark, str(path), {"key"})
     query = (
@@ -43,8 +42,7 @@ def on_spark(spark: SparkSession, path: Path, tmp_path: Path) -> list[dict[str, 
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.json", "rows.parquet", "folder"])
-def test_spark_reads_the_same_rows(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """Of a file of each format, and of a folder: the same columns, types and values."""
+def test_spark_reads_same_rows(spark: SparkSession, tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     if name == "folder":
         (path / "below").mkdir(parents=True)
@@ -66,8 +64,8 @@ def test_spark_reads_the_same_rows(spark: SparkSession, tmp_path: Path, name: st
     assert on_spark(spark, path, tmp_path) == sorted(here, key=lambda row: str(row["key"])) == ROWS
 
 
-def test_what_is_not_there_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """On this machine, and where Spark looks for it."""
+def test_missing_input_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """The file must exist on this machine and where Spark looks for it."""
     with pytest.raises(InvalidError, match="no file and no folder"):
         stream_of_files(spark, str(tmp_path / "none.json"), ())
     with pytest.raises(InvalidError, match="spark cannot read"):

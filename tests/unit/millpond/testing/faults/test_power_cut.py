@@ -1,4 +1,4 @@
-"""The file system that loses what was not synced: what it may lose, and what it never does."""
+"""The file system that loses unsynced data."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ CONTENTS = b"contents of a file"
 
 
 def outcomes_of(files: list[PowerCutFiles], path: str) -> set[bytes | None]:
-    """The contents of a file in each world; ``None`` where it has no name."""
+    """Return the contents of a file in each world, ``None`` where it has no name."""
     return {world.read(path) if path in set(world.walk("/")) else None for world in files}
 
 
 def worlds(count: int, *, name_synced: bool, contents_synced: bool) -> list[PowerCutFiles]:
-    """The same file, created and perhaps synced, after power cuts with different outcomes."""
     made = []
     for number in range(count):
         files = PowerCutFiles()
@@ -29,8 +28,7 @@ def worlds(count: int, *, name_synced: bool, contents_synced: bool) -> list[Powe
     return made
 
 
-def test_without_a_sync_anything_may_be_left() -> None:
-    """A file that was not synced may be gone, whole, empty, cut, or have zeros in place of a tail or of everything."""
+def test_unsynced_file_may_be_anything() -> None:
     half = len(CONTENTS) // 2
     outcomes = outcomes_of(worlds(10, name_synced=True, contents_synced=False), "/a/b")
 
@@ -38,13 +36,12 @@ def test_without_a_sync_anything_may_be_left() -> None:
     assert None in outcomes_of(worlds(2, name_synced=False, contents_synced=True), "/a/b")
 
 
-def test_what_was_synced_stays() -> None:
-    """A file whose contents and name were synced is there and whole after every power cut."""
+def test_synced_file_and_name_survive() -> None:
     assert outcomes_of(worlds(10, name_synced=True, contents_synced=True), "/a/b") == {CONTENTS}
 
 
-def test_a_folder_without_its_name_loses_all_that_is_in_it() -> None:
-    """Syncing a file and its folder is not enough if the folder's own name was not synced."""
+def test_folder_with_unsynced_name_loses_its_files() -> None:
+    """Syncing a file and its folder is not enough."""
     files = PowerCutFiles()
     files.make_folder("/a")
     files.create("/a/b", [CONTENTS])
@@ -55,7 +52,7 @@ def test_a_folder_without_its_name_loses_all_that_is_in_it() -> None:
 
 
 def test_names_are_lost_out_of_order() -> None:
-    """Of two names the older may be lost and the newer stay, and a removed one may come back."""
+    """A removed name may return."""
     files = PowerCutFiles()
     files.create("/removed", [CONTENTS])
     files.sync(["/removed", "/"])
@@ -68,8 +65,7 @@ def test_names_are_lost_out_of_order() -> None:
     assert set(files.walk("/")) == {"/newer", "/removed"}
 
 
-def test_two_names_of_a_file_share_their_loss() -> None:
-    """A link is no copy: what one name's file has lost, the other's has lost as well, and a sync of one serves both."""
+def test_links_of_file_share_loss_and_sync() -> None:
     files = PowerCutFiles()
     files.create("/a", [CONTENTS])
     files.link("/a", "/b")
@@ -80,8 +76,7 @@ def test_two_names_of_a_file_share_their_loss() -> None:
     assert files.read("/a") == files.read("/b") == CONTENTS[: len(CONTENTS) // 2]
 
 
-def test_a_refused_call_changes_nothing() -> None:
-    """What `before` raises comes to the caller, and the call is not made."""
+def test_refused_call_changes_nothing() -> None:
     files = PowerCutFiles()
 
     def before(call: str, path: str) -> None:
@@ -94,8 +89,8 @@ def test_a_refused_call_changes_nothing() -> None:
 
 
 @given(st.lists(st.sampled_from(["create", "link", "replace", "remove", "sync"]), max_size=20), st.randoms())
-def test_a_second_power_cut_changes_nothing(calls: list[str], random: object) -> None:
-    """What is left after a power cut is on the disk: another one, with nothing in between, takes nothing more."""
+def test_second_power_cut_changes_nothing(calls: list[str], random: object) -> None:
+    """Everything left by the first one is on the disk."""
     files = PowerCutFiles()
     for number, call in enumerate(calls):
         files.create(f"/{number}", [b"%d" % number])

@@ -1,4 +1,4 @@
-"""The fault report adds up counts, round-trips through its file, and refuses unknown names."""
+"""The fault report."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ def busy() -> FaultReport:
     return report
 
 
-def test_it_adds_up() -> None:
-    """The sum of two reports has the faults, counts, violations and times of both."""
+def test_reports_are_added() -> None:
     report = busy()
     report.add(busy())
     fields = report.to_json()
@@ -29,16 +28,15 @@ def test_it_adds_up() -> None:
     assert report.recovery_s(0.5, "R9") is None
 
 
-def test_it_comes_back_from_its_file() -> None:
-    """A report read from its file can be continued."""
+def test_report_round_trips_through_file() -> None:
     report = FaultReport.from_json(busy().to_json())
 
     assert report.to_json() == busy().to_json()
     assert any("3 of 200" in line for line in report.lines())
 
 
-def test_what_it_does_not_know_is_refused() -> None:
-    """A misspelled row or count is an error, not an unseen figure."""
+def test_unknown_name_is_refused() -> None:
+    """A misspelled count would be missed."""
     with pytest.raises(KeyError):
         FaultReport().fault("R99")
     with pytest.raises(KeyError):
@@ -46,6 +44,5 @@ def test_what_it_does_not_know_is_refused() -> None:
     assert not FaultReport()
 
 
-def test_a_quantile_is_one_of_the_values() -> None:
-    """The greatest value is the last quantile."""
+def test_highest_quantile_is_greatest_value() -> None:
     assert quantile([3.0, 1.0, 2.0], 0.99) == 3.0

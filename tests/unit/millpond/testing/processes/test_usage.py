@@ -1,4 +1,4 @@
-"""A process's resources are read from the system, and growth is told from noise."""
+"""Resource usage of a process, and its growth."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ sys.stdin.readline()
 
 
 def test_threads_and_descriptors_are_counted() -> None:
-    """One more thread and one more open file raise the counts by one each."""
-    # In a process of its own: in the tests' own, what earlier tests left may end in between.
+    # Measure another process: in this one, remains of earlier tests may end in between.
     with subprocess.Popen(
         [sys.executable, "-c", GROWS_WHEN_ASKED],
         stdin=subprocess.PIPE,
@@ -44,8 +43,7 @@ def test_threads_and_descriptors_are_counted() -> None:
     assert (during.threads, during.descriptors) == (before.threads + 1, before.descriptors + 1)
 
 
-def test_memory_is_what_is_resident() -> None:
-    """Memory that has been written to is resident."""
+def test_written_memory_is_resident() -> None:
     before = usage_of(os.getpid())
     block = bytearray(b"x") * (64 << 20)
     during = usage_of(os.getpid())
@@ -54,14 +52,12 @@ def test_memory_is_what_is_resident() -> None:
     assert len(block) == 64 << 20
 
 
-def test_a_process_that_is_gone_has_no_usage() -> None:
-    """The usage of an ended process raises `OSError`."""
+def test_ended_process_has_no_usage() -> None:
     with pytest.raises(OSError, match="No such file"):
         usage_of(1 << 30)
 
 
-def test_samples_are_taken_until_the_process_ends() -> None:
-    """A process is sampled at even intervals, and no longer once it has gone."""
+def test_samples_end_with_process() -> None:
     usages = [Usage(memory_mib=float(mib), threads=1, descriptors=3) for mib in range(4)]
     left = iter(usages)
     gone: list[bool] = []
@@ -81,8 +77,8 @@ def test_samples_are_taken_until_the_process_ends() -> None:
     assert gone == [True]
 
 
-def test_the_slope_leaves_the_warming_up_out() -> None:
-    """Growth during the warm-up is ignored, and too few samples have no slope."""
+def test_slope_ignores_warm_up() -> None:
+    """Too few samples have no slope."""
     flat = [(10.0, 50.0), *((60.0 * minute, 100.0) for minute in range(1, 31))]
 
     assert slope_per_hour(flat, warm_up_s=60.0) == 0.0

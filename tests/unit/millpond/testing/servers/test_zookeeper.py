@@ -12,10 +12,9 @@ from millpond.statestore.system import SystemClock
 from millpond.testing.servers.zookeeper import Ensemble
 
 
-def test_ensemble_that_does_not_start_tells_what_its_members_said(
+def test_failed_ensemble_raises_with_output_of_members(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When every member has ended nothing is waited for any more, and the error's notes are their last words."""
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text("#!/bin/sh\necho too old >&2\nexit 1\n")
@@ -30,10 +29,7 @@ def test_ensemble_that_does_not_start_tells_what_its_members_said(
     assert caught.value.__notes__ == [f"{index} said last:\ntoo old\n" for index in range(3)]
 
 
-def test_ensemble_that_has_no_quorum_in_time_leaves_no_member(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Members that live and do not serve in time are ended."""
+def test_ensemble_without_quorum_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text("#!/bin/sh\nexec sleep 600\n")

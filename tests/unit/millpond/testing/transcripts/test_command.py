@@ -1,4 +1,4 @@
-"""The transcript command: which documents pass or fail, and its output."""
+"""The transcript command."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ transcript:
 """
 
 
-def test_the_command_prints_a_line_a_document(tmp_path: Path) -> None:
-    """Each document gets a line, the counts follow, and a failure exits with 1."""
+def test_command_prints_line_for_each_document(tmp_path: Path) -> None:
     path = tmp_path / "some.yaml"
     path.write_text(f"{_GOOD}---\n{_BAD}", encoding="utf-8")
     result = CliRunner().invoke(main, [str(path)])
@@ -44,8 +43,7 @@ def test_the_command_prints_a_line_a_document(tmp_path: Path) -> None:
     assert result.exit_code == 1
 
 
-def test_the_command_exits_with_0_when_all_pass(tmp_path: Path) -> None:
-    """Without failures the exit code is 0, with restarts as well."""
+def test_command_exits_with_0_when_all_pass(tmp_path: Path) -> None:
     path = tmp_path / "some.yaml"
     path.write_text(_GOOD, encoding="utf-8")
 
@@ -67,13 +65,11 @@ def test_the_command_exits_with_0_when_all_pass(tmp_path: Path) -> None:
     ],
     ids=repr,
 )
-def test_bad_documents_say_why(document: Any, why: str) -> None:
-    """A document that is malformed, or does not fail as it says, fails with the reason."""
+def test_failed_document_has_reason(document: Any, why: str) -> None:
     assert why in str(failure_of(document, LocalTranscriptRun))
 
 
-def test_documents_side_by_side_keep_their_own_time() -> None:
-    """Documents in one run have their own clock and watermark, and fail separately."""
+def test_parallel_documents_have_own_time() -> None:
     slow = {
         "trigger_fn": "Repeatedly(AtPeriod(0, 60))",
         "transcript": [{"input": [1]}, {"clock": 60}, {"expect": [{"values": [1], "produced": 60}]}],

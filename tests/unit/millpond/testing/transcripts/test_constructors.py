@@ -1,4 +1,4 @@
-"""Constructor text is parsed into objects and never executed."""
+"""Constructor text, which is parsed and never executed."""
 
 from __future__ import annotations
 
@@ -26,13 +26,11 @@ from millpond.testing.transcripts.constructors import construct
         ("AtPeriod(-5, '1h', wall)", AtPeriod(-5_000_000, "1h", "wall")),
     ],
 )
-def test_texts_make_triggers(text: str, expected: Trigger) -> None:
-    """Names, nested calls, keyword arguments and numbers of seconds construct the expected triggers."""
+def test_text_constructs_trigger(text: str, expected: Trigger) -> None:
     assert construct(text, Trigger) == expected
 
 
-def test_sizes_are_seconds() -> None:
-    """A plain number in place of a duration is in seconds, fractions included."""
+def test_number_is_seconds() -> None:
     assert construct("FixedWindows(10, offset=0.5)", WindowFn) == FixedWindows(10_000_000, 500_000)
 
 
@@ -53,7 +51,6 @@ def test_sizes_are_seconds() -> None:
         "AfterAny(5)",
     ],
 )
-def test_anything_else_is_refused(text: str) -> None:
-    """Text that is not a trigger's constructor is an error, and is not executed."""
+def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(InvalidError):
         construct(text, Trigger)
