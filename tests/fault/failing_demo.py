@@ -1,4 +1,4 @@
-"""The demo with a detector whose tasks fail at their first attempt, after other row files have been written.
+"""The demo with a detector whose tasks fail at their first attempt, after writing some row files.
 
 `test_demo_kills` runs it as ``python -m tests.fault.failing_demo``, with the options of the demo.
 """
@@ -19,7 +19,7 @@ _FAILING_HOURS: Final = ("-25T17:00Z", "-30T17:00Z", "-04T17:00Z", "-08T17:00Z")
 
 
 class TaskFailedError(BaseException):
-    """Fails the task, not the record: not an `Exception`, so the engine does not handle it."""
+    """Fails the task, not the record: the engine handles only an `Exception`."""
 
 
 class FailingDetector(Detector):
@@ -34,7 +34,6 @@ class FailingDetector(Detector):
         self._marks = marks
 
     def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
-        """Do what the detector does, and fail in the middle."""
         super().process_timer(context, timer)
         task = TaskContext.get()
         if task is not None and task.attemptNumber() == 0 and timer.tag.endswith(_FAILING_HOURS):

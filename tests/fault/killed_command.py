@@ -20,7 +20,6 @@ _CHANGES: Final = ("os.remove", "os.rename", "os.link", "os.mkdir")
 
 
 def main(arguments: list[str]) -> None:
-    """Run the command."""
     folder, number, *rest = arguments
     seen = [0]
 

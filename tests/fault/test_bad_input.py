@@ -1,4 +1,4 @@
-"""Bad input: each kind gives a dead letter or a clear error, and nothing is lost or half written."""
+"""Bad input of every kind: a dead letter or a clear error, with nothing lost or half written."""
 
 from __future__ import annotations
 
@@ -86,7 +86,6 @@ def numbers_in(sink: Path) -> list[int]:
 
 
 def letters_in(store: Store) -> list[tuple[Any, ...]]:
-    """The dead letters, as SQL returns them."""
     query = """
         select state ->> 'stream', state ->> 'key', state ->> 'value', state ->> 'error'
         from dead_letters order by key
@@ -113,8 +112,8 @@ def store() -> Iterator[Store]:
 
 
 @pytest.mark.parametrize("kind", UNREADABLE)
-def test_an_unreadable_row_becomes_a_dead_letter(store: Store, tmp_path: Path, kind: str) -> None:
-    """A row without a readable key, time or id becomes a row of dead_letters; the others of its batch stay."""
+def test_unreadable_row_becomes_a_dead_letter(store: Store, tmp_path: Path, kind: str) -> None:
+    """A row without a readable key, time or id does not affect its batch."""
     row, error = UNREADABLE[kind]
     rows = [*GOOD[:3], row, *GOOD[3:]]
     summary = LocalRunner(store, progress=False).run(fragile_pipeline(tmp_path / "s"), {ROWS: rows})
@@ -124,8 +123,7 @@ def test_an_unreadable_row_becomes_a_dead_letter(store: Store, tmp_path: Path, k
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_failing_code_spoils_its_own_record_only(store: Store, tmp_path: Path, failure: str) -> None:
-    """Effects of failing code are undone, its record becomes a dead letter, and its key continues."""
+def test_failing_code_affects_only_its_record(store: Store, tmp_path: Path, failure: str) -> None:
     rows = [*GOOD[:3], bad_row(failure), *GOOD[3:]]
     summary = LocalRunner(store, progress=False).run(fragile_pipeline(tmp_path / "s"), {ROWS: rows})
 
@@ -134,8 +132,8 @@ def test_failing_code_spoils_its_own_record_only(store: Store, tmp_path: Path, f
     assert (stream, key, orjson.loads(value)["n"]) == (ROWS, "k0", 99)
 
 
-def test_a_failing_timer_spoils_nothing_else(store: Store, tmp_path: Path) -> None:
-    """A timer whose code raises becomes a dead letter, does not fire again, and leaves the state unchanged."""
+def test_failing_timer_changes_nothing_else(store: Store, tmp_path: Path) -> None:
+    """Its dead letter ends it: it does not fire again."""
     rows = [{**row, "do": "later" if row["n"] == 5 else "ok"} for row in GOOD]
     summary = LocalRunner(store, progress=False).run(fragile_pipeline(tmp_path / "s"), {ROWS: rows})
 
@@ -143,9 +141,7 @@ def test_a_failing_timer_spoils_nothing_else(store: Store, tmp_path: Path) -> No
     assert letters_in(store)[0][:2] == ("", "k0")
 
 
-def test_code_that_fails_once_is_tried_again(store: Store, tmp_path: Path) -> None:
-    """A failure that passes within the retries leaves no trace."""
-
+def test_code_that_fails_once_is_retried(store: Store, tmp_path: Path) -> None:
     class Moody(Ledger):
         calls = 0
 
@@ -165,7 +161,7 @@ def test_code_that_fails_once_is_tried_again(store: Store, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("failure", ["raise", "state", "early"])
 def test_stopping_at_an_error_writes_nothing(store: Store, tmp_path: Path, failure: str) -> None:
-    """With on_error="stop" the run ends in an error that names the record, and fixed code continues from there."""
+    """Corrected code continues at the record that the error names."""
     good = LocalRunner(store, progress=False).start(fragile_pipeline(tmp_path / "s"), stepping=True)
     good.inject(ROWS, GOOD[:3])
     good.run_until_quiet()
@@ -190,8 +186,8 @@ def test_stopping_at_an_error_writes_nothing(store: Store, tmp_path: Path, failu
     assert ledger_of(store) == written(GOOD)
 
 
-def test_columns_with_bad_cells(store: Store, tmp_path: Path) -> None:
-    """In a table only the rows with null keys and with null or impossible times become dead letters."""
+def test_bad_cells_of_columns_become_dead_letters(store: Store, tmp_path: Path) -> None:
+    """Bad cells are null keys, and null or impossible times."""
     extra = [
         {"k": None, "t": BAD_AT, "id": "x", "n": 97},
         {"k": "k0", "t": None, "id": "y", "n": 98},
@@ -205,8 +201,7 @@ def test_columns_with_bad_cells(store: Store, tmp_path: Path) -> None:
     assert (summary.run.dead_letters, summary.run.injected) == (3, len(GOOD))
 
 
-def test_a_batch_of_nothing_but_bad_rows(store: Store) -> None:
-    """A first batch of unreadable rows only is consumed into dead letters, if that is wanted."""
+def test_batch_of_only_bad_rows_is_consumed_on_request(store: Store) -> None:
     rows = [row for row, _ in UNREADABLE.values()]
     with pytest.raises(InvalidError, match=f"too many records.*`{len(UNREADABLE)}`"):
         LocalRunner(store, progress=False).run(fragile_pipeline(), {ROWS: rows})
@@ -218,8 +213,8 @@ def test_a_batch_of_nothing_but_bad_rows(store: Store) -> None:
     assert len(letters_in(store)) == len(UNREADABLE)
 
 
-def test_a_letter_about_a_time_beyond_calendars(store: Store) -> None:
-    """A timer that fails at the greatest possible time becomes a dead letter."""
+def test_failing_timer_beyond_calendars_becomes_a_dead_letter(store: Store) -> None:
+    """The greatest possible time is no date."""
 
     class Late(Computation):
         def process_record(self, context: Context, record: Record) -> None:
@@ -233,8 +228,7 @@ def test_a_letter_about_a_time_beyond_calendars(store: Store) -> None:
     assert [letter[3] for letter in letters_in(store)] == ["ValueError: far too late"]
 
 
-def test_code_that_cannot_travel_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    """Unpicklable code is refused by name, before a store is created."""
+def test_unpicklable_code_is_refused_before_a_store_exists(tmp_path: Path) -> None:
     locked = Ledger()
     locked.lock = threading.Lock()  # type: ignore[attr-defined]
     for runner in (LocalRunner(tmp_path / "pond"), SparkRunner(tmp_path / "pond")):
@@ -243,8 +237,8 @@ def test_code_that_cannot_travel_is_refused_before_anything_is_made(tmp_path: Pa
     assert not (tmp_path / "pond").exists()
 
 
-def test_a_missing_column_is_refused_by_name(store: Store) -> None:
-    """A table without the key's column is refused at once, and does not end the run."""
+def test_missing_key_column_is_refused_by_name(store: Store) -> None:
+    """The run does not end."""
     with LocalRunner(store, progress=False).start(fragile_pipeline()) as run:
         with pytest.raises(InvalidError, match=r"no such key column column=`k`"):
             run.inject(ROWS, pa.table({"t": [1], "id": ["a"], "n": [1]}))
@@ -253,8 +247,8 @@ def test_a_missing_column_is_refused_by_name(store: Store) -> None:
 
 
 @pytest.mark.spark
-def test_bad_rows_on_spark(tmp_path: Path, spark: SparkSession) -> None:
-    """On Spark a batch with every kind of bad row gives one dead letter each, and all good rows take effect."""
+def test_bad_rows_on_spark_become_dead_letters(tmp_path: Path, spark: SparkSession) -> None:
+    """All good rows of the batch take effect."""
     bad: list[tuple[str | None, str | None, str, int, str]] = [
         (None, _text(BAD_AT), "a", 100, "ok"),
         ("k0", None, "b", 101, "ok"),
@@ -296,8 +290,8 @@ def _text(at: int) -> str:
 
 
 @pytest.mark.spark
-def test_stopping_at_an_error_on_spark(tmp_path: Path, spark: SparkSession) -> None:
-    """On Spark on_error="stop" raises the error itself, writes nothing, and fixed code continues."""
+def test_stopping_at_an_error_on_spark_writes_nothing(tmp_path: Path, spark: SparkSession) -> None:
+    """Spark raises the error itself, and corrected code continues."""
     rows = [(row["k"], row["t"], row["id"], row["n"], "raise" if row["n"] == 6 else "ok") for row in GOOD]
     frame = spark.createDataFrame(rows, "k string, t long, id string, n long, do string")
     registry = MemoryRegistry()

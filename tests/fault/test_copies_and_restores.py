@@ -1,4 +1,4 @@
-"""Copies of stores, backups that were put back, and moved folders, with sinks that remember what they have."""
+"""Copied, restored and moved stores, with sinks that record their last superstep."""
 
 from __future__ import annotations
 
@@ -32,16 +32,13 @@ OTHER_COPY: Final = "another copy of this store writes into the sink's table"
 
 
 class Pass(Computation):
-    """Counts a key's records and passes them on."""
-
     def process_record(self, context: Context, record: Record) -> None:
-        """One more, out again."""
         context.state.set((context.state.get() or 0) + 1)
         context.produce("pass", {"n": record.value["n"], "seen": context.state.get()})
 
 
 class Place:
-    """A folder with a store, its sink, and an ensemble that outlives copies and backups of them."""
+    """A folder with a store, its sink, and an ensemble that survives copies and backups."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,7 +48,6 @@ class Place:
         self.registries: dict[str, MemoryRegistry] = {}
 
     def open(self, pond: Path | None = None, **options: Any) -> Store:
-        """A store, with leases of its incarnation."""
         clock = SystemClock()
 
         def leases(incarnation: str, writer_id: str) -> MemoryLeases:
@@ -63,12 +59,11 @@ class Place:
     def run(
         self, *numbers: int, pond: Path | None = None, sink: Path | None = None, adopt: Any = None
     ) -> None:
-        """Process records, a superstep each and one for their productions."""
+        """Process each record in a superstep, and its productions in another."""
         with self.open(pond, adopt=adopt) as store:
             self.run_on(store, *numbers, sink=sink)
 
     def run_on(self, store: Store, *numbers: int, sink: Path | None = None) -> None:
-        """Process records in an open store."""
         pipeline = EnginePipeline("flow")
         records = pipeline.inject("records", key="k", at="n", id="n")
         out = DeltaSink(str(sink or self.sink), mode="upsert" if self.upsert else "append")
@@ -79,17 +74,15 @@ class Place:
                 run.run_until_quiet()
 
     def forget_ensemble(self) -> None:
-        """The lease service was in the folder, and went back with it."""
+        """Forget the leases, as if the service had been restored with the folder."""
         self.registries.clear()
 
     def rows(self, sink: Path | None = None) -> list[str]:
-        """What the sink's table has."""
         return sorted(DeltaTable(str(sink or self.sink)).to_pyarrow_table().column("value").to_pylist())
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    """Nothing yet."""
     return Place(tmp_path)
 
 
@@ -98,7 +91,7 @@ def numbers_of(rows: list[str]) -> list[int]:
 
 
 def put_back(place: Place) -> None:
-    """A backup of five records' time in place of a store that has seen eight."""
+    """Restore a backup made after five records over a store that has consumed eight."""
     place.run(0, 1, 2, 3, 4)
     backup = shutil.copytree(place.pond, place.folder / "backup")
     place.run(5, 6, 7)
@@ -108,7 +101,7 @@ def put_back(place: Place) -> None:
 
 
 @pytest.mark.parametrize("upsert", [False, True])
-def test_a_backup_that_was_put_back_does_not_skip_what_runs_again(place: Place, *, upsert: bool) -> None:
+def test_restored_backup_does_not_skip_repeated_work(place: Place, *, upsert: bool) -> None:
     """A store behind its sink is refused; as restored, with the sink taken back, other input gives other rows, each once."""
     place.upsert = upsert
     put_back(place)
@@ -138,16 +131,16 @@ def test_a_backup_that_was_put_back_does_not_skip_what_runs_again(place: Place, 
     assert place.rows() == fresh.rows()
 
 
-def test_a_restored_store_writes_to_a_new_sink_at_once(place: Place) -> None:
-    """The other way out: a new sink begins with the last superstep of the backup, whatever the old one has."""
+def test_restored_store_writes_to_a_new_sink_at_once(place: Place) -> None:
+    """The new sink begins with the backup's last superstep."""
     put_back(place)
     place.run(15, 16, sink=place.folder / "new", adopt="restored")
     assert numbers_of(place.rows(place.folder / "new")) == [4, 15, 16]
     assert numbers_of(place.rows()) == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
-def test_a_copy_does_not_write_into_the_table_of_its_original(place: Place) -> None:
-    """A copied folder is refused; adopted as a copy it is refused by the original's sink, and runs along with its own sink."""
+def test_copy_does_not_write_into_the_table_of_its_original(place: Place) -> None:
+    """Adopted as a copy, it needs a sink of its own."""
     place.run(0, 1, 2)
     copy = shutil.copytree(place.pond, place.folder / "copy")
     with pytest.raises(InvalidError, match=ELSEWHERE):
@@ -165,8 +158,8 @@ def test_a_copy_does_not_write_into_the_table_of_its_original(place: Place) -> N
         place.run(5, sink=place.folder / "own")
 
 
-def test_a_copy_and_its_original_have_leases_of_their_own(place: Place) -> None:
-    """On the same ensemble a copy takes no lease of the pipeline that it was copied from, and moves no mark of it."""
+def test_copy_and_original_have_separate_leases(place: Place) -> None:
+    """The copy changes no mark of the original's either."""
     place.run(0)
     copy = shutil.copytree(place.pond, place.folder / "copy")
     with place.open() as original, place.open(copy, adopt="copy") as other:
@@ -178,8 +171,7 @@ def test_a_copy_and_its_original_have_leases_of_their_own(place: Place) -> None:
     place.open(copy).close()
 
 
-def test_a_moved_store_goes_on_as_itself(place: Place) -> None:
-    """A folder that was renamed needs one word, and then everything goes on: same incarnation, same sink."""
+def test_moved_store_keeps_its_identity(place: Place) -> None:
     place.run(0, 1)
     with place.open() as store:
         before = store.lineage.current
@@ -194,8 +186,7 @@ def test_a_moved_store_goes_on_as_itself(place: Place) -> None:
     assert numbers_of(place.rows()) == [0, 1, 2, 3]
 
 
-def test_an_ensemble_knows_that_a_restored_store_took_the_place(place: Place) -> None:
-    """What was superseded is refused where it turns up again, and so is a mark that it would have agreed with."""
+def test_ensemble_refuses_a_superseded_store(place: Place) -> None:
     place.run(0, 1, 2)
     backup = shutil.copytree(place.pond, place.folder / "backup")
     with place.open(backup, adopt="restored") as store:
@@ -207,8 +198,8 @@ def test_an_ensemble_knows_that_a_restored_store_took_the_place(place: Place) ->
     assert numbers_of(place.rows()) == [0, 1, 2, 3, 4]
 
 
-def test_a_backup_behind_the_mark_of_its_ensemble_can_take_its_place(place: Place) -> None:
-    """An ensemble that knows a newer version refuses the backup, until it is adopted as restored."""
+def test_backup_behind_the_mark_needs_adoption(place: Place) -> None:
+    """The ensemble knows a newer version, until the backup is adopted as restored."""
     place.run(0, 1, 2)
     backup = shutil.copytree(place.pond, place.folder / "backup")
     place.run(3, 4)
@@ -222,8 +213,8 @@ def test_a_backup_behind_the_mark_of_its_ensemble_can_take_its_place(place: Plac
     assert numbers_of(place.rows(place.folder / "new")) == [2, 3, 4]
 
 
-def test_a_table_of_an_older_incarnation_with_newer_marks_is_refused(place: Place) -> None:
-    """Marks of an incarnation that the log does not know mean that the table alone was put back behind its adoption."""
+def test_table_restored_behind_its_adoption_is_refused(place: Place) -> None:
+    """Its marks have an incarnation that the log does not know."""
     place.run(0)
     rows = shutil.copytree(place.pond / "rows", place.folder / "rows")
     place.open(adopt="restored").close()
@@ -234,8 +225,7 @@ def test_a_table_of_an_older_incarnation_with_newer_marks_is_refused(place: Plac
         place.open(read_only=True)
 
 
-def test_a_store_is_not_adopted_while_its_pipeline_runs(place: Place) -> None:
-    """Moved and restored need the pipeline stopped; a copy needs a folder that was copied."""
+def test_store_is_not_adopted_while_its_pipeline_runs(place: Place) -> None:
     place.run(0)
     with place.open() as store:
         pipeline = EnginePipeline("flow")
@@ -253,8 +243,8 @@ def test_a_store_is_not_adopted_while_its_pipeline_runs(place: Place) -> None:
         place.open(adopt="restored", read_only=True)
 
 
-def test_a_sink_of_ones_own_is_asked_how_far_it_is(place: Place) -> None:
-    """A sink that only tells its last superstep is enough to notice that the store went back."""
+def test_users_sink_reveals_a_restored_store(place: Place) -> None:
+    """The number of its last superstep is enough."""
     put_back(place)
 
     class Own:
@@ -273,8 +263,8 @@ def test_a_sink_of_ones_own_is_asked_how_far_it_is(place: Place) -> None:
         LocalRunner(store, progress=False).start(pipeline, stepping=True)
 
 
-def test_files_that_others_changed_are_not_taken_back(place: Place) -> None:
-    """A sink whose later files were compacted by another engine is left as it is, and the way out is a new one."""
+def test_sink_files_changed_by_others_are_not_reverted(place: Place) -> None:
+    """Another engine compacted them, so only a new sink helps."""
     put_back(place)
     DeltaTable(str(place.sink)).optimize.compact()
     before = place.rows()
@@ -288,8 +278,8 @@ def test_files_that_others_changed_are_not_taken_back(place: Place) -> None:
 
 
 @pytest.mark.zookeeper
-def test_the_command_adopts_on_a_real_ensemble(place: Place, zookeeper_hosts: str) -> None:
-    """`millpond adopt` brings a backup in, takes its sink back, and the superseded folder stays refused."""
+def test_command_adopts_on_a_real_ensemble(place: Place, zookeeper_hosts: str) -> None:
+    """The superseded folder stays refused."""
 
     def run(pond: Path, *numbers: int) -> None:
         with Store.open(pond, zookeeper=zookeeper_hosts) as store:

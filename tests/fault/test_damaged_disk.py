@@ -1,4 +1,4 @@
-"""The disk tier of a pipeline on S3: damage to the machine's disk changes nothing, damage to the store is named."""
+"""Damage to the disk tier of a pipeline on S3, and to the store itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FLIPS: Final = 4
 
 
 class Pond:
-    """A store on S3, and one machine with a disk and next to no memory."""
+    """A store on S3, and one machine with a disk and almost no memory."""
 
     def __init__(self, url: str, options: dict[str, str], folder: Path) -> None:
         registry, clock = MemoryRegistry(), ManualClock()
@@ -54,7 +54,6 @@ class Pond:
 
 @pytest.fixture
 def pond(s3_bucket: str, s3_server: S3Server, tmp_path: Path) -> Pond:
-    """An empty store."""
     return Pond(s3_bucket, s3_server.options, tmp_path / "disk")
 
 
@@ -71,7 +70,7 @@ def flip_bits(copy: Path, rng: SeededRng) -> None:
 
 
 def damage(pond: Pond, rng: SeededRng, number: int) -> None:
-    """Flip bits of all copies, and cut one off, empty one, remove one, or remove all, in turn."""
+    """Damage the local copies: flip bits of all, then truncate, empty or remove one, then remove all."""
     for copy in pond.copies():
         flip_bits(copy, rng)
     chosen = pond.copies()[int(rng.random() * len(pond.copies()))]
@@ -86,8 +85,7 @@ def damage(pond: Pond, rng: SeededRng, number: int) -> None:
             shutil.rmtree(pond.folder)
 
 
-def test_a_damaged_disk_changes_nothing(pond: Pond, caplog: pytest.LogCaptureFixture) -> None:
-    """While bits of all local copies are flipped between supersteps, and copies are cut off and removed, the answer is right."""
+def test_damaged_disk_changes_nothing(pond: Pond, caplog: pytest.LogCaptureFixture) -> None:
     rng = SeededRng(7)
     with caplog.at_level(logging.INFO, "millpond"), pond.store:
         run = pond.start()
@@ -102,10 +100,7 @@ def test_a_damaged_disk_changes_nothing(pond: Pond, caplog: pytest.LogCaptureFix
     assert len(found) > STEPS
 
 
-def test_a_flipped_bit_in_the_store_is_named_until_it_is_repaired(
-    pond: Pond, fault_report: FaultReport
-) -> None:
-    """A run that reads a damaged file of the store stops and names it; after the file is restored a run goes on."""
+def test_flipped_bit_in_the_store_is_named_until_repaired(pond: Pond, fault_report: FaultReport) -> None:
     objects = pond.store.objects
     with pond.store:
         run = pond.start()

@@ -1,4 +1,4 @@
-"""Bytes of a store are cut, emptied, changed or removed: readers raise an error that names the file, and see no older data."""
+"""Damaged bytes of a store: readers name the file in an error, and see no older data."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ def last_commit(path: Path) -> Path:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Callable[[], Store]:
-    """Opens one store with one high-water mark, in memory."""
     registry = MemoryRegistry()
     return lambda: Store.open(
         tmp_path / "pond", leases=lambda _, writer_id: MemoryLeases(registry, CLOCK, writer_id=writer_id)
@@ -63,8 +62,9 @@ def opened(tmp_path: Path) -> Callable[[], Store]:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_last_commit_is_refused(opened: Callable[[], Store], tmp_path: Path, damage: str) -> None:
-    """A damaged last commit is refused by name, and accepted after it is repaired."""
+def test_damaged_last_commit_is_refused_until_repaired(
+    opened: Callable[[], Store], tmp_path: Path, damage: str
+) -> None:
     with opened() as store:
         run_on(store, 0, 5)
     file = last_commit(tmp_path / "pond")
@@ -78,8 +78,8 @@ def test_a_damaged_last_commit_is_refused(opened: Callable[[], Store], tmp_path:
         assert ledger_of(store) == {"k0": [0, 5]}
 
 
-def test_a_log_that_was_rolled_back_is_refused(opened: Callable[[], Store], tmp_path: Path) -> None:
-    """A consistent log without its newest commits is refused, with the missing version."""
+def test_rolled_back_log_is_refused(opened: Callable[[], Store], tmp_path: Path) -> None:
+    """The log is consistent, so only the mark reveals the missing version."""
     with opened() as store:
         run_on(store, 0)
         copy = shutil.copytree(tmp_path / "pond" / "rows", tmp_path / "older")
@@ -94,8 +94,8 @@ def test_a_log_that_was_rolled_back_is_refused(opened: Callable[[], Store], tmp_
 
 @pytest.mark.zookeeper
 @pytest.mark.parametrize("damage", ["cut", "removed"])
-def test_the_mark_is_in_zookeeper(tmp_path: Path, zookeeper_hosts: str, damage: str) -> None:
-    """With a real ZooKeeper the mark is durable once the store is closed, for every later process."""
+def test_mark_in_zookeeper_is_durable(tmp_path: Path, zookeeper_hosts: str, damage: str) -> None:
+    """Closing a store makes its mark visible to every later process."""
     path = tmp_path / "pond"
     with Store.open(path, zookeeper=zookeeper_hosts) as store:
         run_on(store, 0, 5)
@@ -107,8 +107,9 @@ def test_the_mark_is_in_zookeeper(tmp_path: Path, zookeeper_hosts: str, damage: 
 
 
 @pytest.mark.parametrize("damage", ["cut", "emptied", "zeroed", "removed", "changed"])
-def test_a_damaged_row_file_is_refused(opened: Callable[[], Store], tmp_path: Path, damage: str) -> None:
-    """A restarted run and a view both raise an error that names a damaged row file."""
+def test_damaged_row_file_is_named_by_runs_and_views(
+    opened: Callable[[], Store], tmp_path: Path, damage: str
+) -> None:
     with opened() as store:
         run_on(store, 0, 5)
     file = min((tmp_path / "pond" / "rows" / f"computation={LEDGER}").glob("*.parquet"))
@@ -121,8 +122,8 @@ def test_a_damaged_row_file_is_refused(opened: Callable[[], Store], tmp_path: Pa
 
 
 @pytest.mark.zookeeper
-def test_a_port_in_use_is_no_obstacle(tmp_path: Path) -> None:
-    """If another process listens on the port of a store's dead server, the next server uses another port."""
+def test_server_of_a_store_avoids_a_port_in_use(tmp_path: Path) -> None:
+    """Another process took the port of the store's dead server."""
     path = tmp_path / "pond"
     with Store.open(path) as store:
         run_on(store, 0)

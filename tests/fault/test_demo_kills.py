@@ -1,6 +1,6 @@
-"""The demo is killed, its workers are killed and its tasks fail; the answer stays the same.
+"""The demo under kills of its driver and its workers, and failing tasks.
 
-The demo runs as a user runs it, in processes of its own, on the weeks of the blizzard. One run takes all faults: each
+It runs in processes, as for users, on the weeks of the blizzard. One run takes all faults, because each
 start of Spark costs more than the rest of the demo.
 """
 
@@ -42,7 +42,7 @@ Moment = Callable[[Path, int], bool]
 
 
 def _planned(output: Path, number: int) -> bool:
-    """Spark has recorded the batch's files, and has read none."""
+    """Spark has recorded the batch's files, and read none."""
     return (output / "pond/checkpoints/flights/offsets" / str(number)).exists()
 
 
@@ -52,7 +52,7 @@ def _written(output: Path, number: int) -> bool:
 
 
 def _committed(output: Path, number: int) -> bool:
-    """The superstep is committed, but not in sinks and in Spark's checkpoint."""
+    """The superstep is committed, but neither sinks nor Spark's checkpoint have it."""
     return (output / "pond/rows/_delta_log" / f"{number:020d}.json").exists()
 
 
@@ -67,12 +67,12 @@ def _done(output: Path, number: int) -> bool:
 
 
 def _forked(output: Path, _number: int) -> bool:
-    """The replay has its store, with none of the run's later flights."""
+    """The replay has its store, without the run's later flights."""
     return (output / "what_if/replay.json").exists()
 
 
 def _replaying(output: Path, number: int) -> bool:
-    """The replay's store has so many commits: the first is that of the fork, the second takes the leases."""
+    """The replay's store has so many commits: the first is the fork's, the second takes the leases."""
     return len(list((output / "what_if/rows/_delta_log").glob("*.json"))) >= number
 
 
@@ -83,7 +83,7 @@ KILLS: Final[tuple[tuple[Moment, int, str], ...]] = (
     (_written, 2, DRIVER),
     (_done, 2, DRIVER),
     (_delivered, 4, DRIVER),
-    # The driver lives on for some supersteps, so that Spark itself repeats the tasks of killed workers.
+    # Let the driver run some supersteps, so that Spark itself retries the tasks of killed workers.
     (_committed, 6, WORKERS),
     (_committed, 9, DRIVER),
     (_committed, 11, WORKERS),
@@ -105,7 +105,7 @@ class Outcome:
 
     @classmethod
     def of(cls, output: Path) -> Outcome:
-        """The results of the finished run in this folder."""
+        """Return the results of the finished run in this folder."""
         with mp.Store.open(output / "pond", read_only=True) as store:
             views = {name: store.rows_view(name).to_arrow() for name in COMPUTATIONS}
         rows = {name: view.select(["key", "state", "timers"]) for name, view in views.items()}
@@ -118,7 +118,7 @@ class Outcome:
         )
 
     def assert_same(self, other: Outcome) -> None:
-        """Tables, rows and numbers are equal, with nothing lost and nothing twice."""
+        """Assert equal tables, rows and numbers."""
         for name in ("counts", "expectations", "alerts"):
             ours, theirs = (_sorted(getattr(outcome.results, name)) for outcome in (self, other))
             assert ours == theirs, name
@@ -165,12 +165,12 @@ class Demo:
         pytest.fail(f"the run did not reach {moment.__name__} {number}")
 
     def kill(self) -> None:
-        """``kill -9`` of the driver; its JVM notices by itself. One that has ended is left alone."""
+        """Send ``kill -9`` to a live driver; its JVM notices by itself."""
         self.process.kill()
         self.process.wait()
 
     def kill_workers(self) -> int:
-        """``kill -9`` Spark's Python workers, the children of the daemon that the JVM has started; return how many."""
+        """Send ``kill -9`` to the Python workers, the children of the JVM's daemon; return their number."""
         workers = [
             child
             for child, parent in descendants_of(self.process.pid).items()
@@ -195,7 +195,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[], Demo]]:
-    """Start demos with failing tasks in the test's folder, none of which outlives the test."""
+    """Start demos with failing tasks in the test's folder; all end with the test."""
     with ExitStack() as kills:
 
         def started() -> Demo:
@@ -206,14 +206,13 @@ def start(tmp_path: Path) -> Iterator[Callable[[], Demo]]:
         yield started
 
 
-@pytest.mark.timeout(600)  # eight starts of Spark, and the undisturbed run that the fixture makes
+@pytest.mark.timeout(600)  # Eight starts of Spark, and the fixture's undisturbed run.
 def test_killed_drivers_killed_workers_and_failed_tasks_change_nothing(
     undisturbed: Outcome, start: Callable[[], Demo], tmp_path: Path
 ) -> None:
-    """After kill -9 of the driver between any two steps of a superstep, the next start continues with the same answer.
+    """The driver is killed between any two steps of a superstep.
 
-    Spark retries the task of a killed Python worker, whose partial work does not count; of a task that fails after
-    writing its files, only the second attempt's files count.
+    Partial files of a killed worker, and files of a failed attempt, must not count.
     """
     demo, killed = start(), 0
     for moment, number, victim in KILLS:

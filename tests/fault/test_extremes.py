@@ -23,15 +23,13 @@ MIB: Final = 1 << 20
 
 
 class Wide(Computation):
-    """Keeps 64 MiB of text per key, and the record it came from."""
+    """Keeps 64 MiB of text per key, and its record."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Replace the text."""
         context.state.set({"n": record.value["n"], "text": "x" * (64 * MIB)})
 
 
-def test_one_hot_key(tmp_path: Path, fault_report: FaultReport) -> None:
-    """With all of 10,000 records on one key, its list has each once, in order."""
+def test_hot_key_keeps_all_records_in_order(tmp_path: Path, fault_report: FaultReport) -> None:
     LocalRunner(tmp_path / "pond", progress=False).run(
         ledger_pipeline(), {ROWS: numbered(range(10_000), keys=1)}
     )
@@ -41,8 +39,7 @@ def test_one_hot_key(tmp_path: Path, fault_report: FaultReport) -> None:
     fault_report.fault("R23")
 
 
-def test_a_million_keys(tmp_path: Path, fault_report: FaultReport) -> None:
-    """A million keys have a row each, with the one record sent to it."""
+def test_million_keys_have_a_row_each(tmp_path: Path, fault_report: FaultReport) -> None:
     keys = 1_000_000
     LocalRunner(tmp_path / "pond", progress=False).run(
         ledger_pipeline(), {ROWS: numbered(range(keys), keys=keys)}
@@ -55,8 +52,7 @@ def test_a_million_keys(tmp_path: Path, fault_report: FaultReport) -> None:
     fault_report.fault("R23")
 
 
-def test_a_row_of_64_mib(tmp_path: Path, fault_report: FaultReport) -> None:
-    """A state of 64 MiB is written, replaced, and read again by a later run."""
+def test_row_of_64_mib_is_replaced_and_read_again(tmp_path: Path, fault_report: FaultReport) -> None:
     for number in range(2):
         with LocalRunner(tmp_path / "pond", progress=False).start(ledger_pipeline(computation=Wide())) as run:
             run.inject(ROWS, numbered([number], keys=1)).wait()
@@ -68,15 +64,16 @@ def test_a_row_of_64_mib(tmp_path: Path, fault_report: FaultReport) -> None:
     fault_report.fault("R23")
 
 
-def test_a_pipeline_that_changes_hands_under_load(tmp_path: Path, fault_report: FaultReport) -> None:
-    """Five owners take over the pipeline from each other under load, and each record has one effect."""
+def test_pipeline_that_changes_hands_under_load_counts_once(
+    tmp_path: Path, fault_report: FaultReport
+) -> None:
     records = numbered(range(1_000), keys=50)
     with ExitStack() as opened:
         for owner in range(5):
             store = opened.enter_context(Store.open(tmp_path / "pond"))
             run = LocalRunner(store, progress=False, intervals=4).start(ledger_pipeline())
             opened.callback(run.abandon)
-            # A new owner repeats the records that may not have been acknowledged to the previous one.
+            # A new owner repeats records possibly not acknowledged to its predecessor.
             receipts = [
                 run.inject(ROWS, [record])
                 for record in records[max(200 * owner - 200, 0) : 200 * owner + 200]

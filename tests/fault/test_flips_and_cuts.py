@@ -1,4 +1,4 @@
-"""Every kind of file of a store is damaged a thousand times: readers get the right answer, or an error that names the file."""
+"""A thousand damages to every kind of a store's files: readers are right, or name the file."""
 
 from __future__ import annotations
 
@@ -61,11 +61,10 @@ class Pond:
 
     @property
     def rows(self) -> Path:
-        """The table's root."""
         return self.path / "rows"
 
     def open(self) -> Store:
-        """Open it for writing, which checks it against the mark."""
+        """Open the store for writing, which checks it against the mark."""
         return Store.open(
             self.path,
             leases=lambda _, writer_id: MemoryLeases(self.registry, self.clock, writer_id=writer_id),
@@ -73,7 +72,7 @@ class Pond:
         )
 
     def kinds(self) -> dict[str, list[str]]:
-        """Its files by kind; row files only if they are live in a version that is read."""
+        """Return its files by kind; row files only if they are live in a version that is read."""
         live = {file.path for version in self.versions for file in load(self.log, version).files}
         kinds = file_kinds(self.rows)
         used = {
@@ -84,11 +83,10 @@ class Pond:
 
     @property
     def log(self) -> Log:
-        """Its log."""
         return Log(open_objects(str(self.rows)))
 
     def older(self) -> list[tuple[Answer, ...]]:
-        """The answers it would give if its newest version were an earlier one."""
+        """Return the answers of a store whose newest version is an earlier one."""
         with self.open() as store:
             newest, older = self.versions
             views = {
@@ -99,7 +97,7 @@ class Pond:
             return [(value, answer(store, older)) for value in answers.values()]
 
     def read(self) -> tuple[Answer, ...]:
-        """Its newest version, through a view and in detail, and an older version."""
+        """Return its newest version, through a view and in detail, and an older one."""
         with self.open() as store:
             newest, older = (answer(store, version) for version in self.versions)
             return (Table(store.rows_view(LEDGER).to_arrow()), *newest), older
@@ -112,7 +110,7 @@ def answer(store: Store, version: int) -> Answer:
 
 
 class Table:
-    """An Arrow table that compares by its rows."""
+    """An Arrow table that is compared by its rows."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
@@ -159,12 +157,11 @@ def can_load(log: Log, version: int) -> bool:
 
 @pytest.fixture(scope="module", params=["whole log", "cleaned log"])
 def pond(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pond:
-    """A store whose log is whole, and one whose log begins with a checkpoint."""
+    """A store with a whole log, and one whose log begins with a checkpoint."""
     return make_pond(tmp_path_factory.mktemp("pond") / "pond", cleaned=request.param == "cleaned log")
 
 
 def test_flipped_bits_are_found(pond: Pond, fault_report: FaultReport) -> None:
-    """After a flip of any bit of any file, a reader gets the right answer or an error that names the file."""
     kinds, rng = pond.kinds(), SeededRng(FLIPS)
     right, older = pond.read(), pond.older()
     outcomes: Counter[DamageOutcome] = Counter()
@@ -180,10 +177,10 @@ def test_flipped_bits_are_found(pond: Pond, fault_report: FaultReport) -> None:
     assert pond.read() == right
 
 
-def test_flipped_bits_of_files_that_are_read_in_parts_are_found(
+def test_flipped_bits_are_found_by_readers_of_one_key(
     tmp_path: Path, fault_report: FaultReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader of one key, which reads only the pages that may hold it, gets the right answer or an error as well."""
+    """They read only the pages that may hold the key."""
     monkeypatch.setattr(row_format, "PAGED_BYTES_MIN", 0)
     monkeypatch.setattr(row_files, "COMPACTED_PAGED_BYTES_MIN", 0)
     monkeypatch.setattr(compaction, "_COMPACTED", row_format.ParquetRowFormat(0))
@@ -195,7 +192,7 @@ def test_flipped_bits_of_files_that_are_read_in_parts_are_found(
     keys = read_row_files(objects, paths, ["key"]).column("key").unique().to_pylist()[:1]
 
     def read() -> Table:
-        # As a process that has read nothing yet.
+        # Read like a new process.
         monkeypatch.setattr(row_files, "PAGE_INDEXES", PageIndexes(1 << 20))
         return Table(read_row_files(objects, paths, keys=keys, large=paths))
 
@@ -214,7 +211,6 @@ def test_flipped_bits_of_files_that_are_read_in_parts_are_found(
 
 
 def test_cut_files_are_found(pond: Pond, fault_report: FaultReport) -> None:
-    """After damage to a file as a whole, a reader gets the right answer or an error that names the file."""
     rng, right, older = SeededRng(2), pond.read(), pond.older()
     outcomes: Counter[DamageOutcome] = Counter()
     broken = []
@@ -227,13 +223,12 @@ def test_cut_files_are_found(pond: Pond, fault_report: FaultReport) -> None:
     assert pond.read() == right
 
 
-def test_a_pipeline_on_damaged_files_goes_on_or_stops(pond: Pond, tmp_path: Path) -> None:
-    """A run on a damaged store is refused, or its answer is right."""
+def test_pipeline_on_damaged_files_is_right_or_refused(pond: Pond, tmp_path: Path) -> None:
     with pond.open() as store:
         numbers = sorted(number for value in ledger_of(store).values() for number in value)
     kinds, whole, rng = pond.kinds(), tmp_path / "whole", SeededRng(3)
     went_on = refused = 0
-    # A store is known by its place, so each damaged copy takes that of the whole one.
+    # A store is identified by its place, so each damaged copy replaces the intact one.
     shutil.copytree(pond.path, whole)
     try:
         for files in kinds.values():
@@ -262,10 +257,9 @@ def test_a_pipeline_on_damaged_files_goes_on_or_stops(pond: Pond, tmp_path: Path
 
 
 @pytest.mark.zookeeper
-def test_a_flipped_bit_of_the_mark_is_no_older_table(
+def test_flipped_bit_of_the_mark_never_gives_an_older_table(
     tmp_path: Path, zookeeper_hosts: str, fault_report: FaultReport
 ) -> None:
-    """With a changed high-water mark the store is refused or opens with the right table, never an older one."""
     client, rng = KazooClient(hosts=zookeeper_hosts), SeededRng(4)
     client.start()
     with Store.open(tmp_path / "pond", zookeeper=zookeeper_hosts) as store:
@@ -289,8 +283,8 @@ def test_a_flipped_bit_of_the_mark_is_no_older_table(
     assert refused > MARK_FLIPS // 2
 
 
-def test_canary_a_reader_without_checks_is_seen_to_read_wrong(tmp_path: Path) -> None:
-    """The same trials with a reader that verifies nothing find silent wrong and older answers."""
+def test_canary_reader_without_checks_reads_wrong(tmp_path: Path) -> None:
+    """Silent wrong and older answers are found."""
     pond = make_pond(tmp_path / "pond", cleaned=False)
 
     def read() -> object:
@@ -312,7 +306,7 @@ def test_canary_a_reader_without_checks_is_seen_to_read_wrong(tmp_path: Path) ->
 
 
 def go_on(pond: Pond, numbers: list[int]) -> DataError | None:
-    """Write more; returns the error if that is refused."""
+    """Write more; return the error if the store refuses."""
     try:
         with pond.open() as store:
             run = LocalRunner(store, upkeep=COMPACTIONS, progress=False).start(
@@ -336,7 +330,7 @@ def registry_of(pond: Pond) -> MemoryRegistry:
 
 
 def cuts(pond: Pond, rng: SeededRng) -> Iterator[Damage]:
-    """Every kind of cut of some files of every kind, including the newest."""
+    """Yield every kind of cut of some files of every kind, including the newest."""
     for files in pond.kinds().values():
         chosen = {files[-1], *(files[int(rng.random() * len(files))] for _ in range(CUTS_OF_A_KIND - 1))}
         for path in sorted(chosen):

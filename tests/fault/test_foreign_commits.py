@@ -1,4 +1,4 @@
-"""Commits of other engines on the store's rows: what moves data is refused, what only tidies up is not."""
+"""Commits of other engines on the store's rows: changes of data are refused, maintenance is not."""
 
 from __future__ import annotations
 
@@ -33,15 +33,12 @@ ACCOUNTS: Final = 17
 
 
 class Count(Computation):
-    """Counts the payments of an account."""
-
     def process_record(self, context: Context, record: Record) -> None:
-        """One more."""
         context.state.set((context.state.get() or 0) + 1)
 
 
 class Payments:
-    """A store that counts payments, with its rows as other engines see them."""
+    """A store that counts payments, with the view of other engines on its rows."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "pond"
@@ -49,7 +46,6 @@ class Payments:
         self._registry = MemoryRegistry()
 
     def open(self, *, read_only: bool = False) -> Store:
-        """The store, with leases in memory."""
         clock = SystemClock()
         return Store.open(
             self.path,
@@ -63,19 +59,17 @@ class Payments:
             pay(store, first, last)
 
     def version(self) -> int:
-        """The newest version, by delta-rs."""
+        """Return the newest version, by delta-rs."""
         return DeltaTable(self.rows).version()
 
 
 def pipeline_of() -> EnginePipeline:
-    """Payments, counted by account."""
     pipeline = EnginePipeline("bank")
     pipeline.inject("payments", key="account", at="at", id="number").apply(Count(), name="count")
     return pipeline
 
 
 def pay(store: Store, first: int, last: int) -> None:
-    """Inject payments and process them."""
     rows = [{"account": f"a{n % ACCOUNTS}", "at": n, "number": f"p{n}"} for n in range(first, last)]
     with LocalRunner(store, progress=False).start(pipeline_of(), stepping=True) as run:
         run.inject("payments", rows)
@@ -83,21 +77,20 @@ def pay(store: Store, first: int, last: int) -> None:
 
 
 def counted(store: Store) -> int:
-    """How many payments all accounts have counted."""
     states = store.rows_view("count").to_arrow().column("state").to_pylist()
     return sum(int(state) for state in states if state is not None)
 
 
 @pytest.fixture
 def payments(tmp_path: Path) -> Payments:
-    """A store with 2,988 payments of one day and 5,006 of two, and what it was between them."""
+    """A store with 2,988 payments of one day and 5,006 of two, and its version in between."""
     made = Payments(tmp_path)
     made.pay(0, FIRST_DAY)
     return made
 
 
-def test_a_restore_by_delta_rs_is_refused_by_all_and_repaired(payments: Payments) -> None:
-    """RESTORE takes 5,006 counted payments back to 2,988; all refuse it by name, and repair brings all back."""
+def test_restore_by_delta_rs_is_refused_and_repaired(payments: Payments) -> None:
+    """RESTORE reverts 5,006 counted payments to 2,988; repair brings all of them back."""
     before = payments.version()
     payments.pay(FIRST_DAY, BOTH_DAYS)
     DeltaTable(payments.rows).restore(before)
@@ -121,8 +114,7 @@ def test_a_restore_by_delta_rs_is_refused_by_all_and_repaired(payments: Payments
     assert CliRunner().invoke(main, ["verify", str(payments.path)]).exit_code == 0
 
 
-def test_a_writer_that_follows_the_log_is_stopped_by_a_restore(payments: Payments) -> None:
-    """A pipeline that is running when another engine restores commits nothing more."""
+def test_restore_stops_a_running_writer(payments: Payments) -> None:
     with payments.open() as store:
         before = payments.version()
         pay(store, FIRST_DAY, FIRST_DAY + 40)
@@ -144,7 +136,7 @@ def _update(rows: str) -> None:
 
 
 def _append(rows: str) -> None:
-    # What stands in the table, once more.
+    # Commit the table's current contents again.
     write_deltalake(rows, DeltaTable(rows).to_pyarrow_table(), mode="append")
 
 
@@ -163,18 +155,17 @@ def _merge(rows: str) -> None:
     ("operation", "act"),
     [("DELETE", _delete), ("UPDATE", _update), ("WRITE", _append), ("WRITE", _overwrite), ("MERGE", _merge)],
 )
-def test_what_else_moves_data_is_refused_too(
+def test_foreign_changes_of_data_are_refused(
     payments: Payments, operation: str, act: Callable[[str], Any]
 ) -> None:
-    """DELETE, UPDATE, MERGE, appends and overwrites by delta-rs are refused with version and operation."""
+    """The error names version and operation."""
     act(payments.rows)
 
     with pytest.raises(DataError, match=rf"version=`{payments.version()}` operation=`{operation}`"):
         payments.open(read_only=True)
 
 
-def test_compactions_and_checkpoints_of_others_are_welcome(payments: Payments) -> None:
-    """OPTIMIZE, VACUUM and a checkpoint by delta-rs change no data: the pipeline goes on and counts right."""
+def test_foreign_compactions_and_checkpoints_are_accepted(payments: Payments) -> None:
     payments.pay(FIRST_DAY, FIRST_DAY + 10)
     table = DeltaTable(payments.rows)
     table.optimize.compact()
@@ -186,12 +177,12 @@ def test_compactions_and_checkpoints_of_others_are_welcome(payments: Payments) -
         assert counted(store) == BOTH_DAYS
 
 
-def test_a_checkpoint_of_another_engine_does_not_hide_its_restore(payments: Payments) -> None:
-    """Where the log was cleaned up, a checkpoint that another engine wrote after its RESTORE is not believed."""
+def test_foreign_checkpoint_does_not_hide_a_restore(payments: Payments) -> None:
+    """After a cleanup of the log, only the checkpoint shows it."""
     table = DeltaTable(payments.rows)
     first = payments.version()
     with payments.open() as store:
-        # The oldest commits go, as behind a checkpoint of our own: the log is no longer whole.
+        # Delete the oldest commits, as after a checkpoint of Millpond: the log is no longer whole.
         write_checkpoint(store.objects, every=0)
         store.objects.delete([path for path in store.objects.list("_delta_log") if path.endswith("00.json")])
     payments.pay(FIRST_DAY, BOTH_DAYS)
@@ -208,7 +199,6 @@ def test_a_checkpoint_of_another_engine_does_not_hide_its_restore(payments: Paym
 
 
 def test_versions_before_the_restore_stay_readable(payments: Payments) -> None:
-    """What stood before another engine's commit is read as it was: only what rests on it is refused."""
     before = payments.version()
     _delete(payments.rows)
 

@@ -9,7 +9,7 @@ is not allowed, ``[tmpfs]`` is skipped and these show the same facts:
 | ``test_a_run_waits_for_room[tmpfs]``              | ``[everything]``, ``[the log]``, ``[row files]``, … |
 | ``test_a_run_that_may_not_wait_says_why[tmpfs]``  | the same                                            |
 | ``test_a_full_sink_stops_the_run_…[tmpfs]``       | ``[no folder]``                                     |
-| ``test_a_full_disk_under_spark``                  | none: Spark's tasks write to a real file system     |
+| ``test_full_disk_under_spark_ends_the_run_with_its_reason``                  | none: Spark's tasks write to a real file system     |
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ BLOCK = bytes(4_096)
 
 
 class Disk(Protocol):
-    """A location for a store that can be filled up."""
+    """A location for a store, which can be filled up."""
 
     def open(self) -> Store: ...
 
@@ -85,7 +85,7 @@ class Tmpfs:
 
 
 class NoFolder:
-    """A folder that takes nothing while it is "full", because a file lies in its place: for every user, root included."""
+    """A folder that is "full" while a file lies in its place, which stops every user, root included."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -132,7 +132,6 @@ def tmpfs(tmp_path: Path) -> Iterator[Tmpfs]:
 
 @pytest.fixture(params=["tmpfs", "no folder"])
 def small(request: pytest.FixtureRequest, tmp_path: Path) -> Tmpfs | NoFolder:
-    """A place for a sink that can be filled up."""
     if request.param == "tmpfs":
         mounted: Tmpfs = request.getfixturevalue("tmpfs")
         return mounted
@@ -156,7 +155,6 @@ def disk(request: pytest.FixtureRequest) -> Disk:
 
 
 def write(run: LocalRun, *numbers: int) -> Receipt:
-    """Inject good rows, and one without a key."""
     unreadable = {"k": None, "t": 1, "id": f"none {numbers}", "n": -1}
     return run.inject(ROWS, [*numbered(numbers), unreadable])
 
@@ -166,7 +164,7 @@ def letters(store: Store) -> int:
 
 
 def test_a_run_waits_for_room(disk: Disk, fault_report: FaultReport) -> None:
-    """While the disk is full nothing is acknowledged; once there is room everything is, once."""
+    """While the disk is full nothing is acknowledged, and once there is room everything is, once."""
     with disk.open() as store, LocalRunner(store, progress=False).start(ledger_pipeline()) as run:
         write(run, 0, 1).wait(PATIENCE)
         version = store.snapshot().version
@@ -183,7 +181,7 @@ def test_a_run_waits_for_room(disk: Disk, fault_report: FaultReport) -> None:
 
 
 def test_a_run_that_may_not_wait_says_why(disk: Disk, fault_report: FaultReport) -> None:
-    """After its timeout the run ends in an error about the store, nothing is half written, and a restart continues."""
+    """After its timeout the run names the store, nothing is half written, and a restart continues."""
     with disk.open() as store:
         run = LocalRunner(store, progress=False, pause_timeout="200ms").start(ledger_pipeline())
         write(run, 0, 1).wait(PATIENCE)
@@ -205,7 +203,7 @@ def test_a_run_that_may_not_wait_says_why(disk: Disk, fault_report: FaultReport)
 def test_a_full_sink_stops_the_run_and_gets_the_rest_later(
     small: Tmpfs | NoFolder, tmp_path: Path, fault_report: FaultReport
 ) -> None:
-    """A full sink stops the store's progress, and gets the missing rows once, at the next start."""
+    """The sink stops the store's progress, and gets the missing rows once, at the next start."""
     sink = small.folder / "sink"
     registry = MemoryRegistry()
     with Store.open(
@@ -234,8 +232,10 @@ def test_a_full_sink_stops_the_run_and_gets_the_rest_later(
 
 
 @pytest.mark.spark
-def test_a_full_disk_under_spark(tmpfs: Tmpfs, spark: SparkSession, fault_report: FaultReport) -> None:
-    """Tasks without room end the run with the reason in the error; the next run gives the same answer."""
+def test_full_disk_under_spark_ends_the_run_with_its_reason(
+    tmpfs: Tmpfs, spark: SparkSession, fault_report: FaultReport
+) -> None:
+    """The next run gives the same answer."""
     registry = MemoryRegistry()
 
     def batch(number: int) -> tuple[DataFrame, InputPosition]:

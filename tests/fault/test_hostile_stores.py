@@ -1,4 +1,4 @@
-"""A few of the stores of ``python -m tests.hostile``, and proof that its watch sees what a command may not do."""
+"""Some of the stores of ``python -m tests.hostile``, and canaries of its watch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records above ``max_record_bytes``: each becomes a dead letter with the beginning of its value, whatever brings it."""
+"""Records above ``max_record_bytes``, which become dead letters with the beginning of their value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases when processes are stopped and killed, replies are lost, and ZooKeeper loses members or everything."""
+"""Leases under stopped and killed processes, lost replies, and ZooKeeper's losses of members or data."""
 
 from __future__ import annotations
 
@@ -36,13 +36,11 @@ Open = Callable[..., ZooKeeperLeases]
 
 @pytest.fixture
 def store_id() -> str:
-    """A store of the test's own."""
     return SystemRng().token()
 
 
 @pytest.fixture
 def open_leases(store_id: str) -> Iterator[Open]:
-    """Makes writers of the store, and closes them."""
     opened: list[ZooKeeperLeases] = []
 
     def make(hosts: str, writer_id: str, session_timeout_ms: int = 10_000) -> ZooKeeperLeases:
@@ -64,14 +62,14 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
 
 @pytest.fixture
 def ensemble(members: Ensemble) -> Ensemble:
-    """The three servers, all running and with a leader, whatever the test before has done to them."""
+    """The three servers, running and with a leader again after each test."""
     members.start()
     return members
 
 
 @pytest.fixture
 def proxy(zookeeper_hosts: str) -> Iterator[TcpProxy]:
-    """A network to the run's server that can be spoilt."""
+    """A faulty network to the run's server."""
     between = TcpProxy(int(zookeeper_hosts.rpartition(":")[2]))
     yield between
     between.mend()
@@ -106,7 +104,7 @@ def reaches(lease: Lease, state: LeaseState) -> bool:
 def test_stopped_holder_finds_its_lease_lost(
     holder: subprocess.Popen[str], open_leases: Open, zookeeper_hosts: str
 ) -> None:
-    """A holder stopped for longer than its session is followed by a standby, and hears of it when it goes on."""
+    """A standby follows once the session has expired."""
     standby = open_leases(zookeeper_hosts, "standby")
     holder.send_signal(signal.SIGSTOP)
     lease = standby.take(INTERVAL, above=NOTHING, on_held="wait", timeout_ms=30_000)
@@ -118,7 +116,7 @@ def test_stopped_holder_finds_its_lease_lost(
     lease.check()
 
 
-def test_stopped_holder_is_replaced_at_once_by_a_taker(
+def test_stopped_holder_is_replaced_at_once(
     holder: subprocess.Popen[str], open_leases: Open, zookeeper_hosts: str
 ) -> None:
     """Taking over needs neither the holder's consent nor the end of its session."""
@@ -135,7 +133,7 @@ def test_stopped_holder_is_replaced_at_once_by_a_taker(
 def test_killed_holder_is_followed_by_a_standby(
     holder: subprocess.Popen[str], open_leases: Open, zookeeper_hosts: str
 ) -> None:
-    """A killed holder's lease is refused while its session lasts and free when it has ended."""
+    """The lease is held until the session expires."""
     standby = open_leases(zookeeper_hosts, "standby")
     holder.kill()
 
@@ -144,8 +142,8 @@ def test_killed_holder_is_followed_by_a_standby(
     standby.take(INTERVAL, above=NOTHING, on_held="wait", timeout_ms=30_000).check()
 
 
-def test_taking_whose_answer_is_lost_is_settled(open_leases: Open, proxy: TcpProxy) -> None:
-    """A taking that landed unheard is found by reading back, and one held lease comes of it."""
+def test_acquisition_with_a_lost_reply_is_resolved(open_leases: Open, proxy: TcpProxy) -> None:
+    """Reading back finds the lease, so one lease is held."""
     leases = open_leases(proxy.address, "w1")
     first = leases.take(INTERVAL, above=NOTHING)
     taken: list[Lease] = []
@@ -158,15 +156,15 @@ def test_taking_whose_answer_is_lost_is_settled(open_leases: Open, proxy: TcpPro
 
     assert leases.wait_until_settled()
     assert first.state is LeaseState.LOST
-    # The taking whose answer was lost used up one sequencer.
+    # The acquisition whose reply was lost used a sequencer.
     assert taken[0].sequencer == first.sequencer + 2
     taken[0].check()
 
 
-def test_taking_given_up_leaves_nothing_behind(
+def test_abandoned_acquisition_leaves_no_lease(
     open_leases: Open, proxy: TcpProxy, zookeeper_hosts: str
 ) -> None:
-    """A taking that landed after its caller had given up is undone, so that a standby gets the lease."""
+    """An acquisition that lands after its caller gave up is undone, so a standby gets the lease."""
     leases, standby = open_leases(proxy.address, "w1"), open_leases(zookeeper_hosts, "w2")
     proxy.lose_replies(to=REQUEST_OF_A_TAKING)
 
@@ -178,8 +176,7 @@ def test_taking_given_up_leaves_nothing_behind(
     assert standby.take(INTERVAL, above=NOTHING, on_held="wait").sequencer == 2
 
 
-def test_mark_whose_answer_is_lost_is_kept(open_leases: Open, proxy: TcpProxy) -> None:
-    """The high-water mark reaches ZooKeeper although replies were lost and the network was away."""
+def test_mark_with_a_lost_reply_is_kept(open_leases: Open, proxy: TcpProxy) -> None:
     high_water = open_leases(proxy.address, "w1").high_water
     proxy.lose_replies(to=b"digest")
     high_water.advance(TableVersion(1), "one")
@@ -192,7 +189,6 @@ def test_mark_whose_answer_is_lost_is_kept(open_leases: Open, proxy: TcpProxy) -
 
 
 def test_leader_kill_ends_no_lease(ensemble: Ensemble, open_leases: Open) -> None:
-    """When the leader is killed, leases live on and more can be taken as soon as there is a new one."""
     leases = open_leases(ensemble.hosts, "w1")
     lease = leases.take(INTERVAL, above=NOTHING)
     leader = ensemble.leader()
@@ -209,7 +205,6 @@ def test_leader_kill_ends_no_lease(ensemble: Ensemble, open_leases: Open) -> Non
 
 
 def test_lost_quorum_suspends_until_it_is_back(ensemble: Ensemble, open_leases: Open) -> None:
-    """Without a quorum leases are suspended and none can be taken; with it they are held again."""
     leases = open_leases(ensemble.hosts, "w1")
     lease = leases.take(INTERVAL, above=NOTHING)
     ensemble.kill(0)
@@ -224,8 +219,8 @@ def test_lost_quorum_suspends_until_it_is_back(ensemble: Ensemble, open_leases: 
     leases.take(OTHER, above=NOTHING).check()
 
 
-def test_wiped_zookeeper_brings_no_sequencer_back(ensemble: Ensemble, open_leases: Open) -> None:
-    """When ZooKeeper comes back empty, leases are lost, and new sequencers still exceed the table's."""
+def test_wiped_zookeeper_repeats_no_sequencer(ensemble: Ensemble, open_leases: Open) -> None:
+    """Leases are lost, and new sequencers exceed the table's."""
     leases = open_leases(ensemble.hosts, "w1", SHORT_SESSION_MS)
     lease = leases.take(INTERVAL, above=leases.take(INTERVAL, above=NOTHING).sequencer)
     leases.high_water.advance(TableVersion(7), "seven")
@@ -242,7 +237,6 @@ def test_wiped_zookeeper_brings_no_sequencer_back(ensemble: Ensemble, open_lease
 
 
 def test_restarted_embedded_server_keeps_leases(tmp_path: Path, open_leases: Open) -> None:
-    """Killing the embedded server suspends its leases; started again, it still knows whose they are."""
     server = EmbeddedZooKeeper(tmp_path, CLOCK, SystemRng(), is_open=True)
     leases = open_leases(server.start_or_join(), "w1")
     lease = leases.take(INTERVAL, above=NOTHING)
@@ -260,8 +254,8 @@ def test_restarted_embedded_server_keeps_leases(tmp_path: Path, open_leases: Ope
     server.close()
 
 
-def test_no_server_is_an_error_in_time(open_leases: Open) -> None:
-    """Where no server answers, opening fails within the session's time-out and names the hosts."""
+def test_missing_server_is_an_error_in_time(open_leases: Open) -> None:
+    """The error names the hosts, within the session's timeout."""
     hosts = f"127.0.0.1:{free_ports(1)[0]}"
 
     with pytest.raises(UnavailableError, match=hosts):

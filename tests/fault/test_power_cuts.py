@@ -1,8 +1,8 @@
-"""Power cuts on a real file system: an ext4 in a file, which is copied at some instant; the run continues on the copy.
+"""Power cuts on a real file system: the run continues on a copy of an ext4 image, made at some instant.
 
-What the operating system still holds in its cache is not in the copy, as it would not be on a disk that lost its
-power. So the copy shows whether the store's syncs are enough, for a journaling file system at least; the simulation
-(`power_cut`) is stricter, but its file system is a model.
+The copy lacks the operating system's cache, as does a disk after a power cut. It shows that the store's
+syncs are enough for a journaling file system. The simulation (`power_cut`) is stricter, but models its file
+system.
 """
 
 from __future__ import annotations
@@ -54,24 +54,23 @@ class Disk:
         subprocess.run(make, check=True, capture_output=True)
 
     def mount(self) -> bool:
-        """Mount it; returns whether that is allowed here."""
+        """Mount it; return whether mounting is allowed."""
         command = ["mount", "-o", "loop", str(self._image), str(self.folder)]
         return not subprocess.run(command, check=False, capture_output=True).returncode
 
     def copy(self) -> Path:
-        """A copy of what is on the disk now; what is only in the operating system's cache is not."""
+        """Return a copy of the disk without the operating system's cache."""
         self._number += 1
         return Path(shutil.copyfile(self._image, self._root / f"image-{self._number}"))
 
     def go_on_with(self, copy: Path) -> None:
-        """Mount the copy in the place of the disk."""
+        """Mount the copy in place of the disk."""
         self.unmount()
         self._image.unlink()
         self._image = copy
         assert self.mount()
 
     def unmount(self) -> None:
-        """Take the disk away."""
         subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
 
 
@@ -86,7 +85,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 def opened(disk: Disk, registry: MemoryRegistry, durability: Durability) -> Store:
-    """The store on the disk; its leases and its high-water mark are elsewhere, and stay."""
+    """The store on the disk; its leases and its mark survive elsewhere."""
     return Store.open(
         disk.folder / "pond",
         durability=durability,
@@ -95,11 +94,11 @@ def opened(disk: Disk, registry: MemoryRegistry, durability: Durability) -> Stor
 
 
 class PowerCutError(BaseException):
-    """The power is cut: no code of the run goes on."""
+    """The power cut, after which no code of the run continues."""
 
 
 def cutting(disk: Disk, failpoint: int, copies: list[Path]) -> Callable[[str], None]:
-    """A listener that cuts the power at the n-th failpoint that is reached."""
+    """Return a listener that cuts the power at the n-th failpoint."""
     left = [failpoint]
 
     def listen(_name: str) -> None:
@@ -116,10 +115,9 @@ def pipeline_of(disk: Disk, durability: Durability) -> EnginePipeline:
 
 
 def live(disk: Disk, registry: MemoryRegistry, acknowledged: int, failpoint: int) -> tuple[Path, int]:
-    """One life of the run: it checks what is there, and takes in records until the power is cut.
+    """Check the store, then process records until the power is cut.
 
-    Returns:
-        The disk as it was then, and how many records were acknowledged.
+    Returns the disk at that moment, and the number of acknowledged records.
     """
     copies: list[Path] = []
     with opened(disk, registry, "disk") as store:
@@ -134,15 +132,13 @@ def live(disk: Disk, registry: MemoryRegistry, acknowledged: int, failpoint: int
         except PowerCutError:
             pass
         else:
-            # Right after the last acknowledgement.
+            # Cut the power right after the last acknowledgement.
             copies.append(disk.copy())
     return copies[0], acknowledged
 
 
-def test_what_was_acknowledged_is_there_after_each_power_cut(disk: Disk, fault_report: FaultReport) -> None:
-    """Wherever the power is cut, the store opens, it has every record that was acknowledged by then, and what was not
-    is sent again and counts once, in the store and in a sink on the same disk.
-    """
+def test_acknowledged_records_survive_each_power_cut(disk: Disk, fault_report: FaultReport) -> None:
+    """Other records are sent again and count once, in the store and in a sink on the same disk."""
     rng, registry, acknowledged = SeededRng("power cuts"), MemoryRegistry(), 0
     for _ in range(POWER_CUTS):
         failpoint = 1 + int(rng.random() * FAILPOINTS_A_LIFE)
@@ -158,7 +154,7 @@ def test_what_was_acknowledged_is_there_after_each_power_cut(disk: Disk, fault_r
     assert sorted(orjson.loads(value)["n"] for value in values) == list(range(sent))
 
 
-def test_without_syncs_the_loss_is_refused_and_not_read_over(disk: Disk) -> None:
+def test_loss_without_syncs_is_refused(disk: Disk) -> None:
     """With os_cache the same power cut takes acknowledged commits back (so the copies do show what is not synced), and
     the store is refused or gone, and not read as if nothing had been.
     """

@@ -1,4 +1,4 @@
-"""Real processes that are killed and stopped, on three ZooKeepers, checked against a history."""
+"""Killed and stopped processes on three ZooKeepers, checked against a history."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ QUORUM_AWAY_MS: Final = 3_000
 
 @pytest.fixture(scope="module")
 def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
-    """Three real servers."""
     with Ensemble(tmp_path_factory.mktemp("ensemble") / "data", CLOCK) as members:
         yield members
 
@@ -74,7 +73,7 @@ def new_ground(folder: Path, members: Ensemble, nest: Nest, **options: object) -
 
 
 def in_lanes(ground: Ground, run: Callable[[Ground, int], object]) -> list[Checked]:
-    """Run a share of the work on each of several stores in parallel, settle them, and add up the results."""
+    """Divide the work over several stores in parallel, and add up the results."""
     grounds = [new_ground(ground.folder / str(lane), ground.ensemble, ground.nest) for lane in range(LANES)]
 
     def one(lane: int) -> Checked:
@@ -88,10 +87,8 @@ def in_lanes(ground: Ground, run: Callable[[Ground, int], object]) -> list[Check
     return checked
 
 
-def test_processes_killed_at_random_lose_and_repeat_nothing(
-    ground: Ground, s3_bucket: str, s3_server: S3Server
-) -> None:
-    """After any number of kills, acknowledged records are in the store, once and in order; also on S3."""
+def test_random_kills_lose_and_repeat_nothing(ground: Ground, s3_bucket: str, s3_server: S3Server) -> None:
+    """Acknowledged records are in order; also on S3."""
 
     def kill(lane_ground: Ground, lane: int) -> None:
         if lane == 0:
@@ -105,16 +102,16 @@ def test_processes_killed_at_random_lose_and_repeat_nothing(
     assert all(result.acknowledged > KILLS // LANES // 8 for result in checked)
 
 
-def test_processes_that_end_at_failpoints_lose_and_repeat_nothing(ground: Ground) -> None:
-    """A process that ends between any two durable steps leaves a store from which the next one continues."""
+def test_ends_at_failpoints_lose_and_repeat_nothing(ground: Ground) -> None:
+    """A process ends between any two durable steps."""
     in_lanes(ground, lambda lane_ground, lane: exits_at_failpoints(lane_ground, IN_A_LEDGER[lane::LANES]))
 
     assert ground.report.violations == ()
     assert ground.report.trials("R2") == len(IN_A_LEDGER)
 
 
-def test_former_owners_that_go_on_are_fenced(ground: Ground) -> None:
-    """An owner that was stopped past its session, at rest or within a commit, commits nothing afterwards."""
+def test_resumed_former_owners_are_fenced(ground: Ground) -> None:
+    """An owner is stopped past its session, at rest or within a commit."""
     in_lanes(ground, lambda lane_ground, _: stopped_owners(lane_ground, TAKEOVERS // LANES))
 
     assert ground.report.violations == ()
@@ -122,24 +119,22 @@ def test_former_owners_that_go_on_are_fenced(ground: Ground) -> None:
     assert ground.report.number("zombie_commits_accepted") == 0
 
 
-def test_a_worker_outlives_members_of_the_ensemble(ground: Ground) -> None:
-    """When leaders and followers die, the worker continues and loses nothing."""
+def test_worker_outlives_members_of_the_ensemble(ground: Ground) -> None:
     lost_members(ground, MEMBERS_LOST)
     settle(ground)
 
     assert ground.report.violations == ()
 
 
-def test_without_a_quorum_nothing_is_acknowledged(ground: Ground) -> None:
-    """Without a quorum a process that knows it commits nothing, and afterwards continues by itself."""
+def test_nothing_is_acknowledged_without_a_quorum(ground: Ground) -> None:
+    """The process continues by itself once a quorum is back."""
     lost_quorum(ground, times=QUORUMS_LOST, away_ms=QUORUM_AWAY_MS)
     settle(ground)
 
     assert ground.report.violations == ()
 
 
-def test_canary_without_the_fence_former_owners_are_seen_to_write(ground: Ground) -> None:
-    """With the fence disabled the same trial finds commits of former owners."""
+def test_canary_former_owners_write_without_the_fence(ground: Ground) -> None:
     unfenced = new_ground(ground.folder / "unfenced", ground.ensemble, ground.nest, fenced=False)
     unfenced.patience_ms = 5_000
     stopped_owners(unfenced, 1)

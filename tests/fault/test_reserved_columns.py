@@ -1,4 +1,4 @@
-"""Columns of an input that have names of the engine's own: they are refused, and no byte of an input is code."""
+"""Input columns with the engine's names: they are refused, and no input bytes are unpickled."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NAMES = ("__millpond_productions", "__MILLPOND_Productions", "__millpond_target"
 
 
 class Owned:
-    """Makes a folder when it is unpickled."""
+    """A class whose pickle makes a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -65,7 +65,7 @@ def store(folder: Path) -> Store:
 
 
 def hostile(folder: Path, name: str = PRODUCTIONS) -> pa.Table:
-    """Rows with the mark of an error of a routing task, and a pickle."""
+    """Return rows marked as the error of a routing task, with a pickle."""
     code = b"\xff" * 8 + pickle.dumps(Owned(folder / "owned"))
     return pa.table({"k": ["a", "b"], "t": [0, 1], name: pa.array([code, None])})
 
@@ -101,7 +101,7 @@ def test_change_with_reserved_field_is_refused(name: str, is_image: bool) -> Non
 def test_file_with_reserved_name_is_refused_on_spark(
     spark: SparkSession, tmp_path: Path, name: str, key: Any
 ) -> None:
-    """The columns of a file are the file's own, so whoever made the file chose their names."""
+    """Whoever made the file chose the names of its columns."""
     (tmp_path / "input").mkdir()
     pq.write_table(hostile(tmp_path, name), tmp_path / "input" / "1.parquet")
     frame = spark.read.parquet(str(tmp_path / "input"))
@@ -127,7 +127,7 @@ def test_later_batch_with_reserved_name_brings_no_such_column(
 
 
 def test_error_of_a_routing_task_is_no_pickle(tmp_path: Path) -> None:
-    """Even bytes that reach a task as another task's are read as JSON alone."""
+    """Even bytes in the place of another task's error are only read as JSON."""
     column = hostile(tmp_path).column(PRODUCTIONS).combine_chunks()
     batch = pa.RecordBatch.from_arrays([pa.array([0, 0], pa.int32()), column], names=[TARGET, PRODUCTIONS])
     with pytest.raises(ValueError, match=r"utf-8|JSON|Expecting"):

@@ -1,4 +1,4 @@
-"""A rewind of a store that a query of Spark feeds, killed between any two of its changes of files."""
+"""A rewind of a store fed by Spark, killed between any two of its changes of files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COUNTED = (AppId.TOTAL, AppId.COUNT, AppId.INPUT_ROWS)
 
 
 class Job:
-    """A query over a folder of files, one a batch, with a store and a sink; and the command that rewinds the store."""
+    """A query over a folder with a file per batch, its store, its sink, and the command that rewinds."""
 
     def __init__(self, spark: SparkSession, folder: Path, hosts: str) -> None:
         self._spark, self._hosts = spark, hosts
@@ -52,7 +52,7 @@ class Job:
             os.utime(file, (START_US / 1e6 + number, START_US / 1e6 + number))
 
     def query(self) -> None:
-        """Consume what there is, from where the query was."""
+        """Consume all files from the query's position."""
         with Store.open(self.pond, zookeeper=self._hosts) as store:
             function = foreach_batch(
                 store,
@@ -74,7 +74,7 @@ class Job:
                 function.close()
 
     def rewind(self, version: int, killed_at: int = NEVER) -> int | None:
-        """Rewind; returns the number of its changes, or ``None`` if it was killed."""
+        """Rewind; return the number of changes, or ``None`` if the command was killed."""
         command = [sys.executable, "-m", "tests.fault.killed_command"]
         command += [str(self.folder), str(killed_at), "rewind", str(self.pond), "--zookeeper", self._hosts]
         command += ["--version", str(version), "--take-back", str(self.sink), "--yes"]
@@ -84,7 +84,7 @@ class Job:
             )
             if LOCKED not in done.stderr:
                 break
-            # By the one that was killed, until its session ends.
+            # The killed command holds the lease until its session ends.
             SystemClock().sleep_ms(1_000)
         if done.returncode == KILLED:
             return None
@@ -100,13 +100,13 @@ class Job:
             )
 
     def counts(self) -> dict[str, int]:
-        """What the store has counted; not its batches, of which Spark makes one where it has listed their files before."""
+        """Return the counts without batches: Spark joins batches whose files it had listed before."""
         with Store.open(self.pond, read_only=True) as store:
             txns = store.snapshot().txns
         return {app_id: at for app_id, at in txns.items() if app_id.startswith(COUNTED)}
 
     def check(self, files: Sequence[range]) -> None:
-        """Each record of these files counts once, and no other does."""
+        """Check that each record of these files counts once, and no other does."""
         numbers = [number for part in files for number in part]
         with Store.open(self.pond, read_only=True) as store:
             assert ledger_of(store) == written(numbered(numbers))
@@ -122,11 +122,9 @@ def positions(txns: dict[str, int], prefix: str) -> list[int]:
 
 
 def check_kills(job: Job, chosen: Callable[[int], Sequence[int]]) -> None:
-    """Check that a query whose store was rewound, by a command that was killed before, goes on as if nothing had been.
+    """Check that a query continues correctly after a killed rewind of its store.
 
-    Args:
-        job: the query.
-        chosen: given the number of changes of a rewind, those before which it is killed.
+    ``chosen`` maps the number of a rewind's changes to the changes before which it is killed.
     """
     job.query()
     version, counts, everything = (
@@ -138,7 +136,7 @@ def check_kills(job: Job, chosen: Callable[[int], Sequence[int]]) -> None:
     assert job.delivered() == everything
     job.rewind(version)
     job.query()
-    # From now on there are as many each time: what was rewound comes again as one batch.
+    # The number is constant from now on: rewound files return as one batch.
     changes = job.rewind(version)
     assert changes is not None
     kills = 0
@@ -164,13 +162,12 @@ def job(spark: SparkSession, tmp_path: Path, zookeeper_hosts: str) -> Job:
 
 @pytest.mark.timeout(900)
 @pytest.mark.spark_all
-def test_a_query_goes_on_after_a_rewind_that_was_killed(job: Job) -> None:
-    """Nothing is lost and nothing counts twice, in rows, counts and sink."""
+def test_query_continues_after_a_killed_rewind(job: Job) -> None:
+    """Rows, counts and sink have each record once."""
     check_kills(job, lambda changes: [changes // 3, changes * 2 // 3])
 
 
 @pytest.mark.spark_all
 @pytest.mark.timeout(3_600)
-def test_a_query_goes_on_after_a_rewind_that_was_killed_anywhere(job: Job) -> None:
-    """The same before each change of a file."""
+def test_query_continues_after_a_rewind_killed_anywhere(job: Job) -> None:
     check_kills(job, range)

@@ -1,6 +1,6 @@
-"""An S3 server that loses replies, fails before or after the work is done, and lets failed puts land later.
+"""An S3 server that loses replies, fails before or after its work, and lets failed puts land later.
 
-The store under test speaks HTTP to a proxy; every record is acknowledged, and is in the table once.
+The store under test speaks HTTP to a proxy. Each record must be acknowledged, and in the table once.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class Pond:
         )
 
     def assert_holds(self, numbers: range | list[int]) -> None:
-        """Each of the numbers is in the ledger once, in order, and the store is sound."""
+        """Assert that each number is in the ledger once, in order, and that the store is sound."""
         with self.open(direct=True) as store:
             assert ledger_of(store) == written(numbered(numbers))
             assert verify_store(store.objects, store.leases.high_water.read()).findings == ()
 
     def commits(self) -> Counter[str]:
-        """Number of commits of each kind in the log."""
+        """Return the number of commits of each kind in the log."""
         kinds: Counter[str] = Counter()
         with self.open(direct=True) as store:
             newest = store.snapshot().version
@@ -84,14 +84,12 @@ class Pond:
 
 @pytest.fixture
 def proxy(s3_server: S3Server) -> Iterator[S3Proxy]:
-    """A proxy before the run's server."""
     with S3Proxy(s3_server.port, CLOCK) as between:
         yield between
 
 
 @pytest.fixture
 def pond(s3_bucket: str, s3_server: S3Server, proxy: S3Proxy) -> Pond:
-    """An empty store."""
     return Pond(s3_bucket, s3_server, proxy)
 
 
@@ -104,10 +102,10 @@ def write(run: LocalRun, number: int) -> None:
     run.run_until_quiet()
 
 
-def test_lost_replies_of_commits_are_settled_by_reading_back(
+def test_lost_reply_of_a_commit_is_resolved_by_reading_back(
     pond: Pond, proxy: S3Proxy, fault_report: FaultReport
 ) -> None:
-    """A commit whose reply was lost counts once, without an error to the caller."""
+    """The caller sees no error."""
     with pond.open() as store:
         run = start(store)
         before = pond.commits()["superstep"]
@@ -122,10 +120,8 @@ def test_lost_replies_of_commits_are_settled_by_reading_back(
     pond.assert_holds(range(LOST))
 
 
-def test_puts_that_land_late_land_once_or_never(
-    pond: Pond, proxy: S3Proxy, fault_report: FaultReport
-) -> None:
-    """A failed put that lands after its writer has put the same bytes again finds the object in place."""
+def test_late_put_lands_once_or_never(pond: Pond, proxy: S3Proxy, fault_report: FaultReport) -> None:
+    """The writer has put the same bytes again in the meantime."""
     statuses: list[int] = []
     with pond.open() as store:
         run = start(store)
@@ -136,15 +132,15 @@ def test_puts_that_land_late_land_once_or_never(
         run.stop()
     fault_report.fault("R5", len(statuses))
     assert len(statuses) == proxy.happened[S3Fault.LATE] == LATE
-    # The writer puts a commit again under the same name, so the late put finds it; a row file likewise.
+    # The writer repeats a commit under the same name, so the late put finds it; a row file likewise.
     assert set(statuses) == {412}
     pond.assert_holds(range(LATE))
 
 
-def test_a_put_that_lands_after_a_take_over_is_no_commit(
+def test_late_put_after_a_takeover_is_no_commit(
     pond: Pond, proxy: S3Proxy, fault_report: FaultReport
 ) -> None:
-    """A delayed commit that lands after the successor's fence finds its version taken."""
+    """The successor's fence has the version."""
     with pond.open() as store, pond.open(direct=True) as other:
         former = start(store)
         write(former, 0)
@@ -153,7 +149,7 @@ def test_a_put_that_lands_after_a_take_over_is_no_commit(
         former.inject(ROWS, numbered([5]))
         fault_report.fault("R5", zombies=1)
         with pytest.raises(FencedError):
-            # The owner is replaced while its put is blocked; then the put passes.
+            # Replace the owner while its put is blocked, then let the put pass.
             take_over_and_mend(former, other, proxy)
         assert proxy.land() == [412]
         assert ledger_of(other) == {"k0": [0, 10]}
@@ -185,10 +181,10 @@ def take_over_and_mend(former: LocalRun, other: Store, proxy: S3Proxy) -> None:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_requests_that_fail_are_tried_again(
+def test_failed_requests_are_retried(
     pond: Pond, proxy: S3Proxy, scenario: str, fault_report: FaultReport
 ) -> None:
-    """When a third of the requests fail, before or after taking effect, all input is committed once."""
+    """A third of the requests fail, before or after taking effect."""
     fault, _, within = SCENARIOS[scenario]
     with pond.open() as store:
         run = start(store)
@@ -202,8 +198,8 @@ def test_requests_that_fail_are_tried_again(
     pond.assert_holds(range(WRITES_IN_A_STORM))
 
 
-def test_a_store_that_is_cut_off_is_waited_for(pond: Pond, proxy: S3Proxy, fault_report: FaultReport) -> None:
-    """While no request passes nothing is acknowledged; once the network is back everything is, once."""
+def test_run_waits_for_an_unreachable_store(pond: Pond, proxy: S3Proxy, fault_report: FaultReport) -> None:
+    """Nothing is acknowledged while no request passes."""
     with pond.open() as store:
         run = LocalRunner(store, progress=False).start(ledger_pipeline())
         run.inject(ROWS, numbered([0])).wait(PATIENCE)
@@ -218,13 +214,13 @@ def test_a_store_that_is_cut_off_is_waited_for(pond: Pond, proxy: S3Proxy, fault
     pond.assert_holds(range(4))
 
 
-def test_canary_a_writer_that_tries_again_blindly_is_seen_to_write_twice(pond: Pond, proxy: S3Proxy) -> None:
-    """The same trial finds the duplicate of a caller that treats a lost reply as a failure."""
+def test_canary_blind_retry_writes_twice(pond: Pond, proxy: S3Proxy) -> None:
+    """A caller that treats a lost reply as a failure makes duplicates."""
     with pond.open() as store:
         run = start(store)
         proxy.plan(S3Fault.REPLY_LOST, within=LOG)
         for number in range(2):
-            # Without an id the repeated record cannot be recognised.
+            # A record without an id is not recognised as a duplicate.
             run.inject(ROWS, [{**numbered([0])[0], "id": f"attempt {number}"}])
             run.run_until_quiet()
         run.stop()

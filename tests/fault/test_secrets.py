@@ -1,7 +1,7 @@
-"""Secrets stay where they were given: runs that succeed and runs that fail, with every logger at its loudest.
+"""Secrets in successful and failing runs, with every logger at its most verbose level.
 
-Each program runs in a process of its own, so that all of its output is seen: what it prints, what it logs at
-any level, its trace. Afterwards every file that it left is searched as well: the table, the catalog, notes.
+Each program is a process, so that all of its output is seen: prints, logs of any level, traces. Every file
+that it leaves is searched too: table, catalog, notes.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Ground:
     def commands(
         self, calls: Iterable[list[str]]
     ) -> tuple[subprocess.CompletedProcess[str], list[tuple[str, str]]]:
-        """Call commands one after another in one process; what it did, and how each command ended with what it said."""
+        """Call commands in turn in one process; return its output, and each command's end and message."""
         done = self.run("-c", COMMANDS, json.dumps(list(calls)))
         said, *ends = done.stderr.split(ENDED)
         found = []
@@ -196,7 +196,7 @@ def lines_with_secrets(texts: Mapping[str, str]) -> list[str]:
 
 
 def leaked(ground: Ground, *runs: subprocess.CompletedProcess[str]) -> list[str]:
-    """Lines with a secret in what was printed, logged and left in files."""
+    """Return the lines with a secret in prints, logs and files."""
     texts = {
         f"{name} {number}": text
         for number, run in enumerate(runs)
@@ -211,19 +211,19 @@ def leaked(ground: Ground, *runs: subprocess.CompletedProcess[str]) -> list[str]
 
 
 def test_runs_show_no_secret(ground: Ground) -> None:
-    """A run that succeeds, and one whose records fail, leave no secret in output, logs, ``repr``, table or catalog."""
+    """One run succeeds, and the records of the other fail."""
     done = ground.program(SUCCESS)
 
     assert done.returncode == 0, done.stderr[-3_000:]
     assert "shop" in done.stdout
-    assert "Connecting to" in done.stderr  # The client's log is there, down to what it may say.
+    assert "Connecting to" in done.stderr  # The client's log is complete.
     assert "session_passwd" not in done.stderr
     assert (ground.folder / "pond" / "catalog.sqlite").exists()
     assert leaked(ground, done) == []
 
 
 def test_failures_show_no_secret(ground: Ground) -> None:
-    """Whatever is wrong, from a password to a database's URL, the error and its whole trace hold no secret."""
+    """From a wrong password to a wrong URL, neither error nor trace holds a secret."""
     attempts = [ATTEMPT.format(failure=failure, name=name) for name, failure in FAILURES.items()]
     done = ground.program("".join(attempts))
 
@@ -233,7 +233,7 @@ def test_failures_show_no_secret(ground: Ground) -> None:
 
 
 def test_commands_show_no_secret(ground: Ground) -> None:
-    """Every command that takes an ensemble takes its security from a file or the environment, and shows none of it."""
+    """Commands take an ensemble's security from a file or the environment."""
     assert ground.program("runner(upkeep=None).run(pipeline(Count()), rows)").returncode == 0
     good, bad = ground.server.authority.ca_file.parent / "good.toml", ground.folder.parent / "bad.toml"
     lines = f'user = "shop"\nca_file = "{ground.server.authority.ca_file}"\n'
@@ -259,8 +259,7 @@ def test_commands_show_no_secret(ground: Ground) -> None:
     assert leaked(ground, done, refused, named, overridden) == []
 
 
-def test_the_search_finds_a_secret(ground: Ground) -> None:
-    """A program that prints a secret, logs one and writes one is found out three times."""
+def test_search_finds_printed_logged_and_written_secrets(ground: Ground) -> None:
     done = ground.program(
         "print(secret['USER_S']); logging.info(secret['KEY_S']); open('note', 'w').write(secret['CATALOG_S'])"
     )

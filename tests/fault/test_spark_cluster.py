@@ -1,7 +1,7 @@
-"""A copy of 100,000 records on a Spark cluster whose executors, workers and driver are killed: none is lost or repeated.
+"""A copy of 100,000 records on a Spark cluster whose executors, workers and driver are killed.
 
-The cluster is Spark's own of several processes on one machine. ``make test`` copies a part of the records with a
-kill of each kind; ``MILLPOND_CLUSTER=full`` copies all, with three executors killed.
+The cluster is Spark's own of several processes on one machine. ``make test`` copies a part of the records
+with a kill of each kind; ``MILLPOND_CLUSTER=full`` copies all, with three executors killed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WORKER: Final = "pyspark.daemon"
 
 
 class Driver:
-    """The copy as a process, and the processes that it has started."""
+    """The copy as a process, with its child processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -66,7 +66,7 @@ class Driver:
         assert self.process.poll() is None, self.tail()
 
     def kill_one(self, what: str) -> None:
-        """``kill -9`` one of its processes with this text in its command."""
+        """Send ``kill -9`` to one child process with this text in its command."""
         children: list[int] = []
 
         def find() -> bool:
@@ -78,7 +78,7 @@ class Driver:
         os.kill(children[-1], signal.SIGKILL)
 
     def kill(self) -> None:
-        """``kill -9`` the driver, then all processes that it leaves."""
+        """Send ``kill -9`` to the driver, then to all processes that it leaves."""
         left = [*self.processes(""), self.process.pid]
         self.process.kill()
         self.process.wait()
@@ -93,17 +93,16 @@ class Driver:
         assert self.process.wait(PATIENCE_MS / 1_000) == 0, self.tail()
 
     def tail(self) -> str:
-        """The end of its output."""
         return self._log.read_text(encoding="utf-8", errors="replace")[-4_000:]
 
     def processes(self, what: str) -> list[int]:
-        """Its descendants with this text in their command, oldest first."""
+        """Return its descendants with this text in their command, oldest first."""
         return sorted(child for child in descendants_of(self.process.pid) if what in command_of(child))
 
 
 @pytest.fixture
 def drivers(tmp_path: Path) -> Iterator[list[Driver]]:
-    """The drivers that the test starts; all are killed at its end."""
+    """Start drivers, and kill all of them after the test."""
     started: list[Driver] = []
     yield started
     for driver in started:
@@ -115,10 +114,10 @@ def copied(folder: Path) -> list[int]:
 
 
 @pytest.mark.timeout(1_800)
-def test_a_copy_on_a_cluster_that_is_killed_is_complete_and_single(
+def test_copy_on_a_killed_cluster_equals_its_input(
     tmp_path: Path, drivers: list[Driver], fault_report: FaultReport
 ) -> None:
-    """With executors, a Python worker and the driver killed, tasks failing and speculation on, the copy equals the input."""
+    """Tasks fail and speculation is on."""
     drivers.append(Driver(tmp_path))
     commits = 1
     for _ in range(EXECUTORS):

@@ -1,4 +1,4 @@
-"""Drivers on Spark as real processes: some that start at the same moment, and one whose JVM is killed."""
+"""Spark drivers as real processes: some start at once, and one loses its JVM."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATIENCE_MS = 180_000
 
 
 class Driver:
-    """A driver as a process of its own; what it says is kept."""
+    """A driver as a process, with its output."""
 
     def __init__(self, folder: Path, hosts: str) -> None:
         command = [sys.executable, "-m", "tests.processes.spark_driver"]
@@ -53,38 +53,36 @@ class Driver:
         self.said += map(str.strip, iter(self._process.stdout.readline, ""))
 
     def tell(self) -> None:
-        """Give it the word to go on."""
+        """Let the driver continue."""
         assert self._process.stdin is not None
         self._told = len(self.said)
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
 
     def wait_for(self, condition: Callable[[list[str]], bool]) -> None:
-        """Wait until what it has said fulfils a condition; it must not end before."""
+        """Wait until the output fulfils a condition; the driver must not end before."""
         assert wait_until(lambda: condition(self.said) or not self._reader.is_alive(), CLOCK, PATIENCE_MS)
         assert condition(self.said), (self.said, self.tail())
 
     @property
     def answers(self) -> list[str]:
-        """What it has said since it was given the word."""
+        """Return the output since the driver was last continued."""
         return self.said[self._told :]
 
     @property
     def is_fenced(self) -> bool:
-        """Whether the run that it was given the word for has ended with this error."""
+        """Return True if that run has ended with this error."""
         return self.answers[-1:] != [] and self.answers[-1].partition(" ")[0] == "FencedError"
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended, and all that it has said is known."""
+        """Return True if the process has ended and its output is complete."""
         return not self._reader.is_alive() and self._process.poll() is not None
 
     def tail(self) -> str:
-        """The end of its output."""
         return self._log.read_text(encoding="utf-8", errors="replace")[-3_000:]
 
     def end(self) -> None:
-        """Kill it."""
         self._process.kill()
         self._process.wait()
         self._reader.join()
@@ -98,7 +96,7 @@ Start = Callable[[int], list[Driver]]
 
 @pytest.fixture
 def start(tmp_path: Path, zookeeper_hosts: str) -> Iterator[Start]:
-    """Starts drivers, and waits until they can begin."""
+    """Start drivers, and wait until they can begin."""
     (tmp_path / "input").mkdir()
     drivers: list[Driver] = []
 
@@ -115,20 +113,18 @@ def start(tmp_path: Path, zookeeper_hosts: str) -> Iterator[Start]:
 
 
 def bring(folder: Path, *numbers: int) -> None:
-    """One more file."""
     file = folder / f"{numbers}.json"
     file.write_bytes(b"\n".join(map(orjson.dumps, numbered(numbers))))
     file.rename(folder / "input" / file.name)
 
 
 def ledger(folder: Path, hosts: str) -> dict[str, list[int]]:
-    """What the store holds."""
     with Store.open(folder / "pond", zookeeper=hosts, read_only=True) as store:
         return {key: sorted(numbers) for key, numbers in ledger_of(store).items()}
 
 
 def holds(folder: Path, hosts: str, numbers: list[int]) -> Callable[[], bool]:
-    """Whether the store holds these numbers; it is read only when there is another commit."""
+    """Return True if the store holds these numbers; read it only after another commit."""
     commits: set[Path] = set()
 
     def condition() -> bool:
@@ -145,8 +141,10 @@ def holds(folder: Path, hosts: str, numbers: list[int]) -> Callable[[], bool]:
 def test_of_drivers_at_the_same_moment_one_wins_and_tells_of_its_killed_jvm(
     tmp_path: Path, zookeeper_hosts: str, start: Start
 ) -> None:
-    """On a fresh store and, twice, on an existing checkpoint one goes on and the others end with FencedError; when the
-    last winner's JVM is killed, every call says so, ``is_active`` is false, and ``stop`` gives the leases back.
+    """One driver wins on a fresh store and, twice, on an existing checkpoint; the others end with FencedError.
+
+    When the JVM of the last winner is killed, every call reports it, ``is_active`` is false, and ``stop``
+    releases the leases.
     """
     brought = [0, 5]
     bring(tmp_path, *brought)
@@ -173,7 +171,7 @@ def test_of_drivers_at_the_same_moment_one_wins_and_tells_of_its_killed_jvm(
 
 
 def _the_winner(drivers: list[Driver]) -> Driver:
-    """The one that goes on when all others are fenced."""
+    """Return the driver that continues when all others are fenced."""
     is_settled = wait_until(lambda: sum(not driver.is_fenced for driver in drivers) == 1, CLOCK, PATIENCE_MS)
     assert is_settled, [(driver.said, driver.tail()) for driver in drivers]
     (winner,) = (driver for driver in drivers if not driver.is_fenced)

@@ -1,7 +1,7 @@
-"""Two processes on one store: the second takes over, and no later commit of the first lands.
+"""Two processes on one store: after a takeover, no later commit of the first lands.
 
-Both are real processes, with a real ZooKeeper and short sessions. The former owner is alive, stopped
-for longer than its session, or stopped in the middle of its commit.
+Both are real processes, with a real ZooKeeper and short sessions. The former owner is alive, stopped for
+longer than its session, or stopped in the middle of its commit.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ Takeover = Callable[..., Store]
 
 @pytest.fixture
 def first(tmp_path: Path, zookeeper_hosts: str) -> Iterator[StartOwner]:
-    """Starts the first owner."""
     Store.open(tmp_path / "pond", zookeeper=zookeeper_hosts).close()
     started: list[Owner] = []
 
@@ -72,7 +71,7 @@ def take_over(store: Store, on_held: OnHeld, *numbers: int) -> None:
 
 
 def writers_after(store: Store, version: int) -> set[object]:
-    """The writers of the commits after a version."""
+    """Return the writers of the commits after a version."""
     writers = set()
     for number in range(version + 1, store.snapshot().version + 1):
         actions = decode(store.log.require(TableVersion(number)), str(number))
@@ -91,10 +90,10 @@ def assert_only_the_second_wrote(store: Store, since: int, ledger: dict[str, lis
 
 @pytest.mark.parametrize("engine", ["local", "threaded", "coordinator"])
 @pytest.mark.parametrize("reads_again", [False, True], ids=["blindly", "after a refresh"])
-def test_the_next_commit_of_a_former_owner_is_refused(
+def test_next_commit_of_a_former_owner_is_refused(
     first: StartOwner, second: Store, engine: str, reads_again: bool
 ) -> None:
-    """After a takeover the former owner is fenced and changes nothing, even if it refreshes first."""
+    """Refreshing first does not help."""
     former = first(engine)
     assert former.ask("write 0").startswith("version ")
     since = second.snapshot().version
@@ -111,17 +110,16 @@ def test_the_next_commit_of_a_former_owner_is_refused(
 
 
 @pytest.mark.parametrize("reads_again", [False, True], ids=["blindly", "after a refresh"])
-def test_an_owner_stopped_for_longer_than_its_session_is_refused(
+def test_owner_stopped_for_longer_than_its_session_is_refused(
     first: StartOwner, second: Store, reads_again: bool
 ) -> None:
-    """A standby takes over from a stopped owner, which changes nothing when it resumes."""
     former = first()
     former.ask("write 0")
     since = second.snapshot().version
     former.signal(signal.SIGSTOP)
     take_over(second, "wait", 5)
     version = second.snapshot().version
-    # The commands wait in the pipe and run the moment the process resumes.
+    # The commands wait in the pipe, and run the moment the process resumes.
     for command in ["refresh", "write 10"] if reads_again else ["write 10"]:
         former.tell(command)
     former.signal(signal.SIGCONT)
@@ -132,8 +130,8 @@ def test_an_owner_stopped_for_longer_than_its_session_is_refused(
     assert_only_the_second_wrote(second, since, {"k0": [0, 5]})
 
 
-def test_an_owner_stopped_within_its_commit_is_refused(first: StartOwner, second: Store) -> None:
-    """A commit whose owner was stopped between check and put does not land after a takeover."""
+def test_owner_stopped_within_its_commit_is_refused(first: StartOwner, second: Store) -> None:
+    """It was stopped between check and put."""
     former = first()
     former.ask("write 0")
     since = second.snapshot().version
@@ -147,8 +145,8 @@ def test_an_owner_stopped_within_its_commit_is_refused(first: StartOwner, second
     assert_only_the_second_wrote(second, since, {"k0": [0, 5]})
 
 
-def test_an_owner_stopped_within_its_commit_may_finish_it(first: StartOwner, second: Store) -> None:
-    """Without a takeover the stopped commit lands, once."""
+def test_owner_stopped_within_its_commit_may_finish_it(first: StartOwner, second: Store) -> None:
+    """Nobody took over, so the commit lands once."""
     former = first()
     former.ask("stop_at_put")
     former.tell("write 10")
@@ -159,8 +157,7 @@ def test_an_owner_stopped_within_its_commit_may_finish_it(first: StartOwner, sec
     assert ledger_of(second) == {"k0": [10]}
 
 
-def test_a_standby_waits_for_a_live_owner_and_follows_a_dead_one(first: StartOwner, second: Store) -> None:
-    """``refuse`` leaves a live owner alone; after a kill, ``wait`` continues from its last commit."""
+def test_standby_waits_for_a_live_owner_and_follows_a_dead_one(first: StartOwner, second: Store) -> None:
     former = first()
     former.ask("write 0")
     version = second.snapshot().version
@@ -175,7 +172,6 @@ def test_a_standby_waits_for_a_live_owner_and_follows_a_dead_one(first: StartOwn
 
 
 def test_owners_take_turns(tmp_path: Path, zookeeper_hosts: str) -> None:
-    """When two processes repeatedly take the store from each other, each commit is present once."""
     path = tmp_path / "pond"
     with (
         Store.open(path, zookeeper=zookeeper_hosts) as first,
@@ -188,8 +184,8 @@ def test_owners_take_turns(tmp_path: Path, zookeeper_hosts: str) -> None:
         assert first.leases is not other.leases
 
 
-def test_a_pipeline_on_spark_is_fenced(tmp_path: Path, zookeeper_hosts: str, spark: SparkSession) -> None:
-    """On Spark the next batch after a takeover raises FencedError, and changes nothing."""
+def test_pipeline_on_spark_is_fenced(tmp_path: Path, zookeeper_hosts: str, spark: SparkSession) -> None:
+    """The next batch after a takeover raises FencedError."""
     path = tmp_path / "pond"
 
     def batch(number: int) -> tuple[object, InputPosition]:

@@ -1,4 +1,4 @@
-"""ZooKeeper goes away under a running pipeline: for a while, for longer than a session, for good."""
+"""ZooKeeper's absence under a running pipeline: briefly, longer than a session, or permanently."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHORT_SESSION_MS = 3_000
 
 
 def server_of(path: Path) -> ServerProcess:
-    """The server that runs in the folder ``zookeeper`` below ``path``."""
+    """Return the server of the folder ``zookeeper`` below ``path``."""
     server = recorded_server(path / "zookeeper")
     assert server is not None
     return server
@@ -44,12 +44,12 @@ def start(store: Store, **options: float) -> LocalRun:
 
 
 def probe_of(store: Store) -> Lease:
-    """A lease of the store's session, whose state tells what the process knows of ZooKeeper."""
+    """Return a lease of the store's session, which shows the process's knowledge of ZooKeeper."""
     return store.leases.take(Interval("probe"), above=Sequencer(0))
 
 
 def notices(probe: Lease) -> bool:
-    """Wait until the process knows that ZooKeeper is away."""
+    """Wait until the process has noticed ZooKeeper's absence."""
     return wait_until(lambda: probe.state is LeaseState.SUSPENDED, CLOCK)
 
 
@@ -59,7 +59,7 @@ def write(run: LocalRun, numbers: Sequence[int]) -> Receipt:
 
 @pytest.fixture
 def proxy(zookeeper_hosts: str) -> Iterator[TcpProxy]:
-    """A network to the run's server that can be spoilt."""
+    """A faulty network to the run's server."""
     between = TcpProxy(int(zookeeper_hosts.rpartition(":")[2]))
     yield between
     between.mend()
@@ -67,7 +67,7 @@ def proxy(zookeeper_hosts: str) -> Iterator[TcpProxy]:
 
 
 def stop(path: Path) -> Callable[[], object]:
-    """Stop the store's server in its tracks; the way back is to let it go on."""
+    """Stop the store's server with a signal, so that it can be resumed."""
     server = server_of(path)
     server.signal(signal.SIGSTOP)
     return lambda: server.signal(signal.SIGCONT)
@@ -75,7 +75,7 @@ def stop(path: Path) -> Callable[[], object]:
 
 @pytest.mark.slow
 def test_ten_seconds_without_zookeeper_lose_nothing(tmp_path: Path) -> None:
-    """Within its session a run pauses while ZooKeeper is away, killed or hanging, and goes on by itself."""
+    """The run pauses within its session and resumes by itself."""
     server = EmbeddedZooKeeper(tmp_path / "zookeeper", CLOCK, SystemRng(), is_open=True)
     with (
         Store.open(tmp_path / "one", zookeeper=server.start_or_join(), session_timeout="30s") as killed,
@@ -93,7 +93,7 @@ def test_ten_seconds_without_zookeeper_lose_nothing(tmp_path: Path) -> None:
         receipts = [write(run, numbers) for numbers in (range(10, 20), range(20, 30)) for run in (one, other)]
         CLOCK.sleep_ms(10_000)
 
-        # A run that knows that ZooKeeper is away does not commit; its fence protects a run that cannot know.
+        # A run that has noticed the absence commits nothing; its fence protects a run that has not.
         assert killed.snapshot().version == version
         assert not receipts[0].is_durable
         server.start_or_join()
@@ -108,8 +108,7 @@ def test_ten_seconds_without_zookeeper_lose_nothing(tmp_path: Path) -> None:
     server.close()
 
 
-def test_a_store_starts_its_own_server_again(tmp_path: Path) -> None:
-    """When the store's own server is killed, the waiting run starts it again and continues."""
+def test_store_restarts_its_own_server(tmp_path: Path) -> None:
     path = tmp_path / "pond"
     with Store.open(path) as store, start(store) as run:
         write(run, range(10)).wait(PATIENCE)
@@ -123,10 +122,10 @@ def test_a_store_starts_its_own_server_again(tmp_path: Path) -> None:
         assert ledger_of(store) == written(numbered(range(20)))
 
 
-def test_away_for_longer_than_the_session_ends_the_run(
+def test_absence_beyond_the_session_ends_the_run(
     tmp_path: Path, proxy: TcpProxy, zookeeper_hosts: str
 ) -> None:
-    """When the servers have given the session up the run is fenced, and its successor goes on where it was."""
+    """Its successor continues at the same place."""
     path = tmp_path / "pond"
     with Store.open(path, zookeeper=proxy.address, session_timeout=f"{SHORT_SESSION_MS}ms") as store:
         run = start(store)
@@ -135,7 +134,7 @@ def test_away_for_longer_than_the_session_ends_the_run(
         proxy.cut()
         assert notices(probe)
         late = write(run, range(10, 20))
-        # No other process takes the store: only the end of the session ends the leases.
+        # No other process takes the store, so only the session's end ends the leases.
         CLOCK.sleep_ms(2 * SHORT_SESSION_MS)
         assert not late.is_durable
         proxy.mend()
@@ -148,15 +147,15 @@ def test_away_for_longer_than_the_session_ends_the_run(
         run.abandon()
         assert ledger_of(store) == written(numbered(range(10)))
     with Store.open(path, zookeeper=zookeeper_hosts) as store, start(store) as run:
-        # Records have ids, so the second run need not know how far the first one came.
+        # Ids let the second run ignore how far the first one came.
         write(run, range(20)).wait(PATIENCE)
         assert ledger_of(store) == written(numbered(range(20)))
 
 
-def test_a_successor_may_come_while_zookeeper_is_out_of_reach(
+def test_standby_follows_an_owner_cut_off_from_zookeeper(
     tmp_path: Path, proxy: TcpProxy, zookeeper_hosts: str
 ) -> None:
-    """A standby follows an owner that is cut off, and the owner is fenced when it is back."""
+    """The owner is fenced when its connection is back."""
     path = tmp_path / "pond"
     with (
         Store.open(path, zookeeper=proxy.address, session_timeout=f"{SHORT_SESSION_MS}ms") as store,
@@ -175,8 +174,7 @@ def test_a_successor_may_come_while_zookeeper_is_out_of_reach(
             assert ledger_of(standby) == written(numbered([*range(10), *range(20, 30)]))
 
 
-def test_a_run_waits_no_longer_than_it_was_told(tmp_path: Path, proxy: TcpProxy) -> None:
-    """A pause that lasts too long ends the run with a clear error, and nothing is half written."""
+def test_pause_beyond_its_timeout_ends_the_run(tmp_path: Path, proxy: TcpProxy) -> None:
     with Store.open(tmp_path / "pond", zookeeper=proxy.address) as store:
         run = start(store, pause_timeout="300ms")
         write(run, range(10)).wait(PATIENCE)
@@ -196,8 +194,8 @@ def test_a_run_waits_no_longer_than_it_was_told(tmp_path: Path, proxy: TcpProxy)
         assert ledger_of(store) == written(numbered(range(20)))
 
 
-def test_a_server_that_hangs_for_longer_than_the_session(tmp_path: Path) -> None:
-    """A hanging server gives a session up or takes it back; either way nothing is lost and a restart goes on."""
+def test_server_hanging_beyond_the_session_loses_nothing(tmp_path: Path) -> None:
+    """The server may expire the session or keep it; a restart continues either way."""
     path = tmp_path / "pond"
     with Store.open(path, session_timeout=f"{SHORT_SESSION_MS}ms") as store:
         run = start(store)

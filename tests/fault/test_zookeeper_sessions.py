@@ -1,4 +1,4 @@
-"""Sessions that expire, connections that are lost, and takings of unknown outcome, fifty times."""
+"""Expired sessions, lost connections, and acquisitions of unknown outcome, fifty times each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REQUEST_OF_A_TAKING: Final = b"writer_id"
 
 @pytest.fixture
 def proxy(zookeeper_hosts: str) -> Iterator[TcpProxy]:
-    """A network to the run's server that can be spoilt."""
+    """A faulty network to the run's server."""
     between = TcpProxy(int(zookeeper_hosts.rpartition(":")[2]))
     yield between
     between.mend()
@@ -46,20 +46,19 @@ def proxy(zookeeper_hosts: str) -> Iterator[TcpProxy]:
 
 
 def expire(store: Store, hosts: str) -> None:
-    """End the store's session on the server, as if it had been silent for too long."""
+    """Expire the store's session on the server, as after too long a silence."""
     leases = store.leases
     assert isinstance(leases, ZooKeeperLeases)
-    # A client that knows a session's id and password may attach to the session, and close it for both.
+    # A client with a session's id and password may attach to the session, and close it for both.
     impostor = KazooClient(hosts=hosts, client_id=leases._session._client.client_id)
     impostor.start()
     impostor.stop()
     impostor.close()
 
 
-def test_runs_whose_sessions_expire_are_fenced_and_followed(
+def test_runs_with_expired_sessions_are_fenced_and_followed(
     tmp_path: Path, zookeeper_hosts: str, fault_report: FaultReport
 ) -> None:
-    """A run whose session has ended commits nothing any more, and its successor goes on where it was."""
     path = tmp_path / "pond"
     durable = 0
     for _ in range(EXPIRIES):
@@ -69,7 +68,8 @@ def test_runs_whose_sessions_expire_are_fenced_and_followed(
             durable += 1
             expire(store, zookeeper_hosts)
             fault_report.fault("R8", zombies=1)
-            # Until the run hears that its session has ended, it has no successor, and its commits are valid.
+            # Until the run learns that its session has ended, it has no successor, and its commits are
+            # valid.
             with pytest.raises(FencedError):
                 write_on(run, durable)
             fault_report.count(zombies_fenced=1)
@@ -82,13 +82,12 @@ def test_runs_whose_sessions_expire_are_fenced_and_followed(
 
 
 def write_on(run: LocalRun, number: int) -> None:
-    """Write numbers until it fails."""
+    """Write numbers until a write fails."""
     for at_most in range(number, number + 10_000):
         run.inject(ROWS, numbered([at_most])).wait(PATIENCE)
 
 
-def test_a_run_outlives_lost_connections(tmp_path: Path, proxy: TcpProxy, fault_report: FaultReport) -> None:
-    """Within its session a run goes on after every lost connection, and repeats nothing."""
+def test_run_outlives_lost_connections(tmp_path: Path, proxy: TcpProxy, fault_report: FaultReport) -> None:
     with Store.open(tmp_path / "pond", zookeeper=proxy.address, session_timeout="1m") as store:
         with LocalRunner(store, progress=False).start(ledger_pipeline()) as run:
             for number in range(LOSSES):
@@ -101,10 +100,10 @@ def test_a_run_outlives_lost_connections(tmp_path: Path, proxy: TcpProxy, fault_
         assert ledger_of(store) == written(numbered(range(LOSSES)))
 
 
-def test_takings_of_unknown_outcome_end_in_one_lease(
+def test_acquisitions_of_unknown_outcome_end_in_one_lease(
     zookeeper_hosts: str, proxy: TcpProxy, fault_report: FaultReport
 ) -> None:
-    """However often the answer to a taking is lost, its writer holds one lease in the end, above all before."""
+    """Its sequencer exceeds all former ones."""
     leases = ZooKeeperLeases(proxy.address, SystemRng().token(), "w1", CLOCK, session_timeout_ms=60_000)
     before = Sequencer(0)
     for number in range(UNKNOWN):

@@ -1,7 +1,7 @@
-"""The embedded ZooKeeper starts again and again while every processor is busy, and leaves nothing behind.
+"""Repeated starts of the embedded ZooKeeper on busy processors.
 
-``MILLPOND_ZOOKEEPER_STARTS=300 pytest tests/fault/test_zookeeper_starts.py`` starts it as often as that; the figures are in
-``build/fault/zookeeper_starts.json``.
+``MILLPOND_ZOOKEEPER_STARTS=300 pytest tests/fault/test_zookeeper_starts.py`` sets their number; the figures
+are in ``build/fault/zookeeper_starts.json``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STARTS: Final = int(os.environ.get("MILLPOND_ZOOKEEPER_STARTS", "5"))
 REPORT: Final = ROOT / "build/fault/zookeeper_starts.json"
 CLOCK: Final = SystemClock()
 USERS: Final = 2
-# Ends with its input, so that it cannot outlive this process.
+# The program ends with its input, so it cannot outlive this process.
 BURNER: Final = """
 import os, sys, threading
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
@@ -42,30 +42,29 @@ class User:
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "tests.processes.server_user"]
-        # The server that users have, which is slower than that of other tests.
+        # Use the users' server, which is slower than the tests'.
         environment = {name: value for name, value in os.environ.items() if name != OPTIONS_VARIABLE}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._process = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **pipes)
 
     def tell(self, command: str) -> None:
-        """Give a command without waiting for the answer."""
+        """Send a command without waiting for the answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(command + "\n")
         self._process.stdin.flush()
 
     def hear(self) -> str:
-        """The next answer."""
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
     def end(self) -> None:
-        """End its input, and wait for it."""
+        """Close its input, and wait for its end."""
         self._process.communicate()
 
 
 @dataclass(slots=True)
 class Figures:
-    """What the starts have come to."""
+    """The figures of all starts."""
 
     starts: int = 0
     failures: list[str] = field(default_factory=list)
@@ -76,7 +75,7 @@ class Figures:
 
 @contextmanager
 def busy_processors() -> Iterator[None]:
-    """As many endless loops as there are processors."""
+    """Run as many endless loops as there are processors."""
     burners = [
         subprocess.Popen([sys.executable, "-c", BURNER], stdin=subprocess.PIPE)
         for _ in range(os.cpu_count() or 1)
@@ -90,7 +89,7 @@ def busy_processors() -> Iterator[None]:
 
 
 def servers_below(folder: Path) -> list[str]:
-    """The folders of the servers that run with data below a folder, with their process ids."""
+    """Return the folders of servers with data below a folder, with their process ids."""
     entries = []
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
@@ -107,7 +106,7 @@ def servers_below(folder: Path) -> list[str]:
 
 
 def use_at_once(users: list[User], folder: Path, figures: Figures) -> None:
-    """Have all users open a folder's server at the same time, look how many there are, and close it."""
+    """Let all users open a folder's server at once, count the servers, and close it."""
     began_us = CLOCK.monotonic_us()
     for user in users:
         user.tell(f"open {folder}")
@@ -126,10 +125,8 @@ def use_at_once(users: list[User], folder: Path, figures: Figures) -> None:
 
 
 @pytest.mark.timeout(120 + 20 * STARTS)
-def test_it_starts_once_for_two_users_on_busy_processors(tmp_path: Path) -> None:
-    """Two processes that come at once get the same server, in a new folder, in a used one, and in one with the note
-    of a server that died; none is left when both have closed.
-    """
+def test_server_starts_once_for_two_users_on_busy_processors(tmp_path: Path) -> None:
+    """The folder is new, used, or has the note of a dead server; no server is left at the end."""
     figures, began_us = Figures(), CLOCK.monotonic_us()
     with ExitStack() as ending, busy_processors():
         users = [User() for _ in range(USERS)]
@@ -138,7 +135,7 @@ def test_it_starts_once_for_two_users_on_busy_processors(tmp_path: Path) -> None
         for number in range(STARTS):
             folder = tmp_path / str(number // 3)
             if number % 3 == 2:
-                # The process id is that of an unrelated process.
+                # The process id belongs to an unrelated process.
                 (folder / "server.json").write_bytes(
                     orjson.dumps({"process_id": os.getpid(), "port": 20_000 + number, "started": "before"})
                 )
