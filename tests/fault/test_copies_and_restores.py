@@ -102,7 +102,7 @@ def put_back(place: Place) -> None:
 
 @pytest.mark.parametrize("upsert", [False, True])
 def test_restored_backup_does_not_skip_repeated_work(place: Place, *, upsert: bool) -> None:
-    """A store behind its sink is refused; as restored, with the sink taken back, other input gives other rows, each once."""
+    """A store behind its sink is refused; adopted as restored, it reverts the sink."""
     place.upsert = upsert
     put_back(place)
     before = place.rows()

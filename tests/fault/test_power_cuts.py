@@ -155,9 +155,7 @@ def test_acknowledged_records_survive_each_power_cut(disk: Disk, fault_report: F
 
 
 def test_loss_without_syncs_is_refused(disk: Disk) -> None:
-    """With os_cache the same power cut takes acknowledged commits back (so the copies do show what is not synced), and
-    the store is refused or gone, and not read as if nothing had been.
-    """
+    """With os_cache acknowledged commits are lost, so the copies do lack unsynced data."""
     registry = MemoryRegistry()
     with opened(disk, registry, "os_cache") as store:
         run = LocalRunner(store, progress=False).start(pipeline_of(disk, "os_cache"), stepping=True)

@@ -262,7 +262,7 @@ class TestReading:
 
 class TestGoingOn:
     def test_pipeline_continues(self, old: Old) -> None:
-        """Productions are delivered once, repeated records are known, timers of both clocks fire, windows close."""
+        """Productions are delivered once, duplicates dropped, timers fired, and windows closed."""
         old.go_on()
 
         assert old.states() == old.contents["continued"]["newest"]
