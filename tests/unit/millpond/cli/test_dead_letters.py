@@ -136,7 +136,7 @@ def test_impossible_request_is_refused(pond: Path, arguments: tuple[str, ...], m
 
 
 def test_letter_without_whole_value_is_lost(tmp_path: Path) -> None:
-    """A request for nothing else is refused."""
+    """A request that finds only lost letters is refused."""
     long = [{"id": "1", "item": "tea", "price": 1.0, "pieces": 0, "at": 1, "note": "x" * (1 << 21)}]
     run(tmp_path / "pond", mended=False, rows=long)
 

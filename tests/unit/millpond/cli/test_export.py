@@ -73,7 +73,6 @@ def test_delta_reader_reads_export(pond: Path, tmp_path: Path) -> None:
 
 
 def test_typed_keys_have_columns(tmp_path: Path) -> None:
-    """Without them the table can be loaded."""
     pipeline = EnginePipeline("p")
     pipeline.inject("sales", key=["country", "card"], at="at")
     pipeline.add(Count(), name="counts", subscribes={"sales": None})

@@ -95,8 +95,8 @@ def test_rewind_reverts_sink_and_checkpoint(pond: Pond) -> None:
     assert not verify_store(open_objects(str(pond.path / "rows"))).findings
 
 
-def test_redelivery_gets_new_batch_number_where_no_superstep_is_undone(pond: Pond) -> None:
-    """Owners and savepoints follow the last superstep."""
+def test_redelivered_rows_leave_sink_where_no_superstep_is_undone(pond: Pond) -> None:
+    """Only owners and savepoints follow the last superstep; redelivery uses a new number."""
     with mp.Store.open(pond.path, pond.hosts) as store:
         version = store.snapshot().version
         store.savepoint("later")

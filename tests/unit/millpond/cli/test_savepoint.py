@@ -62,7 +62,7 @@ def test_savepoint_is_created_read_listed_and_deleted(pond: Path) -> None:
         (("rows", "count", "--version", "mine"), "number .* or the name of a savepoint"),
     ],
 )
-def test_impossible_request_changes_nothing(pond: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_impossible_request_is_refused(pond: Path, arguments: tuple[str, ...], message: str) -> None:
     command, *rest = arguments
     result = invoke(command, pond, *rest)
 

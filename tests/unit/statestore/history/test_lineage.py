@@ -55,7 +55,7 @@ def test_current_location_is_the_last_one_seen() -> None:
 def test_sink_fits_continued_incarnations(
     later: tuple[tuple[str, str, int], ...], records: dict[str, int], delivered: int
 ) -> None:
-    """It may not be ahead of the point where the store continued one."""
+    """The sink must not be ahead of the point from which the store continued."""
     record = SinkRecord(lineage_of(*later), "p", "out", Superstep(60))
     record.check_on_opening(sink(**records))
     assert record.delivered(sink(**records).txns) == delivered

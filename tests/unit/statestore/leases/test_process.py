@@ -39,7 +39,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 
 def test_process_is_server_before_it_becomes_java(server: ServerProcess) -> None:
-    """It is not our child."""
+    """The process is not our child."""
     stat = Path(f"/proc/{server.process_id}/stat").read_text().rpartition(")")[2].split()
 
     assert recorded_server(server.folder) == server

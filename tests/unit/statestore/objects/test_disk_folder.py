@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("processes", [1, 3])
 def test_budget_is_kept(folder: Path, processes: int) -> None:
-    """Files take 90 % of it, and each process may exceed that by its share."""
+    """The limit is 90 % of the budget, plus a share for each process."""
     machine = Machine(folder, processes)
     most = 0
     for number in range(150):

@@ -71,7 +71,7 @@ class TestPutNew:
         assert objects.get("a") == b"theirs"
 
     def test_conflict_without_object_is_unavailable(self) -> None:
-        """It is no damage."""
+        """The service is busy; nothing is damaged."""
 
         class Busy(MemoryObjects):
             def put_if_absent(self, path: str, data: bytes) -> None:

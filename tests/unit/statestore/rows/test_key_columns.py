@@ -96,7 +96,7 @@ def test_compatible_types_share_texts() -> None:
         ([{"a": "x", "b": b""}], pa.struct([("a", pa.string()), ("b", pa.binary())])),
     ],
 )
-def test_python_values_have_one_type(cells: list[Any], kind: pa.DataType) -> None:
+def test_column_type_follows_python_values(cells: list[Any], kind: pa.DataType) -> None:
     assert told_kind(cells) == kind
 
 

@@ -82,7 +82,7 @@ def test_bar_of_fork_counts_files(pond: Path) -> None:
 
 
 def test_run_has_bar_for_each_input(pond: Path, zookeeper_hosts: str) -> None:
-    """Log lines would break the bars."""
+    """No log lines are printed."""
     (pond / "shown_of_test.py").write_text(
         "import millpond as mp\n\nmade = mp.Pipeline('p')\nrows = made.inject('rows', key='k', at='at')\n"
         "rows.window(mp.FixedWindows('1s')).combine(mp.Count(), name='count')\n",
