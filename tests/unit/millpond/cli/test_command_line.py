@@ -358,7 +358,7 @@ class TestStatus:
         assert lines_of("status", str(tmp_path), "--catalog", url, "--json") == [found]
 
     def test_status_has_totals_and_watermarks(self, tmp_path: Path) -> None:
-        """A computation's own watermark precedes those of its intervals."""
+        """The watermark of a computation precedes the watermarks of its intervals."""
         fill(tmp_path)
         store = SmallStore.__new__(SmallStore)
         store.objects, store.clock = open_objects(f"{tmp_path}/rows"), ManualClock()

@@ -1,4 +1,4 @@
-"""The examples in the help of every registered command, each run on a store that has what they name."""
+"""The examples in the help of every command, run on a store that has the names in them."""
 
 from __future__ import annotations
 
