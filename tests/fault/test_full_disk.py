@@ -1,15 +1,15 @@
-"""A full disk: the run waits, fails with the reason when it may not wait longer, and continues with the same answer.
+"""A full disk: the run waits, fails with its reason after a timeout, and continues with the same answer.
 
-A small tmpfs stands for the disk where mounting is allowed, with everything of the store on it,
-ZooKeeper and catalog included; an object store that has no room stands for it everywhere. Where mounting
-is not allowed, ``[tmpfs]`` is skipped and these show the same facts:
+Where mounting is allowed, the disk is a small tmpfs with the whole store, ZooKeeper and catalog included.
+An object store without room replaces it everywhere. Where mounting is not allowed, ``[tmpfs]`` is skipped and
+these tests show the same facts:
 
 | needs the right to mount                          | without it                                          |
 |---------------------------------------------------|-----------------------------------------------------|
 | ``test_a_run_waits_for_room[tmpfs]``              | ``[everything]``, ``[the log]``, ``[row files]``, … |
 | ``test_a_run_that_may_not_wait_says_why[tmpfs]``  | the same                                            |
 | ``test_a_full_sink_stops_the_run_…[tmpfs]``       | ``[no folder]``                                     |
-| ``test_full_disk_under_spark_ends_the_run_with_its_reason``                  | none: Spark's tasks write to a real file system     |
+| ``test_full_disk_under_spark_ends_the_run``       | none: Spark's tasks write to a real file system     |
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def test_a_full_sink_stops_the_run_and_gets_the_rest_later(
 
 
 @pytest.mark.spark
-def test_full_disk_under_spark_ends_the_run_with_its_reason(
+def test_full_disk_under_spark_ends_the_run(
     tmpfs: Tmpfs, spark: SparkSession, fault_report: FaultReport
 ) -> None:
     """The next run gives the same answer."""

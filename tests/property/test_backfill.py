@@ -1,4 +1,4 @@
-"""Whatever the records and wherever the cut: a computation that joins ends as one that was there from the start."""
+"""Backfills with any records and any cut: a computation that joins ends like one present from the start."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 from tests.fixtures.computations import SECOND_US, Count, Window
 
 START_US = 1_700_000_000 * SECOND_US
-# Not those whose timers records move: which records a timer comes before depends on the watermark that they meet.
+# Leave out computations whose records move timers: the watermark decides which records a timer precedes.
 JOINING = {"count": Count, "window": Window}
 
 
 class Kept(mp.Computation):
-    """Keeps all that it is given, in no order, without what came at the same time being told apart."""
+    """Keeps all its inputs as a bag."""
 
     def process_record(self, context, record):
-        """Insert the record."""
         value = record.value
         shown = [value["window"], value["value"]] if "pane" in value else [record.at, value]
         context.state.set(sorted([*context.state.get([]), json.dumps(shown, sort_keys=True)]))
@@ -42,12 +41,12 @@ def pipeline(*, joins: bool, ids: bool, backfill: Any = None) -> mp.Pipeline:
 
 
 def ends(runs: list[tuple[mp.Pipeline, list[dict[str, Any]]]]) -> dict[str, Any]:
-    """The rows of what joins, after these runs of one store, the last of which ends the input."""
+    """Return the rows of the joining computations after these runs of one store."""
     with (
         mp.Store.in_memory(clock=ManualClock(), rng=SeededRng(1)) as store,
         pytest.MonkeyPatch.context() as patch,
     ):
-        # A history of several pieces, so that its watermark has to move.
+        # Give the history in several pieces, so that its watermark has to move.
         patch.setattr("millpond.executor.local.worker.BUNDLE_RECORDS_MAX", 4)
         for number, (made, rows) in enumerate(runs, 1):
             runner = mp.LocalRunner(store, progress=False, upkeep=None, rng=SeededRng(number))
@@ -81,10 +80,10 @@ def inputs(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int]:
 
 @given(inputs(), st.sampled_from(["input", "rows", "ids"]), st.randoms(use_true_random=False))
 @settings(max_examples=60)
-def test_one_that_joins_ends_as_one_from_the_start(
+def test_joining_computation_ends_like_one_from_the_start(
     case: tuple[list[dict[str, Any]], int], how: str, random: Any
 ) -> None:
-    """With the input as its history, with rows in any order, and with rows that come again, told by their ids."""
+    """The history's rows are in any order, and duplicates have ids."""
     rows, cut = case
     ids = how == "ids"
     whole = pipeline(joins=True, ids=ids)
@@ -101,8 +100,8 @@ def test_one_that_joins_ends_as_one_from_the_start(
     )
 
     started = ends([(whole, rows[:cut]), (whole, rows)])
-    # Records of history come in the order of time, live ones in that of their bundles: so it is not the same record
-    # that is the third, and produces.
+    # History is sorted by time and live records are sorted by bundle, so a different record may be the
+    # third, which produces.
     for kept in (joined, started):
         del kept["kept_count"]
     assert joined == started

@@ -1,4 +1,4 @@
-"""Changes of a table as input: what the windows hold is what the table holds, in each form and however it is cut."""
+"""Table changes as input, in each form and any cut."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZE_US = 10
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Step]:
-    """Rows come, change (their team and time too) and go."""
+    """Rows that are inserted, updated (team and time too) and deleted."""
     table: dict[str, dict[str, Any]] = {}
     steps: list[Step] = []
     for number in range(draw(st.integers(1, 25))):
@@ -45,8 +45,8 @@ def histories(draw: st.DrawFn) -> list[Step]:
     as_table=st.booleans(),
     data=st.data(),
 )
-def test_windows_hold_what_the_table_holds(steps, form, windowed, as_table, data) -> None:
-    """Inserts, updates that move a row to another key or window, and deletes leave the sums of what is there."""
+def test_windows_hold_the_sums_of_the_table(steps, form, windowed, as_table, data) -> None:
+    """Updates may move a row to another key or window."""
     clock = ManualClock()
     store = Store.in_memory(clock=clock, rng=SeededRng(1))
     pipeline = scores_of_teams(form, window_fn=FixedWindows(SIZE_US) if windowed else None)

@@ -28,10 +28,8 @@ _PLAIN = UpkeepPolicy(compaction=CompactionPolicy(fan_in=10**6, files_max=10**6)
 class Fate:
     """The maintenance and restarts of a run.
 
-    Attributes:
-        policy: how eagerly it compacts and collects.
-        restarts: the steps after which it restarts.
-        savepoint: the step after which a savepoint is made.
+    Attributes are the policy of compaction and collection, the steps followed by a restart, and the step
+    followed by a savepoint.
     """
 
     policy: UpkeepPolicy
@@ -41,7 +39,6 @@ class Fate:
 
 @st.composite
 def fates(draw: st.DrawFn) -> Fate:
-    """Policies from lazy to eager."""
     compactions = CompactionPolicy(
         fan_in=draw(st.integers(2, 4)),
         files_max=draw(st.integers(2, 6)),
@@ -60,15 +57,13 @@ def fates(draw: st.DrawFn) -> Fate:
 
 
 class Player(CasePlayer):
-    """Plays a case under a policy."""
-
     def __init__(self, case: Case, fate: Fate, policy: UpkeepPolicy) -> None:
         super().__init__(case, policy)
         self.fate = fate
         self.saved: tuple[TableVersion, Rows] | None = None
 
     def play(self) -> None:
-        # Twice the script: the second time every record is a repetition.
+        # Play the script twice: the second time every record is a duplicate.
         for number, step in enumerate((*self.case.steps, *self.case.steps)):
             self.take(step)
             if number == self.fate.savepoint:
@@ -85,7 +80,7 @@ class Player(CasePlayer):
         self.saved = version, self.rows(version)
 
     def rows(self, version: TableVersion | None = None) -> Rows:
-        """The rows that readers see, without sequencers and commit numbers, which legitimately differ."""
+        """Return the visible rows without sequencers and commit numbers, which legitimately differ."""
         rows: Rows = {}
         for name in [*(f"c{number}" for number in range(len(self.case.nodes))), "dead_letters"]:
             table = self.store.rows_view(name, version).to_arrow()
@@ -110,7 +105,7 @@ class Player(CasePlayer):
 )
 @given(case=cases(), fate=fates())
 def test_compactions_restarts_and_collections_change_no_answer(case: Case, fate: Fate) -> None:
-    """Rows, counts and duplicates equal those of a store without compactions, and a savepoint stays readable."""
+    """A savepoint stays readable."""
     compacted, plain = Player(case, fate, fate.policy), Player(case, fate, _PLAIN)
     compacted.play()
     plain.play()

@@ -1,4 +1,4 @@
-"""Figures over corrected figures: a retracting step, and one behind it in any mode, over any scores."""
+"""Figures over corrected figures: a retracting step, and a step of any mode behind it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EACH = mp.Repeatedly(mp.AfterCount(1))
 def _shown(
     mode: mp.windows.Accumulation, bundles: list[list[tuple[str, Any]]]
 ) -> tuple[list[dict[str, Any]], int]:
-    """What a step over the players' last scores shows, and how many dead letters there are."""
+    """Return the panes of a step over the players' last scores, and the number of dead letters."""
     pipeline, shelf, clock = mp.Pipeline("p"), ShownPanes(), ManualClock()
     scores = pipeline.inject("scores", key="player", at="at", at_unit="us", watermark=mp.ManualWatermark())
     last = scores.window(mp.GlobalWindows(), trigger=_EACH, accumulation="retracting").process_windows(
@@ -49,10 +49,10 @@ def _shown(
 
 @given(mode=st.sampled_from(mp.windows.Accumulation), bundles=st.lists(_ROWS, min_size=1, max_size=4))
 @settings(max_examples=40, deadline=None)
-def test_corrected_figures_are_as_if_they_had_been_right_at_once(
+def test_corrected_figures_equal_figures_right_at_once(
     mode: mp.windows.Accumulation, bundles: list[list[tuple[str, Any]]]
 ) -> None:
-    """Where contents are kept, the last pane is of the last scores alone; where they are cleared, panes add up to it."""
+    """Accumulating panes end with the last scores; discarding panes add up to them."""
     envelopes, letters = _shown(mode, bundles)
     shown = [one["value"] for one in envelopes if not one["pane"]["is_retraction"]]
     last = {player: score for bundle in bundles for player, score in bundle}.values()

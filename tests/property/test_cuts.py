@@ -1,4 +1,4 @@
-"""The same panes however the input is cut: triggers that are asked after each element.
+"""Independence of panes from the cut of the input, for triggers asked after each element.
 
 ``MILLPOND_ORACLE_EXAMPLES=20000`` sets the number of generated scripts of each test.
 """
@@ -48,7 +48,7 @@ Panes = list[list[list[OraclePane]]]
 def played(
     run: LocalWindowRun | SparkWindowRun, specs: Sequence[WindowSpec], moves: Sequence[Move]
 ) -> tuple[Panes, list[int]]:
-    """What a run shows between the moves of time, and how many elements were too late."""
+    """Return the panes of a run between moves of time, and the number of late elements."""
     shown: Panes = []
     kept = set[int]().union(*(percentiles_of(spec.trigger) for spec in specs))
     for move in [*moves, Move("watermark", None)]:
@@ -88,7 +88,7 @@ def played(
 def test_panes_do_not_depend_on_how_the_input_is_cut(
     specs: list[WindowSpec], moves: list[Move], row_format: RowFormat, data: st.DataObject
 ) -> None:
-    """Whether elements come one by one, in random pieces or all at once between two moves of time, panes are the same."""
+    """Elements come singly, in random pieces, or all at once between two moves of time."""
     expected = played(LocalWindowRun(specs, row_format=row_format), specs, together(moves))
     pieces = cut(data.draw, together(moves))
 
@@ -105,10 +105,9 @@ def test_panes_do_not_depend_on_how_the_input_is_cut(
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=_SLOW,
 )
-def test_spark_shows_what_the_local_runner_shows_for_another_cut(
+def test_spark_equals_the_local_runner_for_another_cut(
     specs: list[WindowSpec], moves: list[Move], data: st.DataObject, spark: SparkSession
 ) -> None:
-    """The input in random pieces on Spark gives the panes of the whole input on the local runner."""
     expected = played(LocalWindowRun(specs), specs, together(moves))
 
     assert played(SparkWindowRun(specs, spark), specs, cut(data.draw, together(moves))) == expected

@@ -1,11 +1,10 @@
-"""Publishers repeat records: a record delivered again under its id changes nothing (I2).
+"""Redelivered records of publishers, which change nothing (I2).
 
-Clocks run fast, records are late, compactions forget, and hours pass on the wall. The oracle never forgets: it
-knows the records without their repetitions, and which repetitions senders are allowed.
-
-The same is told twice: by whole pipelines, and by bundles of one interval, which are a hundred times as fast.
-``MILLPOND_DUPLICATE_EXAMPLES=100000`` sets the number of the latter; a plain run of the tests has few. So many follow
-from seeds: Hypothesis would take a fifth of the time for its draws.
+Clocks run fast, records are late, compactions forget, and hours pass on the wall. The oracle never forgets:
+it knows the records without duplicates, and the redeliveries allowed to senders. Whole pipelines are tested,
+and bundles of one interval, which are a hundred times as fast. ``MILLPOND_DUPLICATE_EXAMPLES=100000`` sets
+the number of the latter; a plain test run has few. They follow from seeds, because Hypothesis would take a
+fifth of the time for its draws.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ class Collected(OwnWriter):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What happens in turn: time passes, rows arrive in one superstep, the pipeline is restarted."""
+    """A move of a script: time passes, rows arrive in one superstep, the pipeline restarts."""
 
     minutes: int
     rows: tuple[Row, ...]
@@ -107,14 +106,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A run of the pipeline, and how long a sender may repeat a record."""
+    """A run of the pipeline, and the period in which a sender may redeliver a record."""
 
     steps: tuple[Step, ...]
     intervals: int
     slack_hours: int
 
     def once(self) -> Script:
-        """The same script without repetitions: the first delivery of each key and id."""
+        """Return the script without duplicates: only the first delivery of each key and id."""
         seen: set[tuple[str, str]] = set()
         steps = []
         for step in self.steps:
@@ -132,7 +131,7 @@ class Script:
 
 
 class Senders:
-    """Who may repeat what: the rule as a sender knows it, who knows its own clock and what else has been sent."""
+    """The allowed redeliveries, by a sender's own clock and the rows sent so far."""
 
     def __init__(self, slack_hours: int) -> None:
         self._slack_us = slack_hours * HOUR_US
@@ -140,13 +139,13 @@ class Senders:
         self._newest_at = 0
 
     def send(self, now: int, row: Row) -> Row:
-        """Note a delivery."""
+        """Record a delivery."""
         self._sent.append((now, row))
         self._newest_at = max(self._newest_at, row["t"])
         return row
 
     def repeatable(self, now: int) -> list[Row]:
-        """What came first a slack ago at most, or when nothing has been sent that is a slack newer."""
+        """Return rows first sent within a slack, or with nothing newer than a slack after them."""
         return [
             row
             for sent, row in self._sent
@@ -155,12 +154,12 @@ class Senders:
 
 
 def fresh_row(draw: st.DrawFn, number: int, now: int) -> Row:
-    """A record that is about as old as the clock of its sender says, which may be hours fast or slow."""
+    """Return a record about as old as its sender's clock claims, which may be hours fast or slow."""
     skew_hours = draw(st.sampled_from([0, 0, 0, 0, 9, -9, 2]))
     return {
         "k": draw(st.sampled_from(["a", "b", "c", ""])),
         "t": now + skew_hours * HOUR_US - draw(st.integers(0, 90)) * SECOND_US,
-        # Different keys have equal ids: only key and id together identify a record.
+        # Different keys share ids: only key and id together identify a record.
         "id": f"id{number}" if draw(st.integers(0, 9)) else None,
         "n": number,
         "do": "raise" if draw(st.integers(0, 9)) == 0 else "ok",
@@ -169,7 +168,7 @@ def fresh_row(draw: st.DrawFn, number: int, now: int) -> Row:
 
 @st.composite
 def scripts(draw: st.DrawFn) -> Script:
-    """Up to a dozen records over several steps, and repetitions of those that may be repeated, in any order."""
+    """Up to a dozen records over several steps, and allowed redeliveries in any order."""
     slack_hours = draw(st.sampled_from([1, 3]))
     senders = Senders(slack_hours)
     now, number, steps = START_US, 0, []
@@ -254,7 +253,7 @@ def played(script: Script, compaction: CompactionPolicy | None) -> tuple[dict[st
 
 
 def _state(name: str, state: str | None) -> str | None:
-    """A state; of a dead letter only the record it is about."""
+    """Return a state; of a dead letter only its record."""
     if name != "dead_letters" or state is None:
         return state
     letter = orjson.loads(state)
@@ -264,7 +263,7 @@ def _state(name: str, state: str | None) -> str | None:
 def forgetful(
     capacity_max: int, budget_bytes: int
 ) -> Callable[[Interval, RowReader, Callable[[], int]], KnownIds]:
-    """A factory of known ids with another capacity than requested."""
+    """Return a factory of known ids that replaces the requested capacity."""
 
     def make(interval: Interval, reader: RowReader, _: Callable[[], int]) -> KnownIds:
         return KnownIds(interval, reader, lambda: budget_bytes, capacity_max=capacity_max)
@@ -279,12 +278,12 @@ def forgetful(
     budget_bytes=st.sampled_from([0, 10_000, 1_000_000]),
 )
 @settings(deadline=None)
-def test_what_comes_again_changes_nothing(
+def test_allowed_redeliveries_change_nothing(
     script: Script, compaction: CompactionPolicy, capacity_max: int, budget_bytes: int
 ) -> None:
-    """Records that come again for as long as their senders may repeat them count once, in any order, across batches,
-    restarts, compactions and hours, whether ids are looked up in memory, in files, or through a filter that is rebuilt
-    every few records.
+    """Order, batches, restarts, compactions and hours vary.
+
+    Ids are looked up in memory, in files, or through a filter that is rebuilt every few records.
     """
     with patch("millpond.executor.interval.soft_state.KnownIds", forgetful(capacity_max, budget_bytes)):
         left, summary = played(script, compaction)
@@ -301,7 +300,7 @@ def test_what_comes_again_changes_nothing(
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A bundle of one interval, at a time and a watermark, and what happens afterwards."""
+    """A bundle of one interval, at a time and a watermark, and the events after it."""
 
     now: int
     watermark: int
@@ -312,20 +311,16 @@ class Turn:
 
 
 class Chooser(Protocol):
-    """Decides what a history is like: Hypothesis, or a seed, which costs a fiftieth."""
+    """A source of decisions about a history: Hypothesis, or a seed at a fiftieth of the cost."""
 
     def number(self, low: int, high: int) -> int:
-        """An integer from ``low`` to ``high``, both included."""
+        """Return an integer from ``low`` to ``high``, both included."""
         ...
 
-    def choice(self, choices: Sequence[_Choice]) -> _Choice:
-        """One of the choices."""
-        ...
+    def choice(self, choices: Sequence[_Choice]) -> _Choice: ...
 
 
 class Drawn:
-    """Has Hypothesis decide."""
-
     def __init__(self, draw: st.DrawFn) -> None:
         self._draw = draw
 
@@ -338,9 +333,9 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """How long a sender may repeat a record, and bundles whose rows come again for as long as they may.
+    """The period of redelivery, and bundles whose rows are redelivered within it.
 
-    Any part of a history is a history: a repetition whose first delivery is left out is one.
+    Any part of a history is a history: without its first delivery, a duplicate is a record.
     """
 
     slack_hours: int
@@ -348,7 +343,7 @@ class History:
     turns: tuple[Turn, ...]
 
     def parts(self) -> Iterator[History]:
-        """The history without one turn, or without one row."""
+        """Yield the history without one turn, or without one row."""
         for index, turn in enumerate(self.turns):
             before, after = self.turns[:index], self.turns[index + 1 :]
             yield replace(self, turns=(*before, *after))
@@ -358,9 +353,10 @@ class History:
 
 
 def history(choose: Chooser) -> History:
-    """A history of a few bundles.
+    """Return a history of a few bundles.
 
-    A sender may repeat a row for a slack after it first came, and until the watermark is a slack past it.
+    A sender may redeliver a row for a slack after its first delivery, and until the watermark is a slack
+    past it.
     """
     slack_hours = choose.choice((1, 3))
     slack_us = slack_hours * HOUR_US
@@ -427,9 +423,10 @@ def bundles_of(run: IntervalRun, history: History) -> Iterator[BundleStatistics]
 
 
 def check(history: History) -> None:
-    """Compare each bundle's statistics, and the states at the end, with what was delivered first.
+    """Compare each bundle's statistics, and the final states, with the first deliveries.
 
-    The filters are made for a thousand ids, of which no history has a hundred: larger ones cost their memory only.
+    The filters are made for a thousand ids, ten times as many as a history has: larger ones would only cost
+    memory.
     """
     with patch("millpond.executor.interval.soft_state.KnownIds", partial(KnownIds, capacity_max=1_000)):
         _check(history)
@@ -461,13 +458,13 @@ def _check(history: History) -> None:
 
 
 def least(history: History, is_bad: Callable[[History], bool]) -> History:
-    """A bad history of which no smaller part is bad."""
+    """Return a bad history without a smaller bad part."""
     smaller = next(filter(is_bad, history.parts()), None)
     return history if smaller is None else least(smaller, is_bad)
 
 
 def fails(history: History, kind: type[Exception]) -> bool:
-    """Whether a history fails in this way."""
+    """Return True if a history fails in this way."""
     try:
         check(history)
     except kind:
@@ -476,7 +473,7 @@ def fails(history: History, kind: type[Exception]) -> bool:
 
 
 def check_seeds(seeds: range) -> None:
-    """Check the histories of these seeds; the error of the first that fails names the least part of it that does."""
+    """Check the histories of these seeds; the error of the first failure names its least bad part."""
     for seed in seeds:
         made = history(Draw(seed))
         try:
@@ -489,15 +486,16 @@ def check_seeds(seeds: range) -> None:
 
 @given(made=st.composite(lambda draw: history(Drawn(draw)))())
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_an_interval_counts_each_record_once(made: History) -> None:
-    """Of all deliveries that senders are allowed, the first of a key and id has its effect or is dropped as late, and each
-    other is a duplicate, whatever is compacted, rewritten by another engine, retried or restarted in between.
+def test_interval_counts_each_record_once(made: History) -> None:
+    """The first delivery has its effect or is dropped as late.
+
+    Compactions, rewrites by another engine, retries and restarts lie between the deliveries.
     """
     check(made)
 
 
-def test_an_interval_counts_each_record_once_in_many_histories() -> None:
-    """The same holds for histories that follow from seeds, of which there may be 100,000, on all processors."""
+def test_interval_counts_each_record_once_in_many_histories() -> None:
+    """Histories follow from seeds, up to 100,000 on all processors."""
     if not _EXAMPLES:
         check_seeds(range(_SEEDS))
         return
@@ -512,9 +510,7 @@ def test_an_interval_counts_each_record_once_in_many_histories() -> None:
     assert checked == len(parts)
 
 
-def test_a_history_that_fails_is_cut_down() -> None:
-    """Of a history that is bad for one row that comes twice, nothing is left but its deliveries."""
-
+def test_failing_history_is_reduced_to_two_deliveries() -> None:
     def is_bad(made: History) -> bool:
         return [row["n"] for turn in made.turns for row in turn.rows].count(3) > 1
 

@@ -1,4 +1,4 @@
-"""Sums and means are exact, in any order, cut and merge, and after any retraction: `fractions.Fraction` says so too."""
+"""Exactness of sums and means in any order, cut and merge, against `fractions.Fraction`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _over(combine: Sum | Mean, numbers: list[Any]) -> Any:
 
 
 def _exact(combine: Sum | Mean, numbers: list[Any]) -> int | float | None:
-    """The sum or the mean in fractions, rounded once; infinities and NaN as IEEE 754 adds them."""
+    """Return the sum or mean in fractions, rounded once; infinities and NaN follow IEEE 754."""
     count = len(numbers) if isinstance(combine, Mean) else 1
     if not count:
         return None
@@ -60,8 +60,7 @@ def _same(shown: Any, expected: Any) -> bool:
 
 @_BOTH
 @given(numbers=_MANY)
-def test_the_sum_is_rounded_once(combine: Sum | Mean, numbers: list[Any]) -> None:
-    """What is shown is the exact sum or mean as fractions have it, rounded to the nearest float."""
+def test_sum_is_rounded_once(combine: Sum | Mean, numbers: list[Any]) -> None:
     shown, expected = combine.extract(_stored(_over(combine, numbers))), _exact(combine, numbers)
 
     assert _same(shown, expected), (shown, expected)
@@ -69,10 +68,10 @@ def test_the_sum_is_rounded_once(combine: Sum | Mean, numbers: list[Any]) -> Non
 
 @_BOTH
 @given(stays=_MANY, goes=_MANY, data=st.data())
-def test_a_retraction_leaves_no_trace(
+def test_retraction_leaves_no_trace(
     combine: Sum | Mean, stays: list[Any], goes: list[Any], data: st.DataObject
 ) -> None:
-    """Numbers that come and go, in any order, leave the accumulator of those that stay, bit for bit."""
+    """Accumulators are equal bit for bit."""
     accumulator = combine.create()
     moves = [(number, False) for number in stays + goes] + [(number, True) for number in goes]
     for number, is_retraction in data.draw(st.permutations(moves)):
@@ -88,7 +87,6 @@ def test_a_retraction_leaves_no_trace(
 def test_cuts_orders_and_merges_do_not_matter(
     combine: Sum | Mean, numbers: list[Any], data: st.DataObject
 ) -> None:
-    """The same numbers in another order, in parts that are merged in another order, have the same accumulator."""
     shuffled = data.draw(st.permutations(numbers))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(numbers)), max_size=4)))
     parts = [
@@ -109,8 +107,10 @@ def test_cuts_orders_and_merges_do_not_matter(
     ],
     ids=str,
 )
-def test_accumulators_of_earlier_versions_go_on(combine: Sum | Mean, old: Any, goes: Any, shown: Any) -> None:
-    """A plain number, which earlier versions have stored, is a sum like any other: added to, merged and taken from."""
+def test_accumulators_of_earlier_versions_continue(
+    combine: Sum | Mean, old: Any, goes: Any, shown: Any
+) -> None:
+    """They are plain numbers."""
     added = combine.extract(combine.uncombine(combine.add(old, 10.25), 10.25))
     merged = combine.extract(combine.merge([old, combine.create()]))
 

@@ -1,8 +1,8 @@
-"""Garbage collection removes no file that is still needed, under any interleaving (I10; races of R17).
+"""Garbage collection under any interleaving: no needed file is removed (I10; races of R17).
 
-A pipeline, slow readers, savepoints, a slow writer, two collectors and compactions act at random, collectors die
-at any of their calls, others act between any two, and wall clocks jump. An oracle remembers the files of
-every version, and after each step checks those that a reader, savepoint or retention still needs.
+A pipeline, slow readers, savepoints, a slow writer, two collectors and compactions act at random, collectors
+die at any of their calls, others act between any two, and wall clocks jump. An oracle remembers the files of
+every version, and after each step checks the ones that a reader, savepoint or retention still needs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LETTERS = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=4)
 
 
 class First(Computation):
-    """Counts a key's records and produces each; deletes the key's state at every fifth."""
+    """Counts and forwards a key's records, and deletes the state at every fifth."""
 
     def process_record(self, context, record):
         count = (context.state.get() or 0) + 1
@@ -61,11 +61,11 @@ class Second(Computation):
 
 
 class KilledError(Exception):
-    """The process has died."""
+    """The death of the process."""
 
 
 class Between:
-    """`Objects` that run an action, perhaps a death, before one of the calls that reach it."""
+    """`Objects` that run an action, perhaps a death, before a chosen call."""
 
     def __init__(self, inner: Objects, at: int, action: Callable[[], object]) -> None:
         self._inner, self._left, self._action = inner, at, action
@@ -99,18 +99,18 @@ class Between:
         return list(self._call("list", prefix, start_after))
 
     def delete(self, paths: Iterable[str]) -> None:
-        # One call per file, so that it may die between any two.
+        # Delete one file per call, so that the collector may die between any two.
         for path in paths:
             self._call("delete", [path])
 
 
 def own_files(snapshot: Snapshot) -> frozenset[str]:
-    """The live files, except those that only the slow writer names."""
+    """Return the live files, except the slow writer's."""
     return frozenset(file.path for file in snapshot.files if file.computation != ALIEN.computation)
 
 
 class Garbage(RuleBasedStateMachine):
-    """All readers and writers of a store."""
+    """The readers and writers of a store."""
 
     @initialize(keep=st.sampled_from([0, 3 * MINUTE_MS]))
     def open(self, keep: int) -> None:
@@ -141,7 +141,7 @@ class Garbage(RuleBasedStateMachine):
         self.run = runner.start(pipeline, stepping=True)
 
     def note(self) -> None:
-        """The oracle reads the new commits: their files, and when each version was replaced."""
+        """Record the new commits: their files, and when each version was replaced."""
         history = load(Log(self.disk))
         for version in range(max(self.files, default=history.version - 1) + 1, history.version + 1):
             snapshot = load(Log(self.disk), TableVersion(version))
@@ -162,7 +162,7 @@ class Garbage(RuleBasedStateMachine):
             self.ids += 1
             self.seen[letter] += 1
             rows.append({"k": letter, "at": self.second * SECOND, "id": f"{letter}{self.ids}"})
-        # A repetition within the slack must not count, whatever was compacted since.
+        # A duplicate within the slack must not count, whatever was compacted since.
         self.run.inject("in", rows + (rows if again else []))
         self.run.step()
         self.note()
@@ -199,7 +199,7 @@ class Garbage(RuleBasedStateMachine):
     @precondition(lambda self: self.readers)
     @rule(index=st.integers(0, 99), ends=st.booleans())
     def read(self, index: int, ends: bool) -> None:
-        """A slow reader sees an unchanged answer; after its lease on the version has expired, files may be gone."""
+        """Check that a slow reader's answer is unchanged until its lease on the version expires."""
         holder, _, view, expected, expires_us = self.readers[index % len(self.readers)]
         try:
             assert self.rows(view) == expected
@@ -215,7 +215,7 @@ class Garbage(RuleBasedStateMachine):
         name = next(name for name in "abc" if name not in self.savepoints)
         version = TableVersion(max(load(Log(self.disk)).version - back, 0))
         is_needed = version in self.needed()
-        # With a committer of its own, as the command line does.
+        # Use another committer, as the command line does.
         writer = Committer(Log(self.disk), self.clock, SeededRng(name), self.store.leases.high_water)
         try:
             make_savepoint(writer, Log(self.disk), name, version)
@@ -283,7 +283,7 @@ class Garbage(RuleBasedStateMachine):
 
     @rule(at=st.integers(1, 8), steps=st.integers(1, 6), hours=st.sampled_from([0, 24]))
     def commit_slowly(self, at: int, steps: int, hours: int) -> None:
-        """A writer is paused at any call of its commit while the table advances and its log is truncated."""
+        """Pause a writer at any call of its commit while the table advances and its log is truncated."""
 
         def go_on() -> None:
             for _ in range(steps):
@@ -316,7 +316,7 @@ class Garbage(RuleBasedStateMachine):
     # -- what must hold --------------------------------------------------------------------
 
     def needed(self) -> set[int]:
-        """The versions that the newest state, a savepoint, a reader or the retention needs."""
+        """Return the versions needed by the newest state, a savepoint, a reader or the retention."""
         newest = load(Log(self.disk))
         needed = {int(newest.version), *(version for version, _ in self.savepoints.values())}
         now_us = self.clock.now_us()

@@ -49,7 +49,7 @@ INTERVAL = Interval("counter")
 
 @dataclass
 class Duel:
-    """Owners of one interval, the reply each got, and the final table."""
+    """The owners of one interval, the reply to each, and the final table."""
 
     stage: Stage
     bench: Bench
@@ -72,7 +72,6 @@ class Duel:
         self.stage.enter(name, play)
 
     def committer(self, name: str) -> Committer:
-        """A committer over the shared table."""
         log = Log(self.stage.objects(self.bench.memory))
         mark = self.stage.high_water(self.bench.high_water)
         return Committer(log, self.bench.clock, self.bench.rng, mark, writer_id=name, retry=self.bench.retry)
@@ -111,7 +110,7 @@ class Duel:
 
 
 def commits(log: Log) -> Iterator[tuple[int, Sequence[Action]]]:
-    """The actions of each version, except the one that created the table."""
+    """Return the actions of each version, except the one that created the table."""
     for version in range(1, load(log).version + 1):
         yield version, decode(log.require(TableVersion(version)))
 
@@ -121,7 +120,7 @@ def _is_fence(action: Action, interval: Interval = INTERVAL) -> bool:
 
 
 def owner_and_rival(stage: Stage, memory: MemoryObjects | None = None, supersteps: int = 2) -> Duel:
-    """An owner with some supersteps to commit, and another that takes over."""
+    """Return an owner with some supersteps to commit, and a rival that takes over."""
     bench = Bench(memory=memory or MemoryObjects(), retry=RetryPolicy(tries=2)).create()
     duel = Duel(stage, bench)
     owner = duel.committer("owner")
@@ -139,7 +138,7 @@ def owner_and_rival(stage: Stage, memory: MemoryObjects | None = None, superstep
 def endings_of(
     scenario: Callable[[Stage], Duel], *, preemptions_max: int | None = None, faults_max: int = 0
 ) -> tuple[Explored, set[tuple[str, ...]]]:
-    """The replies of the owners over all orders, each of which is checked."""
+    """Return the owners' replies over all orders, each of which is checked."""
     endings: set[tuple[str, ...]] = set()
 
     def play(stage: Stage) -> Callable[[], None]:
@@ -155,8 +154,8 @@ def endings_of(
 
 
 class TestOwnersByForce:
-    def test_two_in_every_order(self, fault_report: FaultReport) -> None:
-        """For an owner and its successor, fences rise and replies are true in every order, and all three endings occur."""
+    def test_two_owners_in_every_order(self, fault_report: FaultReport) -> None:
+        """All three endings occur."""
         explored, endings = endings_of(owner_and_rival)
 
         fault_report.fault("R7", explored.orders)
@@ -167,17 +166,15 @@ class TestOwnersByForce:
             ("landed landed", "landed landed"),
         }
 
-    def test_two_with_a_lost_reply_anywhere(self, fault_report: FaultReport) -> None:
-        """With any one write failing, with or without effect, the commit is settled by reading back and never repeated."""
+    def test_two_owners_with_a_lost_reply_anywhere(self, fault_report: FaultReport) -> None:
+        """One write fails, with or without effect; reading back resolves it."""
         explored, endings = endings_of(partial(owner_and_rival, supersteps=1), faults_max=1)
 
         fault_report.fault("R7", explored.orders)
         assert explored.orders > 200
         assert {told.split()[-1] for ending in endings for told in ending} == {"landed", "FencedError"}
 
-    def test_three_with_two_interruptions(self, fault_report: FaultReport) -> None:
-        """The same holds for three owners with two preemptions anywhere."""
-
+    def test_three_owners_with_two_interruptions(self, fault_report: FaultReport) -> None:
         def scenario(stage: Stage) -> Duel:
             duel = owner_and_rival(stage, supersteps=1)
             duel.enter("third", fence_request(3, INTERVAL))
@@ -189,9 +186,7 @@ class TestOwnersByForce:
         assert explored.orders > 500
         assert ("landed", "landed FencedError", "landed") in endings
 
-    def test_the_canary_dies(self) -> None:
-        """A store whose put-if-absent overwrites is detected."""
-
+    def test_canary_overwriting_store_is_detected(self) -> None:
         def scenario(stage: Stage) -> Duel:
             return owner_and_rival(stage, Overwriting())
 
@@ -200,15 +195,12 @@ class TestOwnersByForce:
 
 
 class Overwriting(MemoryObjects):
-    """A store whose put-if-absent overwrites."""
-
     def put_if_absent(self, path: str, data: bytes) -> None:
-        """Put the object, even if it exists."""
         self.put(path, data)
 
 
 class SharedLeases(MemoryLeases):
-    """Leases that are taken when the explorer schedules their actor."""
+    """Leases that are acquired when the explorer schedules their actor."""
 
     def __init__(self, stage: Stage, registry: MemoryRegistry, clock: ManualClock, writer_id: str) -> None:
         super().__init__(registry, clock, writer_id=writer_id)
@@ -221,7 +213,6 @@ class SharedLeases(MemoryLeases):
         on_held: OnHeld = "take",
         timeout_ms: float = TIMEOUT_MS,
     ) -> tuple[Lease, ...]:
-        """Take them when this actor is scheduled."""
         self._stage.before("leases", writes=True)
         return super().take_all(intervals, on_held=on_held, timeout_ms=timeout_ms)
 
@@ -237,7 +228,6 @@ class Processes:
     told: dict[str, str] = field(default_factory=dict)
 
     def enter(self, name: str) -> None:
-        """Add a process."""
         self.stage.enter(name, lambda: self._live(name))
 
     def _live(self, name: str) -> None:
@@ -291,8 +281,8 @@ class Processes:
 
 
 @pytest.mark.parametrize("hear_late", [False, True])
-def test_processes_that_open_an_empty_store(hear_late: bool, fault_report: FaultReport) -> None:
-    """Two processes create the table, take leases and commit, with two preemptions anywhere: the last owner's commit lands."""
+def test_last_process_to_open_an_empty_store_commits(hear_late: bool, fault_report: FaultReport) -> None:
+    """Two preemptions lie anywhere between creation, leases and commit."""
     endings = set()
 
     def play(stage: Stage) -> Callable[[], None]:

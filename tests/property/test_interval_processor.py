@@ -1,4 +1,4 @@
-"""The interval processor against the model: any bundles, any failures, any outcome of a task."""
+"""The interval processor against the model, for any bundles, failures and outcomes of a task."""
 
 from __future__ import annotations
 
@@ -42,13 +42,11 @@ class Script(Computation):
     percentiles = (50,)
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Log the record, then execute its operations."""
         self._log(context, ["record", record.stream, record.at, record.late, context.watermark_at(50)])
         for operation in record.value:
             self._carry_out(context, record.at, *operation)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """Log the timer, then execute its tag."""
         self._log(context, ["timer", timer.tag, timer.domain.value, timer.at, timer.output_at])
         if timer.tag == "echo":
             context.produce("out", context.state.get(), at=timer.output_at + 1)
@@ -85,7 +83,7 @@ class Script(Computation):
         elif name == "held":
             context.produce("out", context.state.held_at, at=context.state.held_at)
         elif name == "nested":
-            # A codec gives lists back for tuples, and what changes after `set` is not set.
+            # The codec turns tuples into lists, and changes after `set` are not part of the state.
             shared = {"pair": (at, at)}
             self._log(context, [shared])
             shared["pair"] = ()
@@ -102,13 +100,10 @@ class Script(Computation):
 
 
 class BatchScript(Script):
-    """A script that processes a key's records together."""
-
     codec = MsgpackCodec()
     late_data_horizon = 2
 
     def process_records(self, context: Context, records: Records) -> None:
-        """Execute all records, then log their number."""
         for record in records:
             self.process_record(context, record)
         context.produce("out", [len(records), records[-1].at, context.oldest_at], at=context.oldest_at)
@@ -146,7 +141,7 @@ records = st.builds(
     times,
     st.none() | st.sampled_from([b"", b"1", b"2", b"3", b"4"]),
 )
-# The outcome of the bundle's task, and the worker of the next one.
+# The outcome of the bundle's task, and the worker of the next bundle.
 fates = st.sampled_from(
     ["plain", "plain", "retried", "unadopted", "speculated", "moved", "optimised", "compacted"]
 )
@@ -156,7 +151,7 @@ bundles = st.tuples(
 
 
 def deliveries_of(arrived: Sequence[ModelRecord]) -> list[Deliveries]:
-    """Consecutive records of one stream as one delivery."""
+    """Return consecutive records of one stream as one delivery."""
     runs: list[list[ModelRecord]] = []
     for record in arrived:
         if not runs or runs[-1][0].stream != record.stream:
@@ -175,7 +170,7 @@ def deliveries_of(arrived: Sequence[ModelRecord]) -> list[Deliveries]:
 
 
 def run_with_fate(run: IntervalRun, bundle: Any, worker: int, fate: str) -> tuple[Attempt, int]:
-    """Process and commit a bundle; returns the committed attempt and the worker of the next bundle."""
+    """Process and commit a bundle; return the committed attempt and the worker of the next bundle."""
     other = 1 - worker
     if fate == "unadopted":
         run.soft_state(worker).synchronise(run.files)
@@ -194,12 +189,12 @@ def run_with_fate(run: IntervalRun, bundle: Any, worker: int, fate: str) -> tupl
 
 
 def decoded(codec: Any, encoded: Any) -> Any:
-    """A decoded state, which may be missing."""
+    """Return a decoded state, or None."""
     return None if encoded is None else codec.decode(encoded)
 
 
 def productions_of(result: BundleResult) -> list[tuple[Any, ...]]:
-    """The productions of the updates, in the order of keys and of emission."""
+    """Return the productions of the updates, in the order of keys and of emission."""
     if result.updates is None:
         return []
     return [
@@ -215,7 +210,7 @@ def productions_of(result: BundleResult) -> list[tuple[Any, ...]]:
 
 
 def assert_same_bundle(result: BundleResult, expected: ModelBundle, model: ModelInterval) -> None:
-    """Processor and model report the same bundle and the same pending work."""
+    """Assert that processor and model report the same bundle and the same pending work."""
     statistics = result.statistics
     assert [(p.stream, p.key, p.value, p.at) for p in expected.productions] == productions_of(result)
     assert [(d.stream, d.key, d.at) for d in expected.dead_letters] == [
@@ -239,7 +234,7 @@ def assert_same_bundle(result: BundleResult, expected: ModelBundle, model: Model
 
 
 def assert_same_rows(run: IntervalRun, model: ModelInterval) -> None:
-    """The committed files contain the model's rows and ids."""
+    """Assert that the committed files contain the model's rows and ids."""
     merged = run.rows()
     loaded = load_rows(merged)
     expected = model.rows()
@@ -289,27 +284,27 @@ def check_against_model(
 
 @settings(max_examples=150, deadline=None)
 @given(script=st.lists(bundles, max_size=6))
-def test_bundles_mean_what_the_model_says(script: list[Any]) -> None:
-    """Order, timers, failures, duplicates and every outcome of a task agree with the model."""
+def test_bundles_agree_with_the_model(script: list[Any]) -> None:
+    """Order, timers, failures, duplicates and every outcome of a task."""
     check_against_model(Script(), script, budget_bytes=1 << 20)
 
 
 @settings(max_examples=100, deadline=None)
 @given(script=st.lists(bundles, max_size=6))
-def test_taking_records_together_changes_nothing(script: list[Any]) -> None:
-    """A computation that overrides process_records, with another codec, agrees with the model."""
+def test_batch_hook_agrees_with_the_model(script: list[Any]) -> None:
+    """It overrides process_records, with another codec."""
     check_against_model(BatchScript(), script, budget_bytes=1 << 20)
 
 
 @settings(max_examples=100, deadline=None)
 @given(script=st.lists(bundles, max_size=6))
-def test_of_late_records_that_are_dropped_only_ids_stay(script: list[Any]) -> None:
-    """With ``on_late="drop"`` a late record is counted once, however often it comes, and changes nothing but ids."""
+def test_dropped_late_records_change_only_ids(script: list[Any]) -> None:
+    """Each counts once, however often it is redelivered."""
     check_against_model(Script(), script, budget_bytes=1 << 20, on_late="drop")
 
 
 @settings(max_examples=100, deadline=None)
 @given(script=st.lists(bundles, max_size=6), budget_bytes=st.sampled_from([0, 600, 1_500]))
-def test_a_small_cache_changes_nothing(script: list[Any], budget_bytes: int) -> None:
-    """Evicted rows are read back, with the same results."""
+def test_small_cache_changes_nothing(script: list[Any], budget_bytes: int) -> None:
+    """Evicted rows are read back."""
     check_against_model(Script(), script, budget_bytes)

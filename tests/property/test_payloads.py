@@ -1,4 +1,4 @@
-"""Values of generated schemas, written by the libraries' own writers: decoded they are what was written, or nothing."""
+"""Values of generated schemas, encoded by the libraries' own writers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _SIMPLE: Final[list[tuple[Any, st.SearchStrategy[Any]]]] = [
 
 
 class _Names:
-    """Names that no other type of the schema has."""
+    """Names unique within the schema."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -65,7 +65,7 @@ class _Names:
 
 @st.composite
 def _avro(draw: st.DrawFn, names: _Names, depth: int) -> tuple[Any, Any]:
-    """A type, and a value of it."""
+    """Return a type, and a value of the type."""
     kind = draw(st.integers(0, 9 if depth else 5))
     if kind < 5:
         schema, values = draw(st.sampled_from(_SIMPLE))
@@ -97,8 +97,8 @@ def _records(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @given(written=_records())
-def test_what_avro_has_written_is_read(written: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    """Alone, as a single object, by a number and by a declaration that has travelled, a value is what was written."""
+def test_avro_payload_is_decoded(written: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """The schema is known from the payload, a single object, a number or a declaration."""
     schema, value = written
     plain = mp.AvroPayload(schema)
     looked_up = mp.AvroPayload(schema, framing="confluent", schemas={5: schema})
@@ -111,10 +111,10 @@ def test_what_avro_has_written_is_read(written: tuple[dict[str, Any], dict[str, 
 
 
 @given(written=_records(), data=st.data())
-def test_no_part_of_an_avro_payload_is_a_value(
+def test_incomplete_avro_payload_is_refused(
     written: tuple[dict[str, Any], dict[str, Any]], data: st.DataObject
 ) -> None:
-    """A payload that is cut, or goes on behind its last field, is refused with the schema's name."""
+    """A payload with bytes behind its last field is refused too, with the schema's name."""
     schema, value = written
     encoded = avro_bytes(schema, value)
     payload = mp.AvroPayload(schema)
@@ -127,10 +127,10 @@ def test_no_part_of_an_avro_payload_is_a_value(
 
 
 @given(written=_records(), data=st.data())
-def test_a_reader_has_its_own_fields(
+def test_readers_schema_selects_the_fields(
     written: tuple[dict[str, Any], dict[str, Any]], data: st.DataObject
 ) -> None:
-    """Fields that the reader has not are skipped, those that it has are the written ones, and new ones have defaults."""
+    """New fields have defaults."""
     schema, value = written
     kept = data.draw(st.sets(st.sampled_from([field["name"] for field in schema["fields"]])))
     fields = [field for field in schema["fields"] if field["name"] in kept]
@@ -150,10 +150,9 @@ def test_a_reader_has_its_own_fields(
 
 
 @given(payload=st.binary(max_size=40), written=_records())
-def test_any_bytes_are_a_value_or_refused(
+def test_any_bytes_are_decoded_or_refused(
     payload: bytes, written: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
-    """Whatever the bytes are, a payload is decoded or refused, and nothing else is raised."""
     kinds = [mp.AvroPayload(written[0]), mp.ProtobufPayload(_DESCRIPTORS, "all.Kinds"), mp.JsonPayload({})]
     for kind in kinds:
         try:
@@ -204,7 +203,7 @@ _DESCRIPTORS: Final = descriptor_set(_all_kinds())
 
 @st.composite
 def _messages(draw: st.DrawFn, depth: int = 1) -> dict[str, Any]:
-    """The fields of a message that are set."""
+    """Return the set fields of a message."""
     value: dict[str, Any] = {}
     for kind, (values, _) in _PROTO_KINDS.items():
         for name, strategy in (("one", values), ("many", st.lists(values, max_size=3)), ("maybe", values)):
@@ -225,8 +224,8 @@ def _expected(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(fields=_messages())
-def test_what_protobuf_has_written_is_read(fields: dict[str, Any]) -> None:
-    """A message has each field that was set, and the default, or None, of each that was not."""
+def test_protobuf_payload_is_decoded(fields: dict[str, Any]) -> None:
+    """Unset fields have their default, or None."""
     payload = mp.ProtobufPayload(_DESCRIPTORS, "all.Kinds")
     encoded = message_bytes(_DESCRIPTORS, "all.Kinds", fields)
 
@@ -242,6 +241,5 @@ _JSON: Final = st.recursive(
 
 
 @given(value=st.dictionaries(_TEXT, _JSON, max_size=4))
-def test_what_json_has_written_is_read(value: dict[str, Any]) -> None:
-    """An object is what was written."""
+def test_json_payload_is_decoded(value: dict[str, Any]) -> None:
     assert mp.JsonPayload({"type": "object"}).decode(orjson.dumps(value)) == value

@@ -1,4 +1,4 @@
-"""A replay with the same code comes to what the original came to, from any version and whatever had moved its clocks."""
+"""Replays with the same code, from any version and whatever had moved the original's clocks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Rows = dict[str, list[tuple[Any, ...]]]
 
 
 def contents(store: Store, case: Case) -> Rows:
-    """The rows that readers see, without sequencers and commit numbers: dead letters too."""
+    """Return the visible rows and dead letters without sequencers and commit numbers."""
     names = [*(f"c{number}" for number in range(len(case.nodes))), "dead_letters"]
     return {
         name: [
@@ -42,8 +42,10 @@ def contents(store: Store, case: Case) -> Rows:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None, max_examples=30
 )
 @given(case=cases(), from_step=st.integers(0, 10**6), restarts=st.sets(st.integers(0, 12)))
-def test_the_same_code_comes_to_the_same(case: Case, from_step: int, restarts: set[int]) -> None:
-    """Rows, timers, holds, dead letters and counts; the original may have been stopped and started."""
+def test_replay_of_the_same_code_gives_the_same_result(
+    case: Case, from_step: int, restarts: set[int]
+) -> None:
+    """The original may have been restarted."""
     upkeep = UpkeepPolicy(compaction=CompactionPolicy(fan_in=3, files_max=5), retention="1d")
     player = CasePlayer(case, upkeep)
     versions = [player.store.snapshot().version]

@@ -1,6 +1,4 @@
-"""Retried letters against code that never failed: whatever fails, however it is asked for, cut and restarted, the states
-are the same in the end.
-"""
+"""Retried letters compared with code that never failed, for any failures, requests, cuts and restarts."""
 
 from __future__ import annotations
 
@@ -51,7 +49,6 @@ class Fragile(mp.Computation):
         context.produce("out", [n, "second"])
 
     def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
-        """As above."""
         context.produce("out", [timer.tag, "first"])
         if timer.tag.endswith("timer") and not self.mended:
             raise ValueError("a timer fails")
@@ -59,10 +56,7 @@ class Fragile(mp.Computation):
 
 
 class Kept(mp.Computation):
-    """Keeps what it gets, with its time."""
-
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Append."""
         kept = [*context.state.get([]), [orjson.dumps(record.value).decode(), record.at]]
         context.state.set(sorted(kept))
 
@@ -70,8 +64,7 @@ class Kept(mp.Computation):
 class Pond:
     """A store in memory, and the run that owns it.
 
-    Args:
-        productions: whether the second stage waits for commits.
+    ``productions`` decides whether the second stage waits for commits.
     """
 
     def __init__(self, productions: str) -> None:
@@ -112,7 +105,7 @@ class Pond:
         }
 
     def end(self) -> None:
-        """End the input, with code that is right."""
+        """End the input, with correct code."""
         run = self.start(mended=True)
         run.finish("in")
         run.run_until_quiet()
@@ -138,7 +131,7 @@ steps = st.lists(
 
 
 def play(pond: Pond, script: list[tuple[str, Any]]) -> list[dict[str, Any]]:
-    """Play a script; return all rows that were injected."""
+    """Play a script; return all injected rows."""
     injected: list[dict[str, Any]] = []
     run = pond.start(mended=False)
     for kind, argument in script:
@@ -182,7 +175,7 @@ def cut(run: LocalRun, key: str) -> None:
 
 
 def crash(number: int, work: Callable[[], object]) -> None:
-    """Work until the failpoint of this number ends the process, or there is no work left."""
+    """Work until the failpoint of this number ends the process, or no work is left."""
     reached: list[str] = []
 
     def listen(name: str) -> None:
@@ -199,10 +192,10 @@ def crash(number: int, work: Callable[[], object]) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(script=steps, productions=st.sampled_from(["strong", "weak"]))
-def test_the_states_are_those_of_code_that_never_failed(
+def test_retried_letters_give_the_states_of_correct_code(
     script: list[tuple[str, Any]], productions: str
 ) -> None:
-    """Once all letters were retried by code that is right; and no letter and no request is left."""
+    """No letter and no request is left."""
     pond, right = Pond(productions), Pond(productions)
     injected = play(pond, script)
     pond.end()

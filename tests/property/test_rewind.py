@@ -1,4 +1,4 @@
-"""A store that was rewound, or forked, goes on as if what came after that version had never been."""
+"""Rewound and forked stores, which continue as if the later versions had never existed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Rows = dict[str, dict[str, tuple[Any, ...]]]
 
 
 class Player(CasePlayer):
-    """Compacts on the way, and can go back to where it was after any step."""
+    """Compacts, and can return to its state after any step."""
 
     def __init__(self, case: Case, fan_in: int) -> None:
         compaction = CompactionPolicy(fan_in=fan_in, files_max=fan_in + 2)
@@ -37,7 +37,7 @@ class Player(CasePlayer):
         self.note()
 
     def note(self) -> None:
-        """Remember the version and the wall time after a step."""
+        """Record the version and the wall time after a step."""
         self.after.append((self.store.snapshot().version, self.clock.now_us()))
 
     def play(self, first: int = 0) -> None:
@@ -56,7 +56,7 @@ class Player(CasePlayer):
         self.open()
 
     def fork(self, version: TableVersion, wall_us: int) -> None:
-        """Go on with a fork; the original runs on, and collects what it can."""
+        """Continue with a fork, while the original runs and collects garbage."""
         original = self.disk
         self.disk, self.registry = MemoryObjects("fork"), MemoryRegistry()
         fork_table(original, self.disk, self.disk.url, version, self.clock, SeededRng("fork"))
@@ -66,7 +66,7 @@ class Player(CasePlayer):
         self.open()
 
     def rows(self) -> Rows:
-        """The rows that readers see, without sequencers, commit numbers and supersteps, which rise."""
+        """Return the visible rows without sequencers, commit numbers and supersteps, which rise."""
         return {f"c{number}": self._rows_of(f"c{number}") for number in range(len(self.case.nodes))}
 
     def _rows_of(self, computation: str) -> dict[str, tuple[Any, ...]]:
@@ -76,7 +76,7 @@ class Player(CasePlayer):
         }
 
     def letters(self) -> list[str]:
-        """The dead letters, without their keys, which have the superstep's number."""
+        """Return the dead letters without their keys, which contain the superstep's number."""
         return sorted(str(state) for state, *_ in self._rows_of("dead_letters").values())
 
     def totals(self) -> Totals:
@@ -84,7 +84,7 @@ class Player(CasePlayer):
 
 
 def check_goes_on(player: Player, back_to: int, go_back: Callable[[Player, TableVersion, int], None]) -> None:
-    """Check that what went back and got the rest of the input again is what it was at the end."""
+    """Check that a store that went back ends the same once it gets the rest of the input again."""
     player.play()
     after = list(player.after)
     player.finish()
@@ -106,8 +106,7 @@ def check_goes_on(player: Player, back_to: int, go_back: Callable[[Player, Table
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None, max_examples=30
 )
 @given(case=cases(), back_to=st.integers(0, 10**6), fan_in=st.integers(2, 6))
-def test_a_rewound_store_goes_on_as_it_went(case: Case, back_to: int, fan_in: int) -> None:
-    """With the input after that version again, states, timers, holds, dead letters and counts are what they were."""
+def test_rewound_store_ends_the_same(case: Case, back_to: int, fan_in: int) -> None:
     check_goes_on(Player(case, fan_in), back_to, Player.rewind)
 
 
@@ -115,8 +114,8 @@ def test_a_rewound_store_goes_on_as_it_went(case: Case, back_to: int, fan_in: in
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None, max_examples=30
 )
 @given(case=cases(), back_to=st.integers(0, 10**6), fan_in=st.integers(2, 6))
-def test_a_fork_goes_on_as_its_parent_went(case: Case, back_to: int, fan_in: int) -> None:
-    """With the input after that version, whatever the parent's collectors have deleted since."""
+def test_fork_ends_like_its_parent(case: Case, back_to: int, fan_in: int) -> None:
+    """The parent's collectors may delete files meanwhile."""
     check_goes_on(Player(case, fan_in), back_to, Player.fork)
 
 
@@ -124,8 +123,8 @@ def test_a_fork_goes_on_as_its_parent_went(case: Case, back_to: int, fan_in: int
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None, max_examples=10
 )
 @given(case=cases(), back_to=st.integers(0, 10**6))
-def test_a_rewind_can_be_rewound(case: Case, back_to: int) -> None:
-    """The versions that it undid stay readable, and are what they were."""
+def test_rewind_can_be_rewound(case: Case, back_to: int) -> None:
+    """The undone versions stay readable and unchanged."""
     player = Player(case, fan_in=3)
     player.play()
     last, wall_us = player.after[-1]

@@ -21,7 +21,7 @@ _TIME_COLUMNS = {"hold", "at", "output_at"}
 
 
 def micros(table: pa.Table) -> list[dict[str, Any]]:
-    """The rows as dicts with times as integers, in the columns' common order."""
+    """Return the rows as dicts with integer times, in the columns' common order."""
     schema = pa.schema([(field.name, _with_int_times(field.type)) for field in table.schema])
     names = sorted(table.column_names)
     return list(table.cast(schema).select(names).to_pylist())
@@ -42,16 +42,16 @@ def sorted_items(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @given(row_histories())
-def test_merge_is_the_rule(updates: list[dict[str, Any]]) -> None:
-    """Merged rows equal the model's, in any order of the updates, sorted by key."""
+def test_merge_equals_the_model(updates: list[dict[str, Any]]) -> None:
+    """Updates are in any order, and results sorted by key."""
     merged = merge_updates(row_updates(updates))
 
     assert sorted_items(merged_rows(updates)) == micros(merged)
 
 
 @given(row_histories(), st.integers(1, 5))
-def test_combining_in_parts_is_combining_at_once(updates: list[dict[str, Any]], cut: int) -> None:
-    """Compacting the older part and then everything equals compacting everything at once."""
+def test_merging_in_parts_equals_merging_at_once(updates: list[dict[str, Any]], cut: int) -> None:
+    """The older part is compacted first."""
     names = [*MERGE_COLUMNS, "record_ids", "productions"]
     older = row_updates([update for update in updates if update["sequencer"] < cut]).select(names)
     newer = row_updates([update for update in updates if update["sequencer"] >= cut]).select(names)
@@ -62,8 +62,9 @@ def test_combining_in_parts_is_combining_at_once(updates: list[dict[str, Any]], 
 
 
 @given(row_histories(), st.sampled_from([ParquetRowFormat(), IpcRowFormat()]), st.booleans())
-def test_files_give_back_rows(updates: list[dict[str, Any]], row_format: RowFormat, chunked: bool) -> None:
-    """Reading a file returns the rows as written, with every column and in order."""
+def test_rows_round_trip_through_a_file(
+    updates: list[dict[str, Any]], row_format: RowFormat, chunked: bool
+) -> None:
     latest = {update["key"]: update for update in updates} or {"k": {"key": "k"}}
     table = row_updates(latest[key] for key in sorted(latest))
     if chunked:
@@ -89,10 +90,9 @@ def test_files_give_back_rows(updates: list[dict[str, Any]], row_format: RowForm
     st.none() | st.sets(st.sampled_from(["", "a", "ä", "zz"])),
     st.none() | st.tuples(st.sampled_from(["", "a", "b"]), st.sampled_from(["ab", "b", None])),
 )
-def test_selection_is_a_filter(
+def test_reading_by_keys_and_interval_equals_a_filter(
     updates: list[dict[str, Any]], keys: set[str] | None, bounds: tuple[str, str | None] | None
 ) -> None:
-    """Reading by keys and interval returns exactly the updates that a filter selects."""
     objects = MemoryObjects()
     interval = None if bounds is None else Interval("c", *bounds)
     paths = []

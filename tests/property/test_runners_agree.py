@@ -1,4 +1,4 @@
-"""The same pipeline and script give the same answer everywhere: model, local runner, Spark (I8)."""
+"""One pipeline and script on the model, the local runner and Spark (I8)."""
 
 from __future__ import annotations
 
@@ -178,8 +178,7 @@ def _by_spark(case: Case, folder: Path, spark: SparkSession) -> Answer:
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_the_local_runner_agrees_with_the_model(case: Case, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Rows, productions and dead letters are those of the plain-Python model."""
+def test_local_runner_agrees_with_the_model(case: Case, tmp_path_factory: pytest.TempPathFactory) -> None:
     assert _by_local_runner(case, tmp_path_factory.mktemp("local"), restart=False) == _by_model(case)
 
 
@@ -188,16 +187,15 @@ def test_the_local_runner_agrees_with_the_model(case: Case, tmp_path_factory: py
 def test_restarts_between_all_steps_change_nothing(
     case: Case, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Restarting after every superstep leaves the same rows and outputs."""
     assert _by_local_runner(case, tmp_path_factory.mktemp("local"), restart=True) == _by_model(case)
 
 
 @given(case=cases())
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_weak_productions_that_are_all_late_are_strong(
+def test_late_weak_productions_equal_strong_ones(
     case: Case, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """If every weak production is checkpointed before it is consumed, the answer is that of a strong pipeline."""
+    """Every weak production is checkpointed before it is consumed."""
     result = _by_local_runner(
         case, tmp_path_factory.mktemp("late"), restart=True, checkpoint_weak_after="-1ms"
     )
@@ -216,5 +214,4 @@ def test_weak_productions_that_are_all_late_are_strong(
 def test_spark_agrees_with_the_model(
     case: Case, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession
 ) -> None:
-    """Rows, productions and dead letters of the Spark runner are those of the plain-Python model."""
     assert _by_spark(case, tmp_path_factory.mktemp("spark"), spark) == _by_model(case)

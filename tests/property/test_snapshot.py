@@ -41,7 +41,7 @@ _commits = st.lists(
 
 
 def _write(commits: list[tuple[bool, list[Action]]]) -> tuple[Log, list[bytes]]:
-    """A log of Millpond's sealed and chained commits, and of other engines' commits."""
+    """Write a log of Millpond's sealed and chained commits, and of other engines' commits."""
     log, previous, files = Log(MemoryObjects()), "", []
     for version, (ours, actions) in enumerate(commits):
         info = CommitInfo(operation="x", timestamp_ms=0, millpond={"previous": previous} if ours else None)
@@ -56,8 +56,8 @@ def _facts(snapshot: Snapshot) -> tuple[object, ...]:
 
 
 @given(_commits)
-def test_applying_equals_the_model_and_loading(commits: list[tuple[bool, list[Action]]]) -> None:
-    """At every version the applied snapshot, the loaded one and the model are equal."""
+def test_applied_and_loaded_snapshots_equal_the_model(commits: list[tuple[bool, list[Action]]]) -> None:
+    """They are compared at every version."""
     log, files = _write(commits)
     applied = Snapshot()
     live: dict[str, Add] = {}
@@ -81,10 +81,8 @@ def test_applying_equals_the_model_and_loading(commits: list[tuple[bool, list[Ac
 
 
 @given(_commits, _keys)
-def test_every_file_of_a_computation_is_in_some_interval(
-    commits: list[tuple[bool, list[Action]]], cut: str
-) -> None:
-    """Intervals that cover all keys cover all files, whichever engine wrote them."""
+def test_intervals_over_all_keys_cover_all_files(commits: list[tuple[bool, list[Action]]], cut: str) -> None:
+    """Any engine may have written them."""
     log, _files = _write(commits)
     snapshot = load(log)
     for computation in snapshot.computations:
@@ -94,8 +92,7 @@ def test_every_file_of_a_computation_is_in_some_interval(
 
 
 @given(st.text(max_size=20), st.text(max_size=20), st.dictionaries(st.text(max_size=5), st.text(max_size=5)))
-def test_any_text_survives_the_commit_file(path: str, value: str, tags: dict[str, str]) -> None:
-    """Paths, values and tags round-trip through a commit file."""
+def test_any_text_round_trips_through_a_commit_file(path: str, value: str, tags: dict[str, str]) -> None:
     add = Add(
         path=path, size_bytes=1, partition_values={"computation": value}, modification_time_ms=0, tags=tags
     )
@@ -105,7 +102,6 @@ def test_any_text_survives_the_commit_file(path: str, value: str, tags: dict[str
 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_actions_or_a_data_error(data: bytes) -> None:
-    """On arbitrary bytes the decoder returns actions or raises DataError."""
     try:
         actions = decode(data, "f")
     except DataError:
@@ -114,8 +110,8 @@ def test_arbitrary_bytes_are_actions_or_a_data_error(data: bytes) -> None:
 
 
 @given(st.data())
-def test_damage_of_a_chained_log_is_never_silent(data: st.DataObject) -> None:
-    """After a change of any byte of any commit but the last, loading raises or returns the same."""
+def test_damage_of_a_chained_log_raises_or_changes_nothing(data: st.DataObject) -> None:
+    """The last commit has no successor to reveal its damage."""
     commits = data.draw(st.lists(st.lists(_adds(), min_size=1, max_size=3), min_size=2, max_size=5))
     log, files = _write([(True, list(adds)) for adds in commits])
     before = _facts(load(log))

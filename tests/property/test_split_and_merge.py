@@ -1,4 +1,4 @@
-"""Splits and merges while a pipeline runs change no answer, whatever it computes and wherever it restarts."""
+"""Splits and merges of a running pipeline, for any computations and restarts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fixtures.pipelines import Case, cases
 
 
 class Player(CasePlayer):
-    """Plays a case twice over, so that every record comes again; cuts keys after the steps that it is told."""
+    """Plays a case twice, so that every record is redelivered, and cuts keys after given steps."""
 
     def __init__(self, case: Case, fan_in: int) -> None:
         compaction = CompactionPolicy(fan_in=fan_in, files_max=fan_in + 2)
@@ -49,7 +49,7 @@ class Player(CasePlayer):
             coordinator.recut(cut)
 
     def rows(self) -> dict[str, dict[str, tuple[Any, ...]]]:
-        """The rows that readers see, without sequencers and commit numbers, which legitimately differ."""
+        """Return the visible rows without sequencers and commit numbers, which legitimately differ."""
         return {
             name: {
                 row["key"]: (
@@ -81,7 +81,6 @@ class Player(CasePlayer):
     fan_in=st.integers(2, 6),
 )
 def test_cuts_change_no_answer(case: Case, cuts: list[int], restarts: frozenset[int], fan_in: int) -> None:
-    """States, timers, holds, dead letters and counts are those of a run whose keys are never cut; the store is sound."""
     whole, cut = Player(case, fan_in), Player(case, fan_in)
 
     whole.play()
@@ -97,7 +96,6 @@ def test_cuts_change_no_answer(case: Case, cuts: list[int], restarts: frozenset[
 )
 @given(case=cases(), cuts=st.lists(st.integers(0, 10**6), min_size=4, max_size=12))
 def test_each_key_lies_in_one_interval(case: Case, cuts: list[int]) -> None:
-    """After any sequence of cuts the live intervals of a computation follow each other, from the first key to the last."""
     player = Player(case, 3)
 
     player.play(cuts)

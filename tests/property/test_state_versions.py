@@ -1,4 +1,4 @@
-"""Code that changes the version of its state at any step gives what an oracle gives that upgrades all states at once."""
+"""Changes of the state's version at any step, against an oracle that upgrades all states at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECOND_US: Final = 1_000_000
 
 
 class Counter(Computation):
-    """A sum in a form that depends on the version: a number, a dict, a pair in another codec, text."""
+    """A sum whose form depends on the version: a number, a dict, a pair in another codec, text."""
 
     def __init__(self, version: int) -> None:
         self.state_version = version
@@ -37,7 +37,7 @@ class Counter(Computation):
         self.codecs = {earlier: CODECS[earlier] for earlier in range(version)}
 
     def upgrade_state(self, state: Any, version: int) -> Any:
-        """Step by step, to the form of this version."""
+        """Convert step by step to the form of this version."""
         for step in range(version, self.state_version):
             if step == 0:
                 state = {"sum": state}
@@ -58,7 +58,6 @@ class Counter(Computation):
         return [number, {"sum": number}, [number, "since 2"], f"{number}"][self.state_version]
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Do what the record says."""
         kind, amount = record.value["kind"], record.value["amount"]
         match kind:
             case "add":
@@ -78,21 +77,17 @@ class Counter(Computation):
                 raise ValueError(amount)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """Add a thousand."""
         context.state.set(self._form(self._sum(context.state.get()) + 1_000))
 
 
 class Told(Computation):
-    """Adds up what it is told."""
-
     def process_record(self, context: Context, record: Record) -> None:
-        """Add."""
         context.state.set([*context.state.get([]), record.value])
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A bundle, and the version whose code gets it."""
+    """A bundle, and the version of the code that processes it."""
 
     records: tuple[dict[str, Any], ...]
     raises_to: int | None
@@ -116,20 +111,18 @@ _STEPS: Final = st.builds(
 
 @dataclass
 class Oracle:
-    """Numbers in a dict, which no change of code touches."""
+    """Numbers in a dict, which no change of code affects."""
 
     sums: dict[str, int] = field(default_factory=dict)
     timers: dict[str, int] = field(default_factory=dict)
     told: dict[str, list[int]] = field(default_factory=dict)
 
     def fire(self, watermark: int) -> None:
-        """Timers up to a time."""
         for key in [key for key, at in self.timers.items() if at <= watermark]:
             del self.timers[key]
             self.sums[key] = self.sums.get(key, 0) + 1_000
 
     def take(self, key: str, kind: str, amount: int, at: int) -> None:
-        """A record."""
         match kind:
             case "add":
                 self.sums[key] = self.sums.get(key, 0) + amount
@@ -144,7 +137,7 @@ class Oracle:
 
 
 class Player:
-    """A store in memory, and the pipeline on it with one version of the code after the other."""
+    """A store in memory, and a pipeline whose code changes its version."""
 
     def __init__(self, *, cache_mib: int, with_ids: bool) -> None:
         self.disk, self.registry, self.clock = MemoryObjects(), MemoryRegistry(), ManualClock()
@@ -152,7 +145,6 @@ class Player:
         self.start()
 
     def start(self) -> None:
-        """Open the store and run this version's code on it."""
         self.opened += 1
         rng = SeededRng(self.opened)
         self.store = Store.in_memory(objects=self.disk, registry=self.registry, clock=self.clock, rng=rng)
@@ -174,14 +166,13 @@ class Player:
         self.run = runner.start(pipeline, stepping=True)
 
     def restart(self, version: int) -> None:
-        """Stop, and go on with the code of a version."""
         self.run.stop()
         self.store.close()
         self.version = version
         self.start()
 
     def sums(self) -> dict[str, int]:
-        """The numbers that rows hold, each in the form of the version that it has."""
+        """Return the numbers in the rows, each decoded by its version."""
         found = {}
         for row in self.store.rows_view("sums").to_arrow().to_pylist():
             version = row["state_version"]
@@ -196,7 +187,7 @@ class Player:
         return found
 
     def told(self) -> dict[str, list[int]]:
-        """What was produced."""
+        """Return the productions."""
         rows = self.store.rows_view("told_sums").to_arrow().to_pylist()
         return {row["key"]: JsonCodec().decode(row["state"]) for row in rows}
 
@@ -210,7 +201,7 @@ class Player:
     with_ids=st.booleans(),
 )
 def test_versions_of_state_change_no_answer(steps: list[Step], cache_mib: int, with_ids: bool) -> None:
-    """Sums and productions are those of the oracle, whatever forms the rows have, under compactions and evictions."""
+    """Rows have mixed versions, and are compacted and evicted."""
     player, oracle = Player(cache_mib=cache_mib, with_ids=with_ids), Oracle()
     number = 0
     for step in steps:
@@ -231,7 +222,7 @@ def test_versions_of_state_change_no_answer(steps: list[Step], cache_mib: int, w
             )
         watermark = player.run.watermark("sums")
         if rows:
-            # Timers that this bundle's records make due fire with the watermark that it brings.
+            # The bundle's watermark fires the timers that its records set.
             player.run.inject("in", rows)
         player.run.run_until_quiet()
         oracle.fire(watermark)

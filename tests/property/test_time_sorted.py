@@ -1,4 +1,4 @@
-"""Records in the order of time: the answer is that of a plain sort and scan, however the input is cut and disordered."""
+"""Records sorted by time, against a plain sort and scan, for any cut and disorder."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ TAGS = ("", "x")
 
 
 class Journal(Computation):
-    """Does what its records say, and keeps everything in the order in which it saw it."""
+    """Obeys its records, and keeps everything in its order of arrival."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Note the record, then set a timer, delete one, or fail."""
+        """Record the input, then set a timer, delete one, or fail."""
         action, tag, delay = record.value["action"]
         if action == "fail":
             raise ValueError(record.at)
@@ -47,26 +47,25 @@ class Journal(Computation):
             context.delete_timer(tag)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """Note the timer; one called x starts another."""
+        """Record the timer; a timer called x starts another."""
         context.state.set([*context.state.get([]), ["timer", timer.tag, timer.at, context.watermark]])
         if timer.tag == "x":
             context.set_timer(timer.at + 5, "")
 
 
 class BatchJournal(Journal):
-    """The same by a hook that takes several records at once."""
+    """The same through the hook for several records at once."""
 
     def process_records(self, context: Context, records: Records) -> None:
-        """Take the records one after the other."""
         for record in records:
             self.process_record(context, record)
 
 
 def scan(rows: Sequence[Row]) -> Journals:
-    """The oracle: all rows sorted by time, and timers looked for before each of them.
+    """The oracle: sort all rows by time, and fire due timers before each.
 
-    It knows neither bundles nor watermarks nor stores. Of rows of one time the left come first, then those that
-    came first.
+    It knows neither bundles nor watermarks nor stores. Rows of one time are sorted by stream, the left
+    first, then by arrival.
     """
     journals: Journals = {}
     for key in sorted({row["k"] for row in rows}):
@@ -101,7 +100,7 @@ def _fire(timers: dict[str, int], until: int | None, seen: list[list[Any]]) -> N
 
 
 def pipeline_of(computation: Computation, streams: Sequence[str]) -> EnginePipeline:
-    """The computation on these streams, out of order by `BOUND`."""
+    """Return the computation on these streams, out of order by `BOUND`."""
     pipeline = EnginePipeline("sorted")
     for stream in streams:
         pipeline.inject(stream, key="k", at="t", id="id", watermark=BoundedDisorder(BOUND))
@@ -111,7 +110,6 @@ def pipeline_of(computation: Computation, streams: Sequence[str]) -> EnginePipel
 
 
 def journals_of(store: Store) -> Journals:
-    """What each key saw."""
     rows = store.rows_view("journal").to_arrow().to_pylist()
     return {row["key"]: orjson.loads(row["state"]) for row in rows if row["state"] is not None}
 
@@ -131,7 +129,7 @@ arrivals = st.lists(
 
 
 def arrived(drawn: Sequence[tuple[str, str, int, int, Any]], streams: Sequence[str]) -> list[Row]:
-    """Rows in an order of arrival in which none comes more than `BOUND` after its time; those of one time keep theirs."""
+    """Return rows in an order of arrival at most `BOUND` late; rows of one time keep their order."""
     late_by = {(stream, at): delay for stream, _, at, delay, _ in drawn}
     ordered = sorted(drawn, key=lambda one: one[2] + late_by[one[0], one[2]])
     return [
@@ -142,7 +140,7 @@ def arrived(drawn: Sequence[tuple[str, str, int, int, Any]], streams: Sequence[s
 
 
 def cut(rows: Sequence[Row], sizes: Sequence[int]) -> list[list[Row]]:
-    """Rows in pieces of these sizes, again and again."""
+    """Cut rows into pieces of these sizes, repeatedly."""
     pieces, rest = list[list[Row]](), list(rows)
     while rest:
         size = sizes[len(pieces) % len(sizes)]
@@ -158,7 +156,7 @@ def streamed(
     restarts: set[int],
     streams: Sequence[str],
 ) -> Journals:
-    """The journals after the rows came in pieces, with a restart after some of them, and some pieces coming twice."""
+    """Return the journals of rows in pieces, some redelivered, with restarts after some."""
     clock = ManualClock()
     store = Store.in_memory(clock=clock, rng=SeededRng(1))
     runner = LocalRunner(store, clock=clock, progress=False, intervals=2, dead_letter_limit=None)
@@ -189,10 +187,9 @@ sizes = st.lists(st.integers(1, 12), min_size=1, max_size=3)
 
 @settings(max_examples=60, deadline=None)
 @given(arrivals, sizes, st.sets(st.integers(1, 12), max_size=3), st.booleans())
-def test_a_stream_in_any_pieces_is_sorted_and_scanned(
+def test_stream_in_any_pieces_is_sorted_and_scanned(
     drawn: list[Any], pieces: list[int], restarts: set[int], is_batch: bool
 ) -> None:
-    """Records, timers and failures come as in a sort and scan of the whole, whatever the pieces, restarts and repetitions."""
     rows = arrived(drawn, STREAMS[:1])
 
     journal = streamed(BatchJournal() if is_batch else Journal(), rows, pieces, restarts, STREAMS[:1])
@@ -202,8 +199,8 @@ def test_a_stream_in_any_pieces_is_sorted_and_scanned(
 
 @settings(max_examples=60, deadline=None)
 @given(arrivals, sizes, st.sets(st.integers(1, 12), max_size=2))
-def test_two_streams_are_one_order(drawn: list[Any], pieces: list[int], restarts: set[int]) -> None:
-    """Records of two streams come in one order, and of one time first those of the stream that is named first."""
+def test_two_streams_are_sorted_together(drawn: list[Any], pieces: list[int], restarts: set[int]) -> None:
+    """Of one time, the first stream's records come first."""
     rows = arrived(drawn, STREAMS)
 
     assert streamed(Journal(), rows, pieces, restarts, STREAMS) == scan(rows)
@@ -211,8 +208,8 @@ def test_two_streams_are_one_order(drawn: list[Any], pieces: list[int], restarts
 
 @settings(max_examples=60, deadline=None)
 @given(arrivals, st.integers(1, 9))
-def test_a_bounded_run_gives_the_same(drawn: list[Any], piece: int) -> None:
-    """Bounded input gives what the stream gives, in pieces of any size, in whatever order it lies there."""
+def test_bounded_run_equals_the_stream(drawn: list[Any], piece: int) -> None:
+    """Input is in any order and pieces of any size."""
     rows = arrived(drawn, STREAMS)
     clock = ManualClock()
     store = Store.in_memory(clock=clock, rng=SeededRng(1))
@@ -225,8 +222,7 @@ def test_a_bounded_run_gives_the_same(drawn: list[Any], piece: int) -> None:
     assert journals_of(store) == scan(rows)
 
 
-def test_the_streams_have_their_order() -> None:
-    """The oracle's order of streams is that in which the computation subscribes to them."""
+def test_oracle_orders_streams_as_subscribed() -> None:
     topology = pipeline_of(Journal(), STREAMS).check()
 
     assert [topology.computations["journal"].rank(stream) for stream in STREAMS] == [0, 1]

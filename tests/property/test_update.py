@@ -1,4 +1,4 @@
-"""Updates of a running pipeline change nothing that stopping and starting with the same pipelines would not."""
+"""Updates of a running pipeline, compared with stopping and starting it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ _NAMES = tuple(f"c{number}" for number in range(4))
 
 
 class Player(CasePlayer):
-    """Plays a case twice over, and changes its computations after the steps that it is told.
+    """Plays a case twice, and changes its computations after given steps.
 
-    Args:
-        case: the first pipeline, and its input.
-        has_updates: whether the run is updated; otherwise it is stopped and started.
+    With ``has_updates`` the run is updated; otherwise it is stopped and started.
     """
 
     def __init__(self, case: Case, *, has_updates: bool) -> None:
@@ -68,7 +66,7 @@ class Player(CasePlayer):
                 self.open()
 
     def rows(self) -> dict[str, dict[str, tuple[Any, ...]]]:
-        """The rows that readers see, without sequencers and commit numbers, which legitimately differ."""
+        """Return the visible rows without sequencers and commit numbers, which legitimately differ."""
         return {
             name: {
                 row["key"]: (
@@ -91,10 +89,8 @@ class Player(CasePlayer):
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None, max_examples=30
 )
 @given(case=cases(), changes=st.dictionaries(st.integers(0, 7), graphs(), min_size=1, max_size=4))
-def test_an_update_is_a_restart_without_the_restart(case: Case, changes: dict[int, Graph]) -> None:
-    """States, timers, holds, dead letters, counts and watermarks are those of a run that is stopped and started with
-    each of the pipelines; both refuse the same ones; the store is sound.
-    """
+def test_update_equals_a_restart(case: Case, changes: dict[int, Graph]) -> None:
+    """Counts and watermarks are compared too; both refuse the same pipelines, and the store is sound."""
     updated, restarted = Player(case, has_updates=True), Player(case, has_updates=False)
 
     updated.play(changes)

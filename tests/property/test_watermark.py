@@ -27,13 +27,10 @@ TIMES = st.integers(min_value=0, max_value=60)
 
 @st.composite
 def topologies(draw, *, with_feedback: bool = False) -> Topology:
-    """Up to five computations; each consumes an injected stream and any productions, its own too.
+    """Up to five computations; each consumes an injected stream and any productions, even its own.
 
-    Those outside cycles may have horizons: they produce below their input, and lag behind it.
-
-    Args:
-        draw: Hypothesis.
-        with_feedback: whether streams on which a computation's own output comes back may hold nothing.
+    Computations outside cycles may have horizons: they produce below their input, and lag behind it.
+    ``with_feedback`` allows declared feedback.
     """
     pipeline = EnginePipeline("p")
     injected = [f"s{i}" for i in range(draw(st.integers(1, 2)))]
@@ -63,7 +60,7 @@ def topologies(draw, *, with_feedback: bool = False) -> Topology:
 
 
 def _declare_feedback(draw: st.DrawFn, topology: Topology) -> Topology:
-    """The same pipeline, some of whose streams are declared a feedback where they may be."""
+    """Return the same pipeline, with some of the possible streams declared a feedback."""
     pipeline = EnginePipeline("p")
     for stream in topology.injectors:
         pipeline.inject(stream, key="k", at="t")
@@ -85,7 +82,7 @@ def _declare_feedback(draw: st.DrawFn, topology: Topology) -> Topology:
 
 
 def after(topology: Topology, name: str) -> set[str]:
-    """The computations into which the productions of ``name`` flow, and ``name``: each produces to its own name."""
+    """Return ``name`` and the computations downstream of it; each produces to its own name."""
     known = {name}
     while True:
         more = {
@@ -139,8 +136,8 @@ class Oracle:
 
 
 @given(st.data(), topologies(with_feedback=True))
-def test_it_equals_a_slow_fixpoint_and_never_falls(data, topology):
-    """After any events, lawful or not, each watermark is the highest fixpoint so far."""
+def test_watermark_equals_a_slow_fixpoint_and_never_falls(data, topology):
+    """Events may be unlawful."""
     authority, oracle = WatermarkAuthority(topology), Oracle(topology)
     assert TIME_MAX_US not in oracle.raw().values(), "nothing would hold a watermark before the first record"
     names = list(topology.computations)
@@ -169,7 +166,7 @@ def test_it_equals_a_slow_fixpoint_and_never_falls(data, topology):
 
 
 class SlowPipeline:
-    """A pipeline of records without code: what each record produces is drawn."""
+    """A pipeline of records without code: productions are drawn."""
 
     def __init__(self, data: st.DataObject, topology: Topology) -> None:
         self.data = data
@@ -200,7 +197,7 @@ class SlowPipeline:
     def process(self, name: str, at: int, floor: int, where: str) -> None:
         if self.budget > 0 and self.data.draw(st.booleans()):
             self.budget -= 1
-            # The key may still produce at the hold it had when the superstep began, or keep the hold.
+            # The key may still produce at its hold of the superstep's start, or keep the hold.
             oldest = min([floor, *(hold for _, hold, low in self.owed[name] if low == where)])
             later = self.data.draw(st.sampled_from([at, oldest])) + self.data.draw(st.integers(0, 9))
             if self.data.draw(st.booleans()):
@@ -221,7 +218,7 @@ class SlowPipeline:
 
 @given(st.data(), topologies())
 def test_no_record_is_late_unless_its_source_was(data, topology):
-    """While injectors keep their promises, no watermark passes a production, hold or future record."""
+    """No watermark passes a production, hold or future record."""
     pipeline = SlowPipeline(data, topology)
     watermarks = dict.fromkeys(topology.injectors, 0)
     for _ in range(data.draw(st.integers(1, 8))):
@@ -237,7 +234,7 @@ def test_no_record_is_late_unless_its_source_was(data, topology):
 
 @given(st.data(), topologies(with_feedback=True))
 def test_everything_drains_where_no_cycle_holds_itself(data, topology):
-    """Once the inputs have ended, every timer fires that holds its own time, or an earlier one and is in no cycle."""
+    """A timer must hold its own time, or an earlier time outside any cycle."""
     pipeline = SlowPipeline(data, topology)
     for name, node in topology.computations.items():
         at = data.draw(st.none() | TIMES)
@@ -256,7 +253,7 @@ def test_everything_drains_where_no_cycle_holds_itself(data, topology):
 
 
 class Asking(Computation):
-    """Requests percentile watermarks."""
+    """A computation that requests percentile watermarks."""
 
     percentiles = (50, 90, 99)
 
@@ -265,20 +262,20 @@ PERCENTILES = (100.0, 99.0, 90.0, 50.0)
 
 
 def asking(topology: Topology) -> Topology:
-    """The same topology, with computations that request percentiles."""
+    """Return the same topology, with computations that request percentiles."""
     nodes = {name: replace(node, computation=Asking()) for name, node in topology.computations.items()}
     return replace(topology, computations=nodes)
 
 
 def some_marks(data: st.DataObject, oldest: int) -> dict[float, int]:
-    """The oldest times without a share of the keys, as tasks report them: never below the oldest."""
+    """Return the oldest times without a share of the keys, as tasks report them: never below the oldest."""
     ahead = sorted(data.draw(st.lists(st.integers(0, 30), min_size=3, max_size=3)))
     return {percentile: oldest + step for percentile, step in zip(PERCENTILES[1:], ahead, strict=True)}
 
 
 @given(st.data(), topologies())
 def test_percentiles_are_ordered_never_fall_and_survive_a_restart(data, topology):
-    """After any events, a lower percentile's watermark is not behind a higher one's, and 100 is the low watermark."""
+    """Percentile 100 is the low watermark."""
     topology = asking(topology)
     clock = ManualClock(0)
     time, exact = PipelineWatermarks(topology, clock), WatermarkAuthority(topology)

@@ -1,4 +1,4 @@
-"""Weak productions under every timing: whatever is late and wherever it restarts, each record counts once."""
+"""Weak productions under every timing and restart."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENDS = st.sampled_from(["goes on", "stops", "is killed", "is killed before the c
 
 
 class JumpingClock(ManualClock):
-    """A clock of which two consecutive reads may be up to two seconds apart."""
+    """A clock whose consecutive reads may be two seconds apart."""
 
     def __init__(self, jumps_ms: list[int]) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class JumpingClock(ManualClock):
         self._looks = 0
 
     def monotonic_us(self) -> int:
-        """The last time plus the next jump of the list."""
+        """Return the last time plus the next jump."""
         self._looks += 1
         self.advance_ms(self._jumps_ms[self._looks % len(self._jumps_ms)])
         return super().monotonic_us()
@@ -47,7 +47,6 @@ class Spread(Computation):
         self.output = output
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Produce the record twice."""
         n = record.value["n"]
         for part in ("x", "y"):
             context.produce(
@@ -56,15 +55,11 @@ class Spread(Computation):
 
 
 class Keep(Computation):
-    """Keeps every record that reaches it, so that loss and repetition show."""
-
     def process_record(self, context: Context, record: Record) -> None:
-        """Append the record."""
         context.state.set([*context.state.get([]), f"{record.value['n']}{record.value['path']}"])
 
 
 def pipeline(modes: tuple[str, str, str]) -> EnginePipeline:
-    """``in`` → ``a`` → ``b`` → ``c``, and ``d`` that takes from both ``a`` and ``b``."""
     made = EnginePipeline("p")
     made.inject("in", key="k", at="t", id="n")
     for name, source, mode in zip("abc", ("in", "a", "b"), modes, strict=True):
@@ -75,7 +70,7 @@ def pipeline(modes: tuple[str, str, str]) -> EnginePipeline:
 
 
 def expected(count: int, *depths: int) -> Counter[str]:
-    """What must be kept of ``count`` records after the given numbers of spreads."""
+    """Return the expected contents after ``count`` records and the given numbers of spreads."""
     counts: Counter[str] = Counter()
     for depth in depths:
         paths = [""]
@@ -97,11 +92,9 @@ class Pond:
         self.intervals = intervals
 
     def store(self) -> Store:
-        """The store, reopened."""
         return Store.in_memory(objects=self.disk, registry=self.registry, clock=self.clock, rng=self.rng)
 
     def start(self) -> LocalRun:
-        """A stepping run."""
         runner = LocalRunner(
             self.store(),
             clock=self.clock,
@@ -115,7 +108,7 @@ class Pond:
         return runner.start(self.made, stepping=True)
 
     def kept(self, computation: str) -> Counter[str]:
-        """All records that any key has kept."""
+        """Return all records that any key has kept."""
         with self.store() as store:
             return Counter(
                 load
@@ -134,7 +127,7 @@ class Pond:
 def test_each_record_counts_once_whatever_is_late(
     modes: tuple[str, str, str], jumps_ms: list[int], ends: list[str], intervals: int
 ) -> None:
-    """With any mix of modes, any late production, and restarts and kills after any step, no record is lost or repeated."""
+    """Modes are mixed, productions late, and the process restarted or killed after any step."""
     pond = Pond(pipeline(modes), jumps_ms, intervals)
     run = pond.start()
     run.inject_durably("in", row(0))
@@ -152,7 +145,7 @@ def test_each_record_counts_once_whatever_is_late(
 
 
 def row(number: int) -> list[dict[str, object]]:
-    """The record with this number."""
+    """Return the record with this number."""
     return [{"k": f"k{number}", "t": number, "n": number}]
 
 

@@ -51,7 +51,7 @@ generated = settings(
     max_examples=examples(settings().max_examples),
 )
 
-# Two steps per example on average: the 200 of the goal table.
+# Two steps per example on average make 200, the goal table's number.
 many = settings(generated, max_examples=examples(100))
 
 Shown = tuple[list[list[OraclePane]], int]
@@ -59,14 +59,14 @@ Shown = tuple[list[list[OraclePane]], int]
 
 
 def kept_by(specs: Iterable[WindowSpec]) -> set[int]:
-    """The percentiles that a pipeline of these steps maintains."""
+    """Return the percentiles that a pipeline of these steps maintains."""
     return set[int]().union(*(percentiles_of(spec.trigger) for spec in specs))
 
 
 def by_oracle(
     spec: WindowSpec, moves: Sequence[Move], kept: Iterable[int] | None = None, *, by_ingress: bool = False
 ) -> Shown:
-    """The oracle's output."""
+    """Return the oracle's output."""
     phases = phases_of(spec, {arrival.key for arrival in fed(moves)})
     oracle, shown = WindowOracle(spec, kept=kept, phases=phases, by_ingress=by_ingress), []
     for move in [*moves, Move("watermark", TIME_MAX_US)]:
@@ -89,7 +89,7 @@ def by_oracle(
 def by_run(
     run: LocalWindowRun | SparkWindowRun, specs: Sequence[WindowSpec], moves: Sequence[Move]
 ) -> list[Shown]:
-    """A runner's output, step by step."""
+    """Return a runner's output, step by step."""
     shown: list[list[list[OraclePane]]] = [[] for _ in specs]
     kept = kept_by(specs)
     for move in [*moves, Move("watermark", None)]:
@@ -119,7 +119,7 @@ Standing = Counter[tuple[str, tuple[int, int], tuple[int, ...]]]
 
 
 def net(panes: Iterable[OraclePane]) -> Standing:
-    """The panes that stand after all retractions; only an emitted pane may be retracted."""
+    """Return the panes that remain after all retractions; only an emitted pane may be retracted."""
     standing: Standing = Counter()
     for pane in panes:
         standing[(pane.key, pane.window, pane.values)] += -1 if pane.is_retraction else 1
@@ -128,7 +128,7 @@ def net(panes: Iterable[OraclePane]) -> Standing:
 
 
 def last(panes: Iterable[OraclePane]) -> Standing:
-    """The last pane of each window."""
+    """Return the last pane of each window."""
     newest: dict[tuple[str, tuple[int, int]], OraclePane] = {}
     for pane in panes:
         identity = (pane.key, pane.window)
@@ -138,21 +138,21 @@ def last(panes: Iterable[OraclePane]) -> Standing:
 
 
 def grouped(window_fn: tuple[Any, ...], arrivals: Sequence[Arrival]) -> Standing:
-    """All elements in their final windows, as a batch would compute them."""
+    """Group all elements into their final windows, as a batch would."""
     spec = WindowSpec(window_fn=window_fn, trigger=("Default",))
     shown, _ = by_oracle(spec, [Move("feed", arrivals)])
     return last(shown[-1])
 
 
 def played(spec: WindowSpec, moves: Sequence[Move], row_format: RowFormat) -> list[OraclePane]:
-    """All panes of the local runner."""
+    """Return all panes of the local runner."""
     [(shown, dropped)] = by_run(LocalWindowRun([spec], row_format=row_format), [spec], moves)
     assert dropped == 0
     return [pane for panes in shown for pane in panes]
 
 
 def fed(moves: Sequence[Move]) -> list[Arrival]:
-    """All elements of a script."""
+    """Return all elements of a script."""
     return [arrival for move in moves if move.kind == "feed" for arrival in move.argument]
 
 
@@ -165,7 +165,7 @@ def cases(draw: st.DrawFn, *, steps: int, moves_max: int) -> tuple[Scene, list[W
 
 
 def between_times(shown: Shown, moves: Sequence[Move]) -> Shown:
-    """The panes of consecutive pieces of the input together, sorted."""
+    """Return the panes of consecutive pieces of input together, sorted."""
     merged: list[list[OraclePane]] = []
     before = ""
     for move, panes in zip([*moves, Move("end")], shown[0], strict=True):
@@ -178,10 +178,10 @@ def between_times(shown: Shown, moves: Sequence[Move]) -> Shown:
 
 
 def told(spec: WindowSpec, moves: Sequence[Move], kept: Iterable[int], *, by_ingress: bool) -> Shown:
-    """What the oracle says of an input in pieces, which it sees whole if triggers are asked after each element.
+    """Return the oracle's panes of cut input; it sees the whole if triggers are asked after each element.
 
-    Arrival itself moves time. Elements that are moved to another time see that, and so do triggers that wait from the
-    first element on: their pieces are not the same as the whole.
+    Arrival itself moves time. Elements moved to another time see that, as do triggers that wait from the
+    first element on, so their pieces differ from the whole.
     """
     sees_arrival = by_ingress and (bool(spec.shift) or waits_in_event_time(spec.trigger))
     is_whole = spec.asked == "element" and not sees_arrival
@@ -192,10 +192,10 @@ def told(spec: WindowSpec, moves: Sequence[Move], kept: Iterable[int], *, by_ing
 @in_shares
 @given(case=cases(steps=3, moves_max=12), row_format=row_formats())
 @many
-def test_the_local_runner_shows_what_the_oracle_shows_however_the_input_is_cut(
+def test_local_runner_equals_the_oracle_however_input_is_cut(
     case: tuple[Scene, list[WindowSpec], list[Move]], row_format: RowFormat
 ) -> None:
-    """With calendar, unaligned and shifted windows, or by time of arrival, panes are those of the uncut input."""
+    """Windows are by calendar, unaligned, shifted, or by arrival."""
     scene, specs, moves = case
     kept = kept_by(specs)
     expected = [told(spec, moves, kept, by_ingress=scene.by_ingress) for spec in specs]
@@ -208,10 +208,10 @@ def test_the_local_runner_shows_what_the_oracle_shows_however_the_input_is_cut(
 @in_shares
 @given(specs=st.lists(window_specs(), min_size=1, max_size=3), moves=scripts(), row_format=row_formats())
 @many
-def test_the_local_runner_shows_what_the_oracle_shows(
+def test_local_runner_equals_the_oracle(
     specs: list[WindowSpec], moves: list[Move], row_format: RowFormat
 ) -> None:
-    """After every move the panes have the oracle's values, indices, timings and times, and drops are equal."""
+    """Values, indices, timings, times and drops are compared after every move."""
     kept = kept_by(specs)
     expected = [by_oracle(spec, moves, kept) for spec in specs]
 
@@ -234,7 +234,7 @@ def test_final_values_do_not_depend_on_the_order_of_arrival(
     row_format: RowFormat,
     data: st.DataObject,
 ) -> None:
-    """For any order and any bundles, the standing panes are those of a batch."""
+    """Standing panes equal a batch's."""
     spec = WindowSpec(window_fn=window_fn, trigger=trigger, mode="retracting", lateness=_FOREVER_US)
     shuffled = shuffle(moves, data)
     expected = grouped(window_fn, fed(moves))
@@ -246,10 +246,10 @@ def test_final_values_do_not_depend_on_the_order_of_arrival(
 @in_shares
 @given(window_fn=window_fns(), trigger=endless_triggers(), moves=scripts(), row_format=row_formats())
 @generated
-def test_panes_less_retractions_are_the_last_panes(
+def test_panes_less_retractions_equal_the_last_panes(
     window_fn: tuple[Any, ...], trigger: TriggerSpec, moves: list[Move], row_format: RowFormat
 ) -> None:
-    """Each window's panes and retractions add up to its last pane; merged windows add up to nothing."""
+    """Merged windows add up to nothing."""
     panes = played(
         WindowSpec(window_fn=window_fn, trigger=trigger, mode="retracting", lateness=_FOREVER_US),
         moves,
@@ -269,10 +269,9 @@ def test_panes_less_retractions_are_the_last_panes(
     row_format=row_formats(),
 )
 @generated
-def test_discarding_panes_add_up_to_the_accumulated_one(
+def test_discarding_panes_add_up_to_the_accumulated_pane(
     window_fn: tuple[Any, ...], trigger: TriggerSpec, moves: list[Move], row_format: RowFormat
 ) -> None:
-    """A window's discarding panes together equal its last accumulating pane."""
     modes = [
         WindowSpec(window_fn=window_fn, trigger=trigger, mode=mode, lateness=_FOREVER_US)
         for mode in ("discarding", "accumulating")
@@ -294,10 +293,10 @@ def test_discarding_panes_add_up_to_the_accumulated_one(
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=_SLOW,
 )
-def test_spark_shows_what_the_oracle_shows(
+def test_spark_equals_the_oracle(
     case: tuple[Scene, list[WindowSpec], list[Move]], spark: SparkSession
 ) -> None:
-    """Many generated steps in one run on Spark emit the oracle's panes and drops between moves of time."""
+    """One run on Spark has many generated steps."""
     scene, specs, moves = case
     kept = kept_by(specs)
     expected = [told(spec, moves, kept, by_ingress=scene.by_ingress) for spec in specs]
@@ -307,7 +306,7 @@ def test_spark_shows_what_the_oracle_shows(
 
 
 def shuffle(moves: Sequence[Move], data: st.DataObject) -> list[Move]:
-    """The same elements and the same advances of time, in another order and in other bundles."""
+    """Return the same elements and advances of time, in another order and other bundles."""
     elements = data.draw(st.permutations(fed(moves)))
     shuffled: list[Move] = []
     for move in [*moves, Move("feed", ())]:

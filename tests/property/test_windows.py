@@ -1,4 +1,4 @@
-"""Invariants of windows for any order and bundles of elements, and on a real runner."""
+"""Invariants of windows for any order and bundles of elements, and a run on a real runner."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class _Key:
 
     def add(self, times: list[int]) -> None:
         windows = self._open(self.watermark)
-        # Triggers that are asked after each element are asked in the order of arrival.
+        # Triggers asked after each element are asked in order of arrival.
         arrived = times if self.strategy.asked == "element" else sorted(times)
         windows.add([Element(value=at, at=at, key="k") for at in arrived])
         self._store(windows)
@@ -124,10 +124,9 @@ def _strategy(
 
 
 @given(window_fn=_WINDOWS, trigger=_TRIGGERS, bundles=_BUNDLES, lateness=st.integers(0, 50))
-def test_nothing_is_left_at_the_end(
+def test_key_has_no_state_behind_all_windows(
     window_fn: WindowFn, trigger: Trigger, bundles: list[tuple[list[int], int]], lateness: int
 ) -> None:
-    """When the watermark has passed all windows, the key has no state."""
     key = _play(_strategy(window_fn, trigger, Accumulation.DISCARDING, lateness), bundles, ToList())
 
     assert key.state is None
@@ -137,7 +136,7 @@ def test_nothing_is_left_at_the_end(
 def test_indices_count_the_panes(
     window_fn: WindowFn, trigger: Trigger, bundles: list[tuple[list[int], int]]
 ) -> None:
-    """The panes of each window have the indices 0, 1, 2 …, and so do those that are not early."""
+    """Non-early panes have indices of their own too."""
     key = _play(_strategy(window_fn, trigger, Accumulation.ACCUMULATING), bundles, ToList())
     for window in {value.window for value in key.shown}:
         panes = [value.pane for value in key.shown if value.window == window]
@@ -149,10 +148,9 @@ def test_indices_count_the_panes(
 
 
 @given(size=st.integers(1, 40), trigger=_UNENDING, bundles=_BUNDLES)
-def test_discarded_panes_add_up_to_what_is_accumulated(
+def test_discarding_panes_have_each_element_once(
     size: int, trigger: Trigger, bundles: list[tuple[list[int], int]]
 ) -> None:
-    """A window's discarding panes contain each of its elements once."""
     key = _play(_strategy(FixedWindows(size), trigger, Accumulation.DISCARDING), bundles, ToList())
     shown = Counter(element for value in key.shown for element in value.value)
 
@@ -160,10 +158,10 @@ def test_discarded_panes_add_up_to_what_is_accumulated(
 
 
 @given(window_fn=_WINDOWS, trigger=_UNENDING, bundles=_BUNDLES)
-def test_panes_and_retractions_sum_to_the_last_panes(
+def test_panes_less_retractions_sum_to_the_last_panes(
     window_fn: WindowFn, trigger: Trigger, bundles: list[tuple[list[int], int]]
 ) -> None:
-    """Emitted less retracted values equal the sum of each window's elements, merged or not."""
+    """Windows may merge."""
     key = _play(_strategy(window_fn, trigger, Accumulation.RETRACTING), bundles, Sum())
     net = sum(-value.value if value.pane.is_retraction else value.value for value in key.shown)
     windows = [len(window_fn.assign(Element(value=0, at=at, key="k"))) * at for t, _ in bundles for at in t]
@@ -175,7 +173,6 @@ def test_panes_and_retractions_sum_to_the_last_panes(
 def test_final_values_do_not_depend_on_the_order_of_arrival(
     window_fn: WindowFn, times: list[int], data: st.DataObject
 ) -> None:
-    """With the default trigger, the last panes are the same for every order and every split into bundles."""
     strategy = _strategy(window_fn, Default(), Accumulation.ACCUMULATING)
     shuffled = data.draw(st.permutations(times))
     one_by_one = _play(strategy, [([at], 0) for at in shuffled], Sum())
@@ -198,7 +195,7 @@ def test_final_values_do_not_depend_on_the_order_of_arrival(
     asked=st.sampled_from(["element", "bundle"]),
 )
 @settings(max_examples=40)
-def test_the_local_runner_shows_what_a_slow_engine_shows(
+def test_local_runner_equals_a_slow_engine(
     window_fn: WindowFn,
     trigger: Trigger,
     accumulation: Accumulation,
@@ -209,7 +206,7 @@ def test_the_local_runner_shows_what_a_slow_engine_shows(
     restart: bool,
     asked: Asked,
 ) -> None:
-    """State, timers and holds of the real engine give the panes of a slow, obvious one."""
+    """Its state, timers and holds are real."""
     strategy = WindowingStrategy(
         window_fn=window_fn,
         trigger=trigger,
