@@ -1,7 +1,8 @@
 """Hostile stores by the thousand: ``python -m tests.hostile --seeds 20000``.
 
-Each seed is one damaged store and the commands on it. Worker processes run the seeds; one that hangs or dies is reported
-with its seed, and replaced. The exit code is 1 after a problem. ``--seed N`` runs one seed and shows its damage.
+Each seed is one damaged store and its commands. Worker processes run the seeds; a worker that hangs or dies
+is reported with its seed, and replaced. The exit code is 1 after a problem. ``--seed N`` runs one seed and
+shows its damage.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def _kind(text: str) -> str:
 
 
 def _work(folder: Path, first: int, seeds: int) -> None:
-    # Commands print to the streams of click's runner, so this process's own carries the results.
+    # Commands print to the streams of click's runner, so this process's own stream carries the results.
     results: TextIO = sys.__stdout__ or sys.stdout
     folder.mkdir(exist_ok=True)
     arena = Arena(folder)
@@ -95,7 +96,7 @@ class Share:
         self.memory_mib = 0
 
     def start(self) -> None:
-        """Start a worker on the seeds that are left."""
+        """Start a worker on the remaining seeds."""
         self._folder.mkdir(exist_ok=True)
         self._errors = self._folder.with_suffix(".stderr")
         with self._errors.open("w", encoding="utf-8") as errors:
@@ -108,7 +109,7 @@ class Share:
             )  # fmt: skip
 
     def finish(self) -> list[dict[str, list[str]]]:
-        """Wait for the last seed; return what has a problem."""
+        """Wait for the last seed; return the problems."""
         problems = []
         while self._next < self._end:
             begun = None

@@ -1,8 +1,8 @@
-"""A place where commands meet damaged stores, and what a command may not do there.
+"""A place where commands run on damaged stores, and the actions forbidden to them.
 
-Commands run in this process: an audit hook sees every file that Python opens, every process that it starts and every
-signal that it sends, and the canary folder is compared after each command. A command ends with a result or with an error
-of the tree, within its time and memory.
+Commands run in this process. An audit hook sees every file that Python opens, every process that it starts
+and every signal that it sends. The canary folder is compared after each command. A command ends with a
+result or with an error of the tree, within its time and memory.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ _WRITES: Final[tuple[tuple[str, ...], ...]] = (
 
 @dataclass(slots=True)
 class Case:
-    """One damaged store: what was done to it, the commands, and what they did that they may not do."""
+    """One damaged store: its damage, its commands, and their forbidden actions."""
 
     seed: int
     deeds: list[str] = field(default_factory=list)
@@ -139,7 +139,7 @@ class Watch:
 
     def _touched(self, event: str, arguments: tuple[Any, ...]) -> str | None:
         for path in arguments[:2]:
-            # These work on a link itself, unlike what opens it.
+            # These act on a link itself, unlike opening it.
             if isinstance(path, str | bytes | os.PathLike) and self._is_canary(path, follow=False):
                 return f"{event} outside: {path!r}"
         return None
@@ -205,7 +205,7 @@ class Arena:
         self._kept: set[str] = set()
 
     def prepare(self) -> None:
-        """Make the honest store, at the place where its copies will lie, because a store knows its place."""
+        """Make the honest store in the place of its copies, because a store knows its place."""
         if not self._template.exists():
             write_pond(self._folder)
             _make_canary(self._canary)
@@ -320,7 +320,7 @@ def _complete(words: Sequence[str]) -> tuple[str | None, int]:
 
 @contextlib.contextmanager
 def _leases(registry: MemoryRegistry | None) -> Iterator[None]:
-    """Give stores leases in memory, or, with ``None``, the whole way to a server that does not start."""
+    """Give stores leases in memory, or, with ``None``, a server that does not start."""
     with contextlib.ExitStack() as patches:
         patches.enter_context(patch.object(zookeeper_server, "launch", _refuse))
         if registry is not None:

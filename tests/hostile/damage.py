@@ -1,7 +1,7 @@
-"""Damage to the folder of a store, as bad disks, other programs and hostile people leave it.
+"""Damage to the folder of a store, as left by bad disks, other programs and attackers.
 
-Everything is drawn from a generator, so a seed names its damage. Links lead out of the store to a canary folder next to
-it, into a loop, or nowhere.
+Everything is drawn from a generator, so a seed determines its damage. Links lead out of the store to a
+canary folder beside it, into a loop, or nowhere.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Vandal:
         self.deeds: list[str] = []
 
     def damage(self) -> list[str]:
-        """Damage the store in one to three ways; return what was done."""
+        """Damage the store in one to three ways; return their descriptions."""
         for _ in range(int(self._rng.integers(1, 4))):
             name = self._one_of(list(_DEEDS))
             with suppress(OSError, ValueError, IndexError, RecursionError, sqlite3.Error, pa.ArrowException):
@@ -221,7 +221,7 @@ class Vandal:
         return self._name(path)
 
     def _forge_history(self) -> str:
-        """Change a commit and seal it and all later ones again, so that only their contents are wrong."""
+        """Change a commit and reseal it and all later ones, so that only their contents are wrong."""
         commits = self._commits()
         first = int(self._rng.integers(len(commits)))
         previous = ""
@@ -342,7 +342,7 @@ class Vandal:
         return f"{what} {table}.{column}"
 
     def _server(self) -> str:
-        """Name another process as the store's ZooKeeper, or change what its files say."""
+        """Name another process as the store's ZooKeeper, or change the contents of its files."""
         folder = self._pond / "zookeeper"
         folder.mkdir(exist_ok=True)
         name = self._one_of(["server.json", "zoo.cfg", "secret", "jaas.conf", "lock", "users", "running"])
@@ -395,7 +395,7 @@ def _clear(path: Path) -> None:
 
 
 def _dump(value: Any) -> str:
-    """Return JSON, with brackets as deep as the texts say that stand for them."""
+    """Return JSON, with nested brackets in place of their placeholders."""
     text = json.dumps(value, separators=(",", ":"))
     return _DEEP.sub(lambda found: "[" * int(found[1]) + "]" * int(found[1]), text)
 

@@ -42,7 +42,7 @@ _LEFT_OUT: Final = shutil.ignore_patterns(
     ".git",
     ".venv",
     "build",
-    # Compiled modules are copied, which saves a second; not those that a process is just writing.
+    # Copy compiled modules, which saves a second, except files that a process is just writing.
     "*.pyc.*",
     ".*_cache",
     ".hypothesis",
@@ -72,11 +72,10 @@ class Plant:
 
     @property
     def path(self) -> Path:
-        """The patch."""
         return FOLDER / f"{self.name}.patch"
 
     def command(self) -> list[str]:
-        """What is run in the copy."""
+        """Return the command to run in the copy."""
         tool, *arguments = shlex.split(self.found_by)
         if tool == "simulate":
             words = ["-m", "millpond.testing.simulate", "--fail-fast", "--workers", "1", *arguments]
@@ -97,7 +96,7 @@ class Plant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What came of looking for a planted bug.
+    """The result of looking for a planted bug.
 
     Attributes:
         plant: which.
@@ -110,12 +109,11 @@ class Finding:
     output: str
 
     def __str__(self) -> str:
-        """One line."""
         return f"{self.plant.name}: {self.found or 'NOT FOUND'}"
 
 
 def plants() -> list[Plant]:
-    """Every planted bug, by name."""
+    """Return every planted bug, by name."""
     parsed = []
     for path in sorted(FOLDER.glob("*.patch")):
         fields = dict(_HEADER.findall(path.read_text(encoding="utf-8").partition("\ndiff ")[0]))
@@ -131,12 +129,12 @@ def plants() -> list[Plant]:
 
 
 def applies(plant: Plant, tree: Path = ROOT) -> str:
-    """Why the patch does not apply to a tree; "" if it does."""
+    """Return the reason why the patch does not apply to a tree; "" if it applies."""
     return _git_apply(plant, tree, "--check")
 
 
 def find(plant: Plant) -> Finding:
-    """Plant it in a copy of the tree, and look for it."""
+    """Plant the bug in a copy of the tree, and look for it."""
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
         tree = Path(folder) / "tree"
         shutil.copytree(ROOT, tree, symlinks=True, ignore=_LEFT_OUT, copy_function=_link)
@@ -162,7 +160,7 @@ def _link(source: str, target: str) -> None:
     try:
         os.link(source, target)
     except OSError:
-        # The temporary folder lies on another file system.
+        # The temporary folder is on another file system.
         shutil.copy2(source, target)
 
 
@@ -181,7 +179,7 @@ def _git_apply(plant: Plant, tree: Path, *options: str) -> str:
     ended = subprocess.run(
         ["git", "apply", "-C1", "--recount", *options, str(plant.path)],
         cwd=tree,
-        # Else git would take the copy for a folder of whatever repository lies around it.
+        # Without a ceiling, git would treat the copy as a part of a surrounding repository.
         env={**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent)},
         capture_output=True,
         text=True,
@@ -191,14 +189,14 @@ def _git_apply(plant: Plant, tree: Path, *options: str) -> str:
 
 
 def find_all(wanted: Iterable[Plant], workers: int = 1) -> Iterator[Finding]:
-    """Look for several, so many at once; each is a process of its own, and comes when it is over."""
+    """Look for several bugs in parallel; yield each as its search ends."""
     with ThreadPoolExecutor(workers) as pool:
         for search in as_completed([pool.submit(find, plant) for plant in wanted]):
             yield search.result()
 
 
 def main(names: Iterable[str], workers: int = 1) -> int:
-    """Search for the named bugs, several at once; the exit code is 0 if all were found."""
+    """Search for the named bugs in parallel; the exit code is 0 if all were found."""
     known = {plant.name: plant for plant in plants()}
     wanted: list[Plant] = []
     for name in names:

@@ -1,4 +1,4 @@
-"""A three-stage copy on a Spark cluster of several processes, whose driver, executors and workers are killed by tests.
+"""A three-stage copy on a Spark cluster of several processes, whose processes are killed by tests.
 
 ``python -m tests.processes.cluster_copy FOLDER RECORDS FILES`` writes that many numbered records as files
 into the folder (unless they are there), and copies them through three computations, each with other
@@ -37,7 +37,7 @@ _START_US: Final = 1_700_000_000_000_000
 
 
 class TaskFailedError(BaseException):
-    """Fails the task, not the record: not an `Exception`, so the engine does not handle it."""
+    """Fails the task, not the record: the engine handles only an `Exception`."""
 
 
 class Stage(Computation):
@@ -69,7 +69,6 @@ def _key(number: int, value: dict[str, int]) -> str:
 
 
 def copy_pipeline(folder: Path) -> EnginePipeline:
-    """The stream ``numbers`` through three stages into the table ``copy``."""
     pipeline = EnginePipeline("copy")
     stream = pipeline.inject("numbers", key="k", at="at", id="id")
     for number in range(len(_KEYS)):
@@ -95,7 +94,6 @@ def _write_input(folder: Path, records: int, files: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Copy, from the checkpoint to the end of the input."""
     folder, records, files = Path(arguments[0]).resolve(), int(arguments[1]), int(arguments[2])
     _write_input(folder / "input", records, files)
     spark = local_cluster(

@@ -1,8 +1,8 @@
 """Supersteps of two stages on a Spark cluster of several processes, one for each line of standard input.
 
-``python -m tests.processes.cluster_homes FOLDER EXECUTORS INTERVALS`` counts the same keys again and again,
-and writes what each superstep reports as a line of JSON, so that a test that kills executors sees which slots are
-still at home. At the end of its input it writes the counts of all keys.
+``python -m tests.processes.cluster_homes FOLDER EXECUTORS INTERVALS`` counts the same keys in each
+superstep, and writes its report as a line of JSON. From the reports, a test that kills executors sees which
+slots are still at home. At the end of its input it writes the counts of all keys.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEYS: Final = 2_000
 
 
 class Passing(Computation):
-    """Counts the records of a key, and passes each on where it has a stream for that.
+    """Counts the records of a key, and forwards them if it has an output.
 
     Args:
         output: the stream.
@@ -40,14 +40,12 @@ class Passing(Computation):
         self._output = output
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Count and pass on."""
         context.state.set(context.state.get(0) + 1)
         if self._output is not None:
             context.produce(self._output, {"k": f"{record.value['n'] * 7 % KEYS}"})
 
 
 def main(arguments: list[str]) -> None:
-    """Run a superstep for each line, and write its report."""
     folder, executors, intervals = Path(arguments[0]).resolve(), int(arguments[1]), int(arguments[2])
     spark = local_cluster(folder, executors, options={"spark.sql.shuffle.partitions": "2"})
     spark.sparkContext.setLogLevel("ERROR")

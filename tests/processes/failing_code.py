@@ -1,6 +1,6 @@
-"""A ledger whose code fails when a record tells it to, after it has touched everything it can.
+"""A ledger whose code fails on demand of a record, after it has used every effect.
 
-The effects of the failing call must be undone, and nothing else.
+The effects of the failing call must be undone, and no others.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ FAILURES: Final[dict[str, tuple[Callable[[Context, Record], None], str]]] = {
 
 
 class Fragile(Ledger):
-    """Fails as the field ``do`` says: a name of `FAILURES`, ``later`` for a timer that fails, or ``ok``."""
+    """Fails as the field ``do`` demands: a name of `FAILURES`, ``later`` for a failing timer, or ``ok``."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Append, produce, set a timer; then fail as the record says."""
+        """Append, produce and set a timer, then fail if the record demands it."""
         super().process_record(context, record)
         value: dict[str, Any] = record.value
         do = value.get("do") or "ok"

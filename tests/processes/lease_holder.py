@@ -1,8 +1,8 @@
-"""A process that takes a lease and prints its states; tests stop and kill it.
+"""A process that acquires a lease and prints its states; tests stop and kill it.
 
-``python -m tests.processes.lease_holder HOSTS STORE_ID SESSION_TIMEOUT_MS`` writes one
-line per state (``held 1``, ``suspended 1``, ``lost 1``: state and sequencer) and ends with its
-standard input or with the lease.
+``python -m tests.processes.lease_holder HOSTS STORE_ID SESSION_TIMEOUT_MS`` writes one line per state
+(``held 1``, ``suspended 1``, ``lost 1``: state and sequencer) and ends with its standard input or with the
+lease.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ INTERVAL = Interval("held")
 
 
 def main(arguments: list[str]) -> None:
-    """Hold the lease and print its states."""
     hosts, store_id, session_timeout_ms = arguments
     clock = SystemClock()
     ended = threading.Event()

@@ -1,8 +1,8 @@
 """A Spark cluster of several processes on this machine.
 
-Spark's ``local-cluster`` master starts executors as processes of their own, under this user, on the loopback
-interface. It needs ``SPARK_HOME`` and leaves its executors' folders there: where none is set, it is a folder of links
-to PySpark's own.
+Spark's ``local-cluster`` master starts executors as processes under this user, on the loopback interface. It
+needs ``SPARK_HOME``, and leaves its executors' folders there. If the variable is not set, it becomes a
+folder of links to PySpark's own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def local_cluster(
     folder: Path, executors: int, *, cores: int = 1, options: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A session on executors of a gigabyte each, whose files are in ``folder``.
+    """Start a session on executors of a gigabyte each, whose files are in ``folder``.
 
     Args:
         folder: scratch space.

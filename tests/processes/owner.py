@@ -68,7 +68,7 @@ def _coordinated(store: Store) -> Write:
     coordinator.open()
 
     def write(number: int) -> None:
-        # Without rows: the fence protects the superstep whatever it contains.
+        # Omit rows: the fence protects the superstep whatever it contains.
         seen = InputObservation(stream=ROWS, records=1, newest_at=numbered([number])[0]["t"])
         commit(coordinator, coordinator.begin(), inputs=[seen])
 
@@ -112,7 +112,7 @@ def serve(connection: Connection, path: str, hosts: str, session_timeout_ms: int
 
 
 class Owner:
-    """The process as the test that started it sees it.
+    """The process as seen by the test that started it.
 
     Args:
         path: the store's folder.
@@ -135,7 +135,7 @@ class Owner:
         self._connection.send(command)
 
     def hear(self) -> str:
-        """The next answer; empty if the process has ended."""
+        """Return the next answer; empty if the process has ended."""
         try:
             answer: str = self._connection.recv()
         except EOFError:
@@ -143,21 +143,19 @@ class Owner:
         return answer
 
     def ask(self, command: str) -> str:
-        """A command and its answer."""
+        """Send a command, and return its answer."""
         self.tell(command)
         return self.hear()
 
     def signal(self, number: int) -> None:
-        """Stop, continue, or kill it."""
         os.kill(self._process.pid, number)
 
     def is_stopped(self) -> bool:
-        """Whether it is paused."""
+        """Return True while it is stopped."""
         stat = Path(f"/proc/{self._process.pid}/stat").read_text()
         return stat.rpartition(") ")[2].startswith("T")
 
     def end(self) -> None:
-        """Kill it."""
         self._process.kill()
         self._process.join()
         self._connection.close()

@@ -70,7 +70,7 @@ class Runner:
             self._lines.put((line.strip(), heard_us))
 
     def wait_for(self, beginning: str) -> int:
-        """When the next output line with this prefix was read, in microseconds.
+        """Return the time at which the next output line with this prefix was read, in microseconds.
 
         Raises:
             InternalError: no such line came in time.
@@ -84,13 +84,13 @@ class Runner:
                 return heard_us
 
     def paces_us(self) -> list[float]:
-        """Mean microseconds between acknowledgements, over each sliding stretch of records, oldest first."""
+        """Return mean microseconds between acknowledgements, over each sliding stretch of records."""
         times = list(self.acknowledged_us)
         stretches = zip(times, times[_PACE_RECORDS:], strict=False)
         return [(end_us - start_us) / _PACE_RECORDS for start_us, end_us in stretches]
 
     def wait_for_pace(self, pace_us: float) -> int:
-        """When a stretch of acknowledgements at this pace had ended, in microseconds.
+        """Return the time at which a stretch of acknowledgements at this pace had ended, in microseconds.
 
         Raises:
             InternalError: the process did not reach the pace in time.
@@ -104,7 +104,6 @@ class Runner:
         raise InternalError("the process is slower than the one before", wanted_us=pace_us)
 
     def signal(self, number: int) -> None:
-        """Send the process a signal."""
         self._process.send_signal(number)
 
     def end(self) -> None:
@@ -190,7 +189,7 @@ class Relay:
             owner.wait_for("fenced")
             fenced = True
         owner.end()
-        # Only one standby at a time: with two, either could take over.
+        # Start only one standby at a time: with two, either could take over.
         self._start().wait_for("standing by")
         return Handover(
             signal=number.name,
@@ -203,8 +202,7 @@ class Relay:
     def finish(self) -> tuple[int, int, int]:
         """End all processes and read the ledger.
 
-        Returns:
-            How many records were acknowledged, how many of them are missing, and how many are repeated.
+        Returns the numbers of acknowledged, missing and repeated records.
         """
         for runner in self._runners:
             runner.end()

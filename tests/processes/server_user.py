@@ -1,4 +1,4 @@
-"""A process that uses the ZooKeeper servers of folders, to be started at once with others by tests.
+"""A process that uses the ZooKeeper servers of folders, started together with others.
 
 ``python -m tests.processes.server_user`` obeys the commands on its standard input, a line each,
 and answers each with a line:

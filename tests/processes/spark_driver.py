@@ -1,10 +1,10 @@
-"""A driver that runs the ledger on Spark over a folder of JSON files, from the moment that a test says go.
+"""A driver that runs the ledger on Spark over a folder of JSON files, starting on command.
 
 ``python -m tests.processes.spark_driver STORE HOSTS INPUT`` starts Spark and prints ``ready``. On a line
-from standard input it starts the pipeline and prints ``started``, then what happens: the class and text of the error
-that ended the run, after which it waits for the next line to start once more. On a line while the run is active it
-prints the process id of Spark's JVM, waits for another line, prints what the run, which has lost its JVM by then,
-answers, and ends.
+from standard input it starts the pipeline and prints ``started``. When the run fails, it prints the class
+and text of the error, and waits for the next line to start once more. On a line while the run is active, it
+prints the process id of Spark's JVM and waits for another line. The test kills the JVM before that line; the
+driver prints the run's answers, and ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ _POLL_MS: Final = 1_000
 
 
 def main(arguments: list[str]) -> None:
-    """Wait for the word, and run."""
     path, hosts, folder = arguments
     spark = spark_session("driver", master="local[1]", options={"spark.ui.enabled": "false"})
     spark.sparkContext.setLogLevel("OFF")
@@ -47,7 +46,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _watch(run: SparkRun) -> bool:
-    """Watch a run to its end; whether Spark's JVM is alive then."""
+    """Watch a run to its end; return True if Spark's JVM is alive then."""
     try:
         while not run.await_termination(_POLL_MS):
             if _is_told():

@@ -35,7 +35,7 @@ _DIES: Final = 48
 
 
 class TaskFailedError(BaseException):
-    """Fails the task, not the record: not an `Exception`, so the engine does not handle it."""
+    """Fails the task, not the record: the engine handles only an `Exception`."""
 
 
 class Doomed(Ledger):
@@ -49,7 +49,7 @@ class Doomed(Ledger):
         self._marks = Path(marks)
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Do what the ledger does; then fail once, at the chosen records."""
+        """Process the record as the ledger does; then fail once, at the chosen records."""
         super().process_record(context, record)
         number = record.value["n"]
         if number == _FAILS and self._for_the_first_time("failed"):
@@ -66,7 +66,6 @@ class Doomed(Ledger):
 
 
 def main(arguments: list[str]) -> None:
-    """Run the ledger and print it."""
     path, marks = arguments
     clock, registry = SystemClock(), MemoryRegistry()
     spark = spark_session("doomed", master="local[2,3]", options={"spark.ui.enabled": "false"})

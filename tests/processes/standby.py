@@ -27,7 +27,6 @@ _EVERY_MS = 20.0
 
 
 def main(arguments: list[str]) -> None:
-    """Stand by, take over and write, printing each step."""
     path, hosts, session_timeout_ms, first = arguments
     clock, ended = SystemClock(), threading.Event()
     threading.Thread(target=_wait_for_end_of_input, args=(ended,), daemon=True).start()

@@ -1,4 +1,4 @@
-"""The processes that a process has started, directly or not, from ``/proc``."""
+"""The direct and indirect child processes of a process, from ``/proc``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def descendants_of(process: int) -> dict[int, int]:
-    """The ids of all live descendants of a process of this machine, each with its parent's id.
+    """Return the ids of all live descendants of a process of this machine, each with its parent's id.
 
     Args:
         process: the process id; a process that does not exist has no descendants.
@@ -17,7 +17,7 @@ def descendants_of(process: int) -> dict[int, int]:
 
 
 def command_of(process: int) -> str:
-    """The command line of a process, separated by spaces; empty if the process does not exist."""
+    """Return the command line of a process, separated by spaces; empty if the process does not exist."""
     try:
         return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:

@@ -28,7 +28,7 @@ class Kept(mp.Computation):
 
 
 def pipeline(*, joins: bool, ids: bool, backfill: Any = None) -> mp.Pipeline:
-    """One computation from the start, and with ``joins`` others, each with one behind it that keeps what it produces."""
+    """Return a computation from the start, and with ``joins`` others and collectors of their productions."""
     made = mp.Pipeline("p")
     stream = made.inject("in", key="k", at="at", id="id" if ids else None, watermark=mp.BoundedDisorder("5s"))
     stream.apply(Count(("old",)), name="old")
@@ -63,7 +63,7 @@ def ends(runs: list[tuple[mp.Pipeline, list[dict[str, Any]]]]) -> dict[str, Any]
 
 @st.composite
 def inputs(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int]:
-    """Records, each of a time of its own and in order but for five seconds, and how many of them came before the cut."""
+    """Return records with unique times, at most five seconds out of order, and how many precede the cut."""
     times = sorted(draw(st.lists(st.integers(0, 120_000), min_size=1, max_size=40, unique=True)))
     rows = [
         {

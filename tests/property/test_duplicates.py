@@ -190,7 +190,7 @@ def scripts(draw: st.DrawFn) -> Script:
 
 
 def pipeline(sinks: dict[str, Collected], slack_hours: int) -> EnginePipeline:
-    """A ledger whose code sometimes fails, a counter of its productions, a window with timers, and a count without late ones."""
+    """Return a ledger with failing code, a count of its productions, a window, and a count without late rows."""
     made = EnginePipeline("p")
     rows = made.inject(
         ROWS, key="k", at="t", id="id", watermark=BoundedDisorder("1m"), id_slack=f"{slack_hours}h"

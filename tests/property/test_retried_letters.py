@@ -33,7 +33,7 @@ class Crash(BaseException):
 
 
 class Fragile(mp.Computation):
-    """Keeps numbers and forwards them, and so do its timers; both fail as the record says, until the code is mended."""
+    """Keeps and forwards numbers; until the code is corrected, some records and timers fail."""
 
     def __init__(self, *, mended: bool) -> None:
         self.mended = mended

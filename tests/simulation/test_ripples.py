@@ -1,4 +1,4 @@
-"""Windows in a cycle hold under every fault, and a way back that loses or repeats waves is found."""
+"""Windows in a cycle under every fault, with canaries that lose or repeat waves."""
 
 from __future__ import annotations
 
@@ -14,24 +14,18 @@ _SEED_COUNT = max(int(os.environ.get("SIMULATED_SEEDS", "8")) // 2, 1)
 
 
 class Echo(mp.Computation):
-    """Shows each wave twice."""
-
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Keep the waves twice."""
         context.state.set([*context.state.get([]), *record.value["value"], *record.value["value"]])
 
 
 class Deaf(mp.Computation):
-    """Forgets the first wave of a window."""
-
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Keep all waves but the first."""
         context.state.set([*context.state.get([]), *record.value["value"][1:]])
 
 
 @pytest.mark.parametrize("seed", range(_SEED_COUNT))
 def test_every_wave_is_shown_once(seed: int) -> None:
-    """Windows in a cycle with a feedback show all that falls, through deaths, faults and late records."""
+    """Processes die, faults occur, and records are late."""
     outcome = simulate(seed, Ripples)
 
     assert outcome.violation == ""
@@ -39,10 +33,9 @@ def test_every_wave_is_shown_once(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("broken", "promise"), [(Echo, "I2"), (Deaf, "I12")])
-def test_a_mistake_is_found(
+def test_repeated_or_missing_waves_are_found(
     broken: type[mp.Computation], promise: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Waves that are shown twice or not at all break a promise."""
     monkeypatch.setattr("millpond.testing.simulation.ripples._Spread", broken)
 
     assert simulate(1, Ripples, steps=30, kinds=[]).promise == promise

@@ -44,13 +44,12 @@ class Canary(Bank):
     """A workload whose promise cannot hold."""
 
     def check_end(self, end: End) -> None:
-        """Whatever was sent, it was too much."""
         must(not end.sent, "I0", "nothing was ever sent")
 
 
 @pytest.mark.parametrize("seed", range(_SEED_COUNT))
 def test_every_promise_holds(seed: int) -> None:
-    """A seed with its own faults ends without a violation, and has committed supersteps."""
+    """A seed with its own faults must also have committed supersteps."""
     outcome = simulate(seed, Bank)
 
     assert outcome.violation == ""
@@ -58,13 +57,13 @@ def test_every_promise_holds(seed: int) -> None:
 
 
 @pytest.mark.parametrize("scenario", saved_scenarios(_SEEDS), ids=lambda scenario: str(scenario.seed))
-def test_what_once_failed_holds(scenario: Scenario) -> None:
-    """A seed that once found a bug ends without a violation."""
+def test_former_failures_hold(scenario: Scenario) -> None:
+    """Each seed once found a bug."""
     assert play(scenario, Bank).violation == ""
 
 
-def test_same_seed_same_run() -> None:
-    """The same seed gives the same run event by event, in this process and in another."""
+def test_same_seed_gives_the_same_run() -> None:
+    """The runs are equal event by event, in this process and in another."""
     scenario = Scenario(seed=3, steps=120, kinds=("second_owner", "crash", "reply_lost", "message_delayed"))
     command = scenario.command("", "").split()[1:]
     completed = subprocess.run(
@@ -83,7 +82,6 @@ def test_same_seed_same_run() -> None:
 
 
 def test_a_hundred_seeds_are_the_same_in_another_process() -> None:
-    """A hundred seeds, with their own faults, give the same runs in another process."""
     program = (
         "from millpond.testing.simulation.bank import Bank\n"
         "from millpond.testing.simulation.simulation import simulate\n"
@@ -102,16 +100,15 @@ def test_a_hundred_seeds_are_the_same_in_another_process() -> None:
     assert len(set(here)) == _TWICE
 
 
-def test_other_seeds_are_other_runs() -> None:
-    """Different seeds have different traces."""
+def test_different_seeds_give_different_runs() -> None:
     hashes = {simulate(seed, Bank, steps=20, kinds=[]).trace_hash for seed in range(3)}
 
     assert len(hashes) == 3
 
 
 @pytest.mark.parametrize("scenario", deaths_at(FAILPOINTS, variants=5), ids=lambda scenario: scenario.seed)
-def test_a_death_at_each_failpoint(scenario: Scenario) -> None:
-    """Every promise holds when a process dies at any one failpoint, with five seeds each."""
+def test_death_at_each_failpoint_keeps_every_promise(scenario: Scenario) -> None:
+    """Five seeds each."""
     outcome = play(scenario, Bank)
 
     assert outcome.violation == ""
@@ -119,16 +116,16 @@ def test_a_death_at_each_failpoint(scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize("scenario", pairs_of_deaths(FAILPOINTS)[7::193], ids=lambda s: "+".join(s.deaths))
-def test_deaths_at_two_failpoints(scenario: Scenario) -> None:
-    """Every promise holds when a process dies at one failpoint and its successor at another."""
+def test_deaths_at_two_failpoints_keep_every_promise(scenario: Scenario) -> None:
+    """The successor dies at the second."""
     outcome = play(scenario, Bank)
 
     assert outcome.violation == ""
     assert outcome.deaths_left == ()
 
 
-def test_a_standby_of_the_living_does_not_wait_for_ever() -> None:
-    """A standby of a live owner is stopped after a while, and an endless turn is a violation."""
+def test_standby_of_a_live_owner_does_not_wait_indefinitely() -> None:
+    """The standby is stopped, because an endless turn is a violation."""
     world = World(1, [])
     waiting = SimulatedProcess(world, "standby", Bank().pipeline, _SETTINGS, on_held="wait")
     owner = SimulatedProcess(world, "owner", Bank().pipeline, _SETTINGS)
@@ -141,8 +138,7 @@ def test_a_standby_of_the_living_does_not_wait_for_ever() -> None:
         owner.clock.sleep_ms(3_700_000)
 
 
-def test_the_canary_dies() -> None:
-    """A promise that cannot hold is reported with the seed, the trace and its last events."""
+def test_canary_is_reported_with_seed_and_trace() -> None:
     outcome = simulate(1, Canary, steps=20, kinds=[])
 
     assert outcome.promise == "I0"
@@ -151,10 +147,7 @@ def test_the_canary_dies() -> None:
 
 
 class TestCommand:
-    """The command line."""
-
-    def test_it_counts_what_passed(self, tmp_path: Path) -> None:
-        """The last line has the numbers of passed and failed seeds, and the report agrees."""
+    def test_last_line_counts_passed_and_failed_seeds(self, tmp_path: Path) -> None:
         report = tmp_path / "report.json"
         result = CliRunner().invoke(
             main, ["--seeds", "2", "--steps", "20", "--workers", "1", "--json", str(report)]
@@ -165,8 +158,7 @@ class TestCommand:
         assert "seeds per second" in result.output
         assert '"passed": 2' in report.read_text()
 
-    def test_a_violation_is_one_line_with_the_command_to_see_it_again(self, tmp_path: Path) -> None:
-        """A failing seed gives a line with its command, a file, and exit code 1."""
+    def test_violation_is_one_line_with_its_command(self, tmp_path: Path) -> None:
         workload = f"{__name__}:Canary"
         arguments = ["--seeds", "1", "--steps", "10", "--faults", "none", "--workload", workload]
         result = CliRunner().invoke(main, [*arguments, "--workers", "1", "--save", str(tmp_path)])
@@ -176,8 +168,7 @@ class TestCommand:
         assert f"--seed 0 --steps 10 --faults none --workload {workload}" in result.output
         assert saved_scenarios(tmp_path) == [Scenario(seed=0, steps=10, kinds=())]
 
-    def test_an_unreached_failpoint_is_no_pass(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """A scenario with an unreached failpoint is reported by name, and neither passes nor fails."""
+    def test_unreached_failpoint_neither_passes_nor_fails(self, capsys: pytest.CaptureFixture[str]) -> None:
         outcome = SimulationOutcome(seed="deaths-a-b", deaths_left=("b",))
         tally = Tally()
         tally.add(outcome)
@@ -188,14 +179,12 @@ class TestCommand:
         assert told[0] == "deaths-a-b: no process reached b"
         assert told[-1] == "0 passed, 0 failed, 1 unreached"
 
-    def test_lists(self) -> None:
-        """It lists the kinds of faults and the failpoints."""
+    def test_list_has_faults_and_failpoints(self) -> None:
         assert all(kind in CliRunner().invoke(main, ["--faults", "list"]).output for kind in FAULTS)
         assert all(name in CliRunner().invoke(main, ["--failpoints", "list"]).output for name in FAILPOINTS)
 
     @pytest.mark.parametrize("arguments", [["--faults", "rain"], ["--workload", "json:loads"]])
-    def test_it_refuses_what_it_does_not_know(self, arguments: list[str]) -> None:
-        """An unknown kind of fault, or an invalid workload, is an error that names it."""
+    def test_unknown_fault_or_invalid_workload_is_refused(self, arguments: list[str]) -> None:
         result = CliRunner().invoke(main, ["--seed", "1", *arguments])
 
         assert result.exit_code == 1
@@ -203,7 +192,7 @@ class TestCommand:
 
 
 def test_run_all_keeps_the_order() -> None:
-    """Outcomes come in the order of the scenarios, even from several processes."""
+    """Several processes run the scenarios."""
     scenarios = [Scenario(seed=seed, steps=3, kinds=()) for seed in range(3)]
 
     assert [outcome.seed for outcome in run_all(scenarios, workers=2)] == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""A user's workload: a correct one passes, an incorrect one is detected."""
+"""Users' workloads: a correct one passes, an incorrect one is detected."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from millpond.testing.simulation.workload import End, Workload
 
 
 class CountClicks(mp.Computation):
-    """Counts in the state."""
-
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Add one to the state."""
         context.state.set({"count": context.state.get({"count": 0})["count"] + 1})
 
 
@@ -26,31 +23,25 @@ class CountInMemory(mp.Computation):
         self.counts: dict[str, int] = {}
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """Add one to this process's count."""
         self.counts[context.key] = self.counts.get(context.key, 0) + 1
         context.state.set({"count": self.counts[context.key]})
 
 
 class Clicks(Workload):
-    """Clicks on two pages."""
-
     name = "clicks"
     records_max = 40
     computation: type[mp.Computation] = CountClicks
 
     def pipeline(self) -> mp.Pipeline:
-        """One counter."""
         pipeline = mp.Pipeline("clicks")
         clicks = pipeline.inject("clicks", key="page", at="at", id="id", watermark=mp.ManualWatermark())
         clicks.apply(self.computation(), name="counter")
         return pipeline
 
     def record(self, draw: Draw, number: int, *, poison: bool = False) -> tuple[str, dict[str, Any]]:
-        """A click."""
         return "clicks", {"page": draw.choice(["home", "shop"])}
 
     def check_end(self, end: End) -> None:
-        """Every click counts once."""
         counted = sum(state["count"] for state in end.states["counter"].values())
         must(counted == len(end.sent), "I1", "every click counts once", counted=counted, sent=len(end.sent))
 
@@ -61,8 +52,7 @@ class ForgetfulClicks(Clicks):
     computation = CountInMemory
 
 
-def test_a_sound_pipeline_passes() -> None:
-    """A computation that keeps its data in the state passes under every fault."""
+def test_count_in_the_state_passes_under_every_fault() -> None:
     for seed in range(4):
         outcome = simulate(seed, Clicks, steps=100)
 
@@ -70,8 +60,8 @@ def test_a_sound_pipeline_passes() -> None:
         assert outcome.supersteps > 3
 
 
-def test_a_mistake_is_found() -> None:
-    """A computation that counts in memory is detected by the first crash."""
+def test_count_in_memory_is_found() -> None:
+    """The first crash reveals it."""
     violations = [
         simulate(seed, ForgetfulClicks, steps=100, kinds=["crash", "restart"]).violation for seed in range(4)
     ]

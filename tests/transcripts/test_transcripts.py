@@ -35,7 +35,7 @@ _DOCUMENTS = tuple(_documents())
 
 
 def _is_played(document: Any) -> bool:
-    """Whether a document reaches a runner; others are refused before."""
+    """Return True if a document reaches a runner; others are refused before."""
     try:
         read_transcript(document).stage()
     except mp.InvalidError:
@@ -52,22 +52,21 @@ def _names(documents: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("document", _DOCUMENTS)
-def test_on_the_local_runner(document: Any) -> None:
-    """The panes are those of the transcript, or the document is refused with the expected error."""
+def test_local_runner_plays_every_transcript(document: Any) -> None:
+    """Documents with an expected error are refused with it."""
     assert failure_of(document, LocalTranscriptRun) is None
 
 
 @pytest.mark.parametrize("document", _DOCUMENTS)
-def test_with_restarts_between_all_steps(document: Any) -> None:
-    """Stopping and starting the runner between all steps changes no pane."""
-    # Each start reads all rows, so they are in Arrow here and in Parquet above.
+def test_restarts_between_all_steps_change_no_pane(document: Any) -> None:
+    # Each start reads all rows: use Arrow here, Parquet above.
     opener = partial(LocalTranscriptRun, row_format=IpcRowFormat())
 
     assert failure_of(document, opener, restart=True) is None
 
 
-def test_a_sample_on_spark(spark: SparkSession) -> None:
-    """On Spark, documents that together have every feature emit the same panes, side by side in one run."""
+def test_sample_on_spark(spark: SparkSession) -> None:
+    """Documents that together have every feature run side by side."""
     sample = cover(_PLAYED)
 
     assert _failures(sample, spark) == {}
@@ -78,7 +77,7 @@ def test_a_sample_on_spark(spark: SparkSession) -> None:
 @pytest.mark.parametrize("path", _FILES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("restart", [False, True], ids=["through", "restarts"])
 def test_all_on_spark(path: Path, restart: bool, spark: SparkSession) -> None:
-    """On Spark every document emits the same panes, also with a restart between all steps."""
+    """Every document also restarts between all steps."""
     assert _failures(list(read_documents([path])), spark, restart=restart) == {}
 
 
@@ -88,13 +87,12 @@ def _failures(documents: list[Any], spark: SparkSession, *, restart: bool = Fals
     return {document["name"]: failure for document, failure in named if failure is not None}
 
 
-def test_the_sample_has_every_constructor() -> None:
-    """The sample that runs on Spark has each constructor that any document has."""
+def test_sample_has_every_constructor() -> None:
     assert _names(cover(_PLAYED)) == _names(_PLAYED)
 
 
-def test_the_documents_have_every_trigger_and_window_function() -> None:
-    """Each public trigger and window function occurs in some document; those that take a function, under an alias."""
+def test_documents_have_every_trigger_and_window_function() -> None:
+    """Names that take a function have an alias."""
     kinds = {name: getattr(mp, name) for name in mp.__all__} | vars(mp.windows)
     public = {
         name
@@ -107,7 +105,7 @@ def test_the_documents_have_every_trigger_and_window_function() -> None:
 
 
 def test_every_trigger_merges_and_retracts() -> None:
-    """Each trigger occurs with sessions and with retractions, and each mode with every kind of windows."""
+    """Each mode occurs with every kind of windows, too."""
     triggers = {
         name for document in _PLAYED for name in constructor_names(document.get("trigger_fn", "Default"))
     }
@@ -126,8 +124,8 @@ def test_every_trigger_merges_and_retracts() -> None:
     assert {(kind, str(mode)) for kind in kinds for mode in mp.windows.Accumulation} <= modes
 
 
-def test_there_are_enough_of_them() -> None:
-    """There are at least 200 transcripts, at least twenty of which must be refused, and names are unique."""
+def test_at_least_200_transcripts_have_unique_names() -> None:
+    """At least twenty of them must be refused."""
     documents = [document.values[0] for document in _DOCUMENTS]
 
     assert len(documents) >= 200
