@@ -1,6 +1,6 @@
-"""Fixtures that are costly to make and therefore made once for a run: Spark, ZooKeeper, PostgreSQL and an S3 server.
+"""Expensive fixtures, made once for a run: Spark, ZooKeeper, PostgreSQL and an S3 server.
 
-They are started only when a test asks for them, and stopped at the end of the run.
+They start only when a test asks for them, and stop at the end of the run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test by the expensive fixtures it requests, so that ``-m "not spark"`` is exact.
 
-    What takes long comes first, so that no process is left with it at the end.
+    Long tests come first, so that no process is left with one at the end.
     """
     for item in items:
         names = getattr(item, "fixturenames", ())
@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Hide all that collecting has made from the cycle collector: it is there to the end, and scanning it takes long."""
+    """Hide collected objects from the cycle collector: they live to the end, and scanning them is slow."""
     gc.collect()
     gc.freeze()
 
@@ -82,13 +82,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Create the report of this run's faults; have this process and its children start Spark and ZooKeeper fast."""
     config.stash[_FAULT_REPORT] = FaultReport()
     os.environ.update(spark_environment())
-    # A JVM that misses its archive starts without any, not even with that of Java's own classes.
+    # A JVM that misses its archive starts without any, even without Java's own.
     if ZOOKEEPER_CLASSES.exists():
         os.environ.setdefault(OPTIONS_VARIABLE, ZOOKEEPER_JAVA)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In a worker process, hand its counts to the process that prints them."""
+    """Send a worker process's counts to the process that prints them."""
     gc.unfreeze()
     handed: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if handed is not None:
@@ -136,7 +136,7 @@ def _spark_options(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One local Spark session with Delta for a process: its users are one group, which one process takes, or two."""
+    """Start one local Spark session with Delta per process; one or two processes have its users."""
     user = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
     assert group_of(request.config.rootpath, user) == SPARK, user
     from millpond.executor.spark.session import spark_session
@@ -150,7 +150,7 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def spark_as_reader(spark: SparkSession) -> Iterator[SparkSession]:
-    """The session, for a test of tables that other engines read: each of their plans is run once, so none is compiled."""
+    """The session with interpreted plans: tests of tables for other engines run each plan once."""
     for name, value in INTERPRETED_PLANS.items():
         spark.conf.set(name, value)
     yield spark
@@ -160,7 +160,7 @@ def spark_as_reader(spark: SparkSession) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def zookeeper_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """``host:port`` of one embedded ZooKeeper server for the whole run."""
+    """The ``host:port`` of one embedded ZooKeeper server for the whole run."""
     from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
     from millpond.statestore.system import SystemClock, SystemRng
 
@@ -192,7 +192,7 @@ def postgresql() -> Iterator[PostgreSQL]:
 
 @pytest.fixture
 def postgresql_database(postgresql: PostgreSQL) -> str:
-    """The address of an empty database of the test's own."""
+    """The address of an empty database for this test alone."""
     from millpond.statestore.system import SystemRng
 
     return postgresql.make_database(SystemRng().token())

@@ -1,6 +1,6 @@
-"""Which share of its branches and lines the tests take, room by room: ``python -m tests.coverage_by_room``.
+"""The share of branches and lines that the tests run, room by room: ``python -m tests.coverage_by_room``.
 
-Reads the report that `make coverage` has written, and holds it to the goals that pyproject.toml states.
+Reads the report of `make coverage`, and compares it with the goals in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _COUNTS: Final = ("num_statements", "covered_lines", "num_branches", "covered_br
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What of a room, or of a room within it, was run.
+    """The covered share of a room, or of a room within it.
 
     Attributes:
         room: its folder.
@@ -43,16 +43,16 @@ class Share:
 
     @property
     def is_below(self) -> bool:
-        """Whether the goal is not met."""
+        """Return True if the goal is not met."""
         return self.percent < self.goal
 
 
 def by_room(report: Mapping[str, Any], goals: Mapping[str, float]) -> Iterator[Share]:
-    """The shares of all rooms, each followed by those of the rooms within it.
+    """Return the shares of all rooms, each followed by its inner rooms.
 
     Args:
         report: coverage.py's JSON report.
-        goals: percent by room; ``default`` is that of all others.
+        goals: percent by room; ``default`` applies to all others.
     """
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for path, file in report["files"].items():
@@ -79,7 +79,7 @@ def _percent(part: int, whole: int) -> float:
 
 
 def lines(shares: list[Share]) -> Iterator[str]:
-    """The table; rooms within a room are indented, and what is below its goal is marked."""
+    """Return the table; inner rooms are indented, and shares below their goal are marked."""
     yield f"{'room':<28} {'lines':>7} {'branches':>9} {'taken':>8} {'of branches':>12} {'goal':>6}"
     for share in shares:
         name = "  " * share.room.count("/") + share.room.rpartition("/")[2]
@@ -97,7 +97,7 @@ def lines(shares: list[Share]) -> Iterator[str]:
 )
 @click.pass_context
 def main(context: click.Context, report: Path, *, check: bool) -> None:
-    """Print which share of each room the tests take."""
+    """Print the share of each room that the tests run."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     shares = list(by_room(orjson.loads(report.read_bytes()), project["tool"]["millpond"]["coverage-goals"]))
     for line in lines(shares):

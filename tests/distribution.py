@@ -1,8 +1,9 @@
 """Distribution of tests over processes: module by module, the longest first, and few processes with a Spark session.
 
-A Spark session costs ten seconds of a processor and a gigabyte, and its tests wait for half of their time: one process has
-it, or two where there are three. Those take modules' users of the session one after another, then whatever is left; the
-tests of such a module that do without it go to any process, as do shares of a test's generated examples.
+A Spark session costs ten seconds of a processor and a gigabyte, and its tests wait for half of their time.
+So one process has a session, or two of at least three processes. They run the modules with users of the
+session first, then any others. Tests of such a module without the session go to any process, as do shares of
+a test's generated examples.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Distribution(LoadFileScheduling):  # type: ignore[misc] - xdist.scheduler 
     def _assign_work_unit(self, node: WorkerController) -> None:
         scope = self._next_for(node)
         if scope is None:
-            # All that is left needs a session, and enough processes have one.
+            # Leave the rest, which needs a session: enough processes have one.
             node.shutdown()
             return
         if scope.startswith(SPARK):
@@ -79,7 +80,7 @@ class Distribution(LoadFileScheduling):  # type: ignore[misc] - xdist.scheduler 
         super()._assign_work_unit(node)
 
     def _next_for(self, node: WorkerController) -> str | None:
-        """Return the scope that a process takes next; only those with a session take its users, before all others."""
+        """Return the scope that a process takes next: with a session, its users before all others."""
         sessions_max = sessions_of(self.numnodes)
         may_have_one = node in self._with_session or len(self._with_session) < sessions_max
         with_session = [scope for scope in self.workqueue if scope.startswith(SPARK)]
@@ -89,17 +90,17 @@ class Distribution(LoadFileScheduling):  # type: ignore[misc] - xdist.scheduler 
 
 
 def sessions_of(processes: int) -> int:
-    """Return how many of the processes have a Spark session."""
+    """Return the number of processes with a Spark session."""
     return 1 if processes < _PROCESSES_WITH_TWO_SESSIONS else 2
 
 
 def scope_of(group: str, nodeid: str) -> str:
-    """Return what one process takes as a whole: a group, or of `SPARK` the users of a session in one module."""
+    """Return a process's unit of work: a group, or of `SPARK` the users of a session in one module."""
     return f"{SPARK} {nodeid.partition('::')[0]}" if group == SPARK else group
 
 
 def rank_of(item: pytest.Item) -> tuple[int, int]:
-    """Return a key that sorts tests by how long they and those taken together with them take, the longest first."""
+    """Return a key that sorts tests by the duration of their scope, the longest first."""
     module = item.nodeid.partition("::")[0]
     is_long = item.get_closest_marker("fault") or item.get_closest_marker("slow")
     return (LONGEST.index(module) if module in LONGEST else len(LONGEST), 0 if is_long else 1)
@@ -107,7 +108,7 @@ def rank_of(item: pytest.Item) -> tuple[int, int]:
 
 @functools.cache
 def group_of(root: Path, nodeid: str) -> str:
-    """The group of a test: its module, or `SPARK` if it uses the run's Spark session; a share by itself.
+    """Return the group of a test: its module, `SPARK` for users of the Spark session, or a share by itself.
 
     Args:
         root: the folder that node ids are relative to.
@@ -124,7 +125,7 @@ def group_of(root: Path, nodeid: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Users:
-    """Who uses the session in a module, as node ids name them.
+    """The users of the session in a module, by node id.
 
     Attributes:
         always: tests, and classes with all of their tests.
@@ -148,7 +149,7 @@ def _users_in(module: Path) -> _Users:
             path = f"{owner}::{name}" if owner else name
             asked_for = _asked_for(name, shared | own)
             if asked_for & _SESSIONS:
-                # A fixture of a class is there for all of its tests, inherited ones too.
+                # A class's fixture serves all of its tests, inherited ones too.
                 always.add(path if name.startswith("test") else owner)
             elif _BY_NAME in asked_for:
                 by_case.add(path)
@@ -160,7 +161,7 @@ def _functions_of(scope: ast.Module | ast.ClassDef) -> Mapping[str, ast.Function
 
 
 def _asked_for(name: str, functions: Mapping[str, ast.FunctionDef]) -> set[str]:
-    """The fixtures that a function asks for, and those that they ask for."""
+    """Return the fixtures requested by a function, and by those fixtures in turn."""
     asked_for: set[str] = set()
     waiting = [name]
     while waiting:

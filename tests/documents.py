@@ -1,4 +1,4 @@
-"""The documents of the repository, read for what tests can hold them to."""
+"""The documents of the repository, as checked by tests."""
 
 from __future__ import annotations
 
@@ -46,21 +46,20 @@ class Document:
 
     @property
     def name(self) -> str:
-        """Its path from the root."""
+        """Return its path from the root."""
         return self.path.relative_to(ROOT).as_posix()
 
     @property
     def text(self) -> str:
-        """All of it."""
         return self.path.read_text(encoding="utf-8")
 
     @property
     def prose(self) -> str:
-        """It without its code blocks and comments."""
+        """Return its text without code blocks and comments."""
         return _COMMENT.sub("", _BLOCK.sub("", self.text))
 
     def all_blocks(self) -> list[Block]:
-        """Its fenced code blocks, in order."""
+        """Return its fenced code blocks, in order."""
         text = self.text
         return [
             Block(
@@ -74,33 +73,33 @@ class Document:
 
     @property
     def uses_spark(self) -> bool:
-        """Whether a block that is run starts Spark."""
+        """Return True if a block that is run starts Spark."""
         return any(
             "spark_session(" in block.text and not block.note.startswith("not run")
             for block in self.all_blocks()
         )
 
     def blocks(self, language: str) -> list[str]:
-        """Its fenced code blocks in a language, in order."""
+        """Return its fenced code blocks in a language, in order."""
         return [block.text for block in self.all_blocks() if block.language == language]
 
     def links(self) -> list[str]:
-        """The targets of its links within the repository."""
+        """Return the targets of its links within the repository."""
         return [target for target in _LINK.findall(self.prose) if "://" not in target]
 
     def anchors(self) -> set[str]:
-        """What its headings can be linked by."""
+        """Return the anchors of its headings."""
         return {
             re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
             for heading in _HEADING.findall(_BLOCK.sub("", self.text))
         }
 
     def tests(self) -> list[tuple[str, str]]:
-        """The test files that it names, each with the test, or with "" for all of them."""
+        """Return its named test files, each with the test, or with "" for all of them."""
         return _TEST.findall(self.text)
 
     def code(self) -> list[str]:
-        """What its prose sets in backticks; ``a/{b,c}.py`` counts as two."""
+        """Return the code spans of its prose; ``a/{b,c}.py`` counts as two."""
         return [name for code in _CODE.findall(self.prose) for name in _expanded(code)]
 
 
@@ -110,17 +109,16 @@ def _expanded(code: str) -> list[str]:
 
 
 def documents() -> list[Document]:
-    """All Markdown files at the root and in ``docs/``."""
+    """Return all Markdown files at the root and in ``docs/``."""
     return [Document(path) for path in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])]
 
 
 def pages_to_run() -> list[Document]:
-    """The pages whose blocks are all run: the tutorial, the how-to pages, windows, watermarks and processors of Spark."""
+    """Return the pages whose blocks are all run."""
     docs = ROOT / "docs"
     named = [docs / name for name in ("tutorial.md", "windows.md", "watermarks.md", "spark.md")]
     return [Document(path) for path in [*named, *sorted((docs / "how-to").glob("*.md"))]]
 
 
 def readme() -> Document:
-    """The first thing that people read."""
     return Document(ROOT / "README.md")

@@ -1,4 +1,4 @@
-"""How many examples the oracle tests generate: few, or as many as ``MILLPOND_ORACLE_EXAMPLES`` says, in shares for ``-n``."""
+"""The number of examples of the oracle tests: few, or ``MILLPOND_ORACLE_EXAMPLES`` in shares for ``-n``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _SHARES: Final = 8
 
 
 def examples(few: int) -> int:
-    """Examples of one share of a test, and of a test that has no shares."""
+    """Return the number of examples of one share of a test, or of a test without shares."""
     return -(-EXAMPLES // _SHARES) or few
 
 
 def in_shares(test: Callable[..., Any]) -> Callable[..., Any]:
     """Cut a test of thousands of examples into shares, which `Distribution` gives to any process.
 
-    Each share draws examples of its own, unless ``--hypothesis-seed`` sets the seed of all.
+    Each share draws different examples, unless ``--hypothesis-seed`` sets the seed of all.
     """
     if not EXAMPLES:
         return test

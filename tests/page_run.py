@@ -1,11 +1,11 @@
-"""Runs the code blocks of a page as its reader would, from top to bottom in one empty folder.
+"""Runs the code blocks of a page like its reader, from top to bottom in one empty folder.
 
-- A block of Python is run in one interpreter with those before it; a ``text`` block after it is what it prints.
-- A ``console`` block is typed into a shell: lines after ``$`` are commands, the others what they print.
+- Blocks of Python run in one interpreter, one after the other; a following ``text`` block is the output.
+- A ``console`` block is typed into a shell: lines after ``$`` are commands, the others their output.
 - A block after the comment ``file: NAME`` is saved under that name.
 - A block after ``not run: REASON`` is left out. Any other block is an error.
 
-In what is shown, ``…`` stands for anything within a line, and a line of nothing else for any lines.
+In output, ``…`` stands for anything within a line, and a line of nothing else for any lines.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 _ASK: Final = "echo $?"
 _QUOTED: Final = re.compile(r"\"[^\"$`]*\"|'[^']*'")
 _SHELL: Final = re.compile(r"[|<>&;$`*~\"'\\]")
-"""What a shell does more with than to split words, once quoted words are left out."""
+"""Characters that a shell does not take literally outside quotes."""
 
 
 class PageError(AssertionError):
-    """What a page shows is not what happens."""
+    """A difference between a page's text and its run."""
 
 
 class PageRun:
@@ -52,8 +52,8 @@ class PageRun:
     Args:
         document: the page.
         folder: an empty folder that the reader works in.
-        spark: the session of the page's programs, which then run in this process; without it each program is a process
-            of its own.
+        spark: the session of the page's programs, which then run in this process; without it each program is a
+            separate process.
         zookeeper: ``host:port`` of a server for all stores of the page, in place of one for each.
     """
 
@@ -73,10 +73,10 @@ class PageRun:
         self._printed: str | None = None
 
     def run(self) -> int:
-        """Do all that the page says.
+        """Run all blocks of the page.
 
         Returns:
-            How many of its blocks were run.
+            The number of blocks run.
 
         Raises:
             PageError: a block is not to be run, fails, or prints something else.
@@ -88,7 +88,7 @@ class PageRun:
             self._clean_up()
 
     def _clean_up(self) -> None:
-        """End what a page that failed has left running: pipelines, and the ZooKeeper servers of its stores."""
+        """End the leftovers of a failed page: pipelines, and the ZooKeeper servers of its stores."""
         for run in [value for value in self._names.values() if isinstance(value, mp.LocalRun)]:
             run.abandon()
         for folder in self._folder.glob("*/zookeeper"):
@@ -167,16 +167,16 @@ def _imports_from(folder: Path) -> Iterator[None]:
 
 
 def _served_by(hosts: str | None) -> contextlib.AbstractContextManager[object]:
-    """Let stores without a ZooKeeper of their own use this one."""
+    """Let stores without a ZooKeeper use this one."""
     if hosts is None:
         return contextlib.nullcontext()
     return patch.object(EmbeddedZooKeeper, "start_or_join", lambda _: hosts)
 
 
 def _run(command: str, folder: Path) -> tuple[str, str, int]:
-    """What a command prints, what it says on standard error, and how it ends.
+    """Return a command's output, standard error and exit code.
 
-    Plain calls of ``millpond`` are made in this process: starting another one for each costs more than all the rest.
+    Plain calls of ``millpond`` run in this process: starting another for each costs more than all the rest.
     """
     if command.startswith("millpond ") and not _SHELL.search(_QUOTED.sub("", command)):
         result = CliRunner().invoke(main, shlex.split(command)[1:], prog_name="millpond")
@@ -189,12 +189,12 @@ def _run(command: str, folder: Path) -> tuple[str, str, int]:
         cwd=folder,
         check=False,
     )
-    # What a signal ends is told by a shell as 128 and the signal's number.
+    # A shell reports death by a signal as 128 and the signal's number.
     return ran.stdout, ran.stderr, ran.returncode if ran.returncode >= 0 else 128 - ran.returncode
 
 
 def _run_here(command: str, folder: Path, spark: SparkSession) -> str:
-    """Return what a program prints that runs in this process: its `spark_session` returns the session given here."""
+    """Return the output of a program run in this process: its `spark_session` is the session given here."""
     printed = io.StringIO()
     arguments = shlex.split(command)[1:]
     with (
@@ -208,7 +208,7 @@ def _run_here(command: str, folder: Path, spark: SparkSession) -> str:
 
 @contextlib.contextmanager
 def _working_folder(spark: SparkSession, folder: Path) -> Iterator[None]:
-    """Let Spark read relative paths from this folder, as a JVM does that is started in it."""
+    """Let Spark read paths relative to this folder, like a JVM started in it."""
     jvm: Any = spark._jvm
     local = jvm.org.apache.hadoop.fs.FileSystem.get(spark._jsc.hadoopConfiguration())  # type: ignore[attr-defined]
     before = local.getWorkingDirectory()
@@ -216,7 +216,7 @@ def _working_folder(spark: SparkSession, folder: Path) -> Iterator[None]:
     context = spark.sparkContext
     add = context.addPyFile
     try:
-        # Java's own idea of the folder, which this call asks for, cannot change.
+        # Java's view of the folder, which this call requests, cannot change later.
         with patch.object(context, "addPyFile", lambda path: add(str(folder / path))):
             yield
     finally:
@@ -224,7 +224,7 @@ def _working_folder(spark: SparkSession, folder: Path) -> Iterator[None]:
 
 
 def _commands(text: str) -> Iterator[tuple[str, str]]:
-    """Each command of a console block with what it prints; a line that ends in a backslash goes on."""
+    """Yield each command of a console block with its output; a final backslash continues a line."""
     command, shown = "", ""
     for line in text.splitlines():
         if line.startswith("$ "):
@@ -248,7 +248,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """What a reader has: this Python, and nothing that makes output depend on the terminal."""
+    """Return a reader's environment: this Python, and output that does not depend on the terminal."""
     folder = str(Path(sys.executable).parent)
     return {
         **os.environ,

@@ -1,6 +1,6 @@
 """The folder in which the examples of the command line's help run.
 
-It has the store ``pond`` of a pipeline that has run a few times, and what the examples name:
+It has the store ``pond`` of a pipeline that has run a few times, and everything that the examples name:
 
 - ``flights.py`` with ``pipeline`` and ``inputs``, and ``flights/``: a file of input that the store has not consumed;
 - the computations ``window_counter`` and ``alarm`` with the key ``EWR``, and intervals that meet at ``JFK``;
@@ -66,7 +66,7 @@ _BEGIN_US: Final = 1_700_000_000_000_000
 
 
 def write_pond(folder: Path) -> None:
-    """Fill an empty folder; the last file of input comes after the store has run."""
+    """Fill an empty folder; the last file of input arrives after the store has run."""
     (folder / "flights").mkdir()
     (folder / "flights.py").write_text(_CODE, encoding="utf-8")
     counts = pa.table({"key": ["EWR", "JFK"], "state": ['{"count":3}', '{"count":5}']})
@@ -116,7 +116,8 @@ def _run(folder: Path) -> None:
 
 
 def _millpond(folder: Path, *arguments: str) -> None:
-    # In this process, as the examples: to start another for each command costs more than all the rest.
+    # Run in this process, as the examples do: starting another for each command costs more than all the
+    # rest.
     path = [*sys.path]
     try:
         with contextlib.chdir(folder):

@@ -1,4 +1,4 @@
-"""What short-lived programs with Spark run with: a Spark that starts fast, and Java without its optimising compiler."""
+"""The environment of short-lived Spark programs: a quick start, and Java without its optimising compiler."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ COMPILED_PLANS: Final = {
 PLAIN_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of any JVM; a demo needs two thirds of the processor time with them."""
 
-# Java ignores an archive that is missing or not its own, but says so on standard output unless its log is off.
+# Java ignores a missing or foreign archive, but logs that on standard output unless its log is off.
 SHORT_LIVED_JAVA: Final = f'{PLAIN_JAVA} -Xshare:auto -XX:SharedArchiveFile="{CLASSES}" -Xlog:disable'
 """Options of a JVM with Spark; a start needs half of the processor time with the archive."""
 
 
 def spark_environment() -> dict[str, str]:
-    """Environment variables that let PySpark start the Spark of `SPARK_HOME`; none where it has not been made."""
+    """Return environment variables that let PySpark start the Spark of `SPARK_HOME`, if it exists."""
     if not SPARK_SETTINGS.exists():
         return {}
     settings = f'--properties-file "{SPARK_SETTINGS}" pyspark-shell'

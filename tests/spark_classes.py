@@ -1,8 +1,8 @@
-"""Make the Spark that tests start: Delta's jars among Spark's own, and an archive of the classes that a run loads.
+"""A Spark for tests: Delta's jars among Spark's own, and an archive of the classes that a run loads.
 
-Java maps the archived classes, already parsed and verified, into the memory of the next JVM; it archives only those of
-the class path, and only for the same class path. Tests start some twenty Spark drivers of their own. ``make test`` runs
-this once before; without it, or with another Java, tests are slower and no different.
+Java maps the archived classes, already parsed and verified, into the memory of the next JVM. It archives
+only classes of the class path, and only for the same class path. Tests start some twenty Spark drivers.
+``make test`` runs this module once before; without it, or with another Java, tests are only slower.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _DEMO: Final = ("--first", "2013-01-25", "--last", "2013-01-27", "--flights-per-
 
 
 def install(home: Path, settings: Path) -> None:
-    """Make a Spark of links: PySpark's, and those of Delta's jars that Spark does not have in another version.
+    """Make a Spark of links: PySpark's, and Delta's jars that Spark does not have in another version.
 
     Args:
         home: the folder; made again if it is there.
@@ -68,7 +68,7 @@ def install(home: Path, settings: Path) -> None:
     jars = {path.name: path for path in (own / "jars").iterdir()}
     products = {_VERSION.sub("", name) for name in jars}
     for path in _resolved():
-        # Ivy puts the group's name before that of the jar.
+        # Ivy puts the group's name before the jar's.
         name = path.name.partition("_")[2]
         if _VERSION.sub("", name) not in products:
             jars[name] = path
@@ -78,7 +78,7 @@ def install(home: Path, settings: Path) -> None:
 
 
 def _resolved() -> list[Path]:
-    """The jars of Delta in Ivy's cache."""
+    """Return the jars of Delta in Ivy's cache."""
     packages = configure_spark_with_delta_pip(SparkSession.builder)._options[_PACKAGES]
     gateway = launch_gateway(SparkConf(loadDefaults=False).set(_PACKAGES, packages))
     jars = gateway.jvm.System.getProperty("spark.jars")
@@ -87,7 +87,7 @@ def _resolved() -> list[Path]:
 
 
 def archive(file: Path) -> None:
-    """Write the archive of a run of the demo, and of what other tests do; there is none before Spark has ended well."""
+    """Archive the classes of a run of the demo and of other tests, after a clean end of Spark."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(f".{os.getpid()}")
     options = {
@@ -102,7 +102,7 @@ def archive(file: Path) -> None:
     spark.sparkContext.setLogLevel("OFF")
     gateway = SparkContext._gateway
     with tempfile.TemporaryDirectory() as folder:
-        # The session that tests share compiles its plans, programs of their own do not.
+        # The tests' shared session compiles its plans, separate programs do not.
         _set(spark, COMPILED_PLANS)
         _stream(spark, folder)
         _set(spark, INTERPRETED_PLANS)
@@ -140,7 +140,7 @@ def _same(batches: Iterable[Any]) -> Iterable[Any]:
 
 
 def _end(gateway: JavaGateway) -> None:
-    """End a JVM, which it does with its standard input, and wait until it has written its archive."""
+    """End a JVM by closing its standard input, and wait until it has written its archive."""
     gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait(timeout=240)

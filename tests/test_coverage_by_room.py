@@ -1,4 +1,4 @@
-"""The table of which share of each room the tests take."""
+"""The table of coverage by room."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ REPORT = {
 }
 
 
-def test_rooms_add_up_what_is_within_them() -> None:
-    """A room counts the files in it and in the rooms within it, lines and branches together."""
+def test_rooms_add_up_their_contents() -> None:
+    """Lines and branches are counted together."""
     shares = {share.room: share for share in by_room(REPORT, {"default": 95, "statestore": 98})}
 
     assert list(shares) == ["gc", "statestore", "statestore/log"]
@@ -37,16 +37,16 @@ def test_rooms_add_up_what_is_within_them() -> None:
     )
 
 
-def test_a_room_may_have_a_goal_of_its_own() -> None:
-    """A room and those within it have its goal, others the default; to meet it is enough."""
+def test_room_may_have_another_goal() -> None:
+    """Its inner rooms share the goal, others have the default."""
     shares = {share.room: share for share in by_room(REPORT, {"default": 95, "statestore": 98})}
 
     assert (shares["statestore/log"].goal, shares["gc"].goal) == (98, 95)
     assert (shares["statestore/log"].is_below, shares["gc"].is_below) == (True, False)
 
 
-def test_the_check_names_rooms_below_their_goals(tmp_path: Path) -> None:
-    """The command ends with 1 only when it is to check and a room is below."""
+def test_check_names_rooms_below_their_goals(tmp_path: Path) -> None:
+    """Without the check, the exit code is 0."""
     report = tmp_path / "report.json"
     report.write_bytes(orjson.dumps(REPORT))
     told = CliRunner().invoke(main, ["--report", str(report)])

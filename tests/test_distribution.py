@@ -15,14 +15,13 @@ WINDOWS = "tests/conformance/test_bounded_windows.py"
 
 
 def test_shares_of_a_test_go_to_any_process():
-    """A share is a group of its own."""
     shares = [f"{ORACLE}::test_it[share {number}]" for number in range(2)]
 
     assert [group_of(ROOT, share) for share in shares] == shares
 
 
-def test_all_users_of_the_shared_session_are_in_one_group(request):
-    """Else a second process starts a session of its own, which the session's fixture refuses."""
+def test_users_of_the_shared_session_are_in_one_group(request):
+    """Otherwise a second process starts a session, which the session's fixture refuses."""
     users = {item.nodeid for item in request.session.items if "spark" in getattr(item, "fixturenames", ())}
 
     assert {group_of(ROOT, user) for user in users} <= {SPARK}
@@ -44,7 +43,7 @@ def test_users_of_a_module_stay_together():
 
 
 class Process:
-    """A process of tests that is given tests and runs none."""
+    """A process of tests that collects its tests and runs none."""
 
     def __init__(self, number) -> None:
         self.gateway = SimpleNamespace(id=f"gw{number}")
@@ -60,7 +59,7 @@ class Process:
 
 @pytest.mark.parametrize(("processes", "sessions"), [(1, 1), (2, 1), (3, 2), (4, 2)])
 def test_few_processes_have_a_session(processes, sessions):
-    """They take its users before all others, and the users that are left go to no other process."""
+    """They take its users first, and no other process gets the remaining users."""
     users = [f"{TIME}::TestSpark::test_{number}" for number in range(3)]
     users += [
         f"tests/conformance/test_{name}.py::TestSpark::test_it" for name in ("cycles", "changes", "evolution")
@@ -95,8 +94,8 @@ def test_few_processes_have_a_session(processes, sessions):
     assert all(tests[node.given[0]] in users for node in with_session)
 
 
-def test_users_are_found_however_they_ask_for_the_session():
-    """By an argument, by a fixture of the class or the module, or by name in those cases that are named after Spark."""
+def test_users_are_found_however_they_request_the_session():
+    """By argument, by a fixture of class or module, or by a case named after Spark."""
     by_class = (f"{TIME}::TestSpark::test_it", f"{TIME}::TestLocalRunner::test_it")
     by_fixture = (
         f"{LETTERS}::test_letter_has_id_time_attempt_and_typed_value[{play}]"
@@ -111,8 +110,8 @@ def test_users_are_found_however_they_ask_for_the_session():
     assert [group_of(ROOT, test) for test in by_name] == [SPARK, WINDOWS]
 
 
-def test_tests_without_the_session_are_free_though_their_module_has_one_with_it():
-    """They go where there is room: most modules with a test on Spark have more without."""
+def test_tests_without_the_session_are_free_despite_their_module():
+    """Most modules with a test on Spark have more tests without it."""
     assert (
         group_of(
             ROOT, "tests/conformance/test_table_readers.py::test_readers_without_spark_agree_at_every_version"
@@ -122,8 +121,8 @@ def test_tests_without_the_session_are_free_though_their_module_has_one_with_it(
     assert group_of(ROOT, f"{ORACLE}::test_it") == ORACLE
 
 
-def test_what_takes_long_begins_first(request):
-    """Else one process has a long group left when the others have ended."""
+def test_longest_groups_begin_first(request):
+    """Otherwise one process has a long group left when the others have ended."""
     ranks = list(map(rank_of, request.session.items))
 
     assert ranks == sorted(ranks)

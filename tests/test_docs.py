@@ -1,4 +1,4 @@
-"""The documents keep up with the code: links lead somewhere, what they name exists."""
+"""The agreement of documents and code: links, paths, modules, classes, tests and commands."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DOCUMENTS = pytest.mark.parametrize(
 
 @DOCUMENTS
 def test_links_lead_somewhere(document: Document) -> None:
-    """Every link within the repository names a file that is there, and a heading in it."""
+    """The target's heading is checked, too."""
     for link in document.links():
         name, _, anchor = link.partition("#")
         target = Document((document.path.parent / name).resolve() if name else document.path)
@@ -46,7 +46,6 @@ def test_links_lead_somewhere(document: Document) -> None:
 
 @DOCUMENTS
 def test_named_tests_exist(document: Document) -> None:
-    """A test that a document calls a proof is in the file that it names."""
     for path, name in document.tests():
         code = (ROOT / path).read_text(encoding="utf-8")
 
@@ -54,7 +53,7 @@ def test_named_tests_exist(document: Document) -> None:
 
 
 def _missing_paths(codes: list[str]) -> Iterator[str]:
-    """What looks like a path from the root, and is none."""
+    """Return words that look like a path from the root without being one."""
     for code in codes:
         path, _, _ = code.partition("::")
         if (
@@ -67,7 +66,7 @@ def _missing_paths(codes: list[str]) -> Iterator[str]:
 
 
 def _missing_modules(codes: list[str]) -> Iterator[str]:
-    """What looks like a module of ours, or a name in one, and is neither."""
+    """Return words that look like a module of Millpond, or a name in one, without being either."""
     for code in codes:
         for name in _MODULE.findall(code):
             if not _is_module(name) and not _is_in_module(name):
@@ -88,7 +87,7 @@ def _is_in_module(name: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _classes() -> dict[str, set[str]]:
-    """Every class of the package, with what it defines."""
+    """Return every class of the package, with its members."""
     members: dict[str, set[str]] = {}
     for room in _HOMES:
         for path in (ROOT / room).rglob("*.py"):
@@ -107,7 +106,7 @@ def _members(kind: ast.ClassDef) -> Iterator[str]:
 
 
 def _missing_classes(codes: list[str]) -> Iterator[str]:
-    """What looks like a class of ours, or a member of one, and is neither."""
+    """Return words that look like a class of Millpond, or a member of one, without being either."""
     for code in codes:
         if match := _CLASS.fullmatch(code.removeprefix("mp.")):
             name, member = match.groups()
@@ -118,7 +117,6 @@ def _missing_classes(codes: list[str]) -> Iterator[str]:
 
 @DOCUMENTS
 def test_named_paths_and_modules_exist(document: Document) -> None:
-    """A file, a folder or a module of the repository that a document names is there."""
     codes = document.code()
 
     assert [*_missing_paths(codes), *_missing_modules(codes)] == []
@@ -126,12 +124,10 @@ def test_named_paths_and_modules_exist(document: Document) -> None:
 
 @pytest.mark.parametrize("name", ABOUT_CODE)
 def test_named_classes_exist(name: str) -> None:
-    """A class that a document about the code names is defined, and so is the member that it names."""
     assert list(_missing_classes(Document(ROOT / name).code())) == []
 
 
-def test_name_of_what_is_not_there_is_found() -> None:
-    """Paths, modules, classes and members that do not exist are found among those that do."""
+def test_missing_names_are_found() -> None:
     paths = [
         "executor/nothing.py",
         "tests/unit/",
@@ -154,7 +150,6 @@ def test_name_of_what_is_not_there_is_found() -> None:
 
 
 def test_map_of_rooms_has_every_folder() -> None:
-    """The map for contributors names each folder of the rooms."""
     named = set(Document(ROOT / "CONTRIBUTING.md").code())
     folders = {
         path.parent.relative_to(ROOT).as_posix()
@@ -167,7 +162,7 @@ def test_map_of_rooms_has_every_folder() -> None:
 
 @DOCUMENTS
 def test_python_in_documents_compiles(document: Document) -> None:
-    """Code in documents is Python, and what it takes from ``mp`` is public."""
+    """Names taken from ``mp`` must be public."""
     for code in document.blocks("python"):
         names = {
             node.attr
@@ -179,7 +174,6 @@ def test_python_in_documents_compiles(document: Document) -> None:
 
 @pytest.mark.parametrize("command", main.list_commands(click.Context(main)))
 def test_every_command_is_documented(command: str) -> None:
-    """Each command of ``millpond`` has help, and its place in the reference."""
     page = Document(ROOT / "docs" / "reference" / "command-line.md")
     found = main.get_command(click.Context(main), command)
 
@@ -189,14 +183,12 @@ def test_every_command_is_documented(command: str) -> None:
 
 
 def test_every_design_is_in_the_index() -> None:
-    """A protocol's page is found from the index."""
     links = Document(ROOT / "docs" / "index.md").links()
 
     assert {f"design/{path.name}" for path in (ROOT / "docs" / "design").glob("*.md")} <= set(links)
 
 
 def test_readme_names_targets_that_exist() -> None:
-    """Each ``make`` command in the README is a target of the Makefile."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = [line.split()[1] for line in readme().text.splitlines() if line.startswith("make ")]
 

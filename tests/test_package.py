@@ -1,4 +1,4 @@
-"""The installed package is what the rooms contain, although the import root holds only links to them."""
+"""The installed package: the contents of the rooms, although the import root holds only links to them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ print(millpond.__file__)
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel, built from a copy so that the repository stays as it is."""
+    """A wheel, built from a copy to leave the repository unchanged."""
     folder = tmp_path_factory.mktemp("package")
     copy = folder / "source"
     copy.mkdir()
@@ -36,7 +36,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_wheel_holds_every_module_once(wheel: Path) -> None:
-    """The wheel contains each module of each room below ``millpond/``, and nothing else."""
     names = zipfile.ZipFile(wheel).namelist()
     modules = {
         f"millpond/{path.relative_to(ROOT)}" for room in LINKED for path in (ROOT / room).rglob("*.py")
@@ -54,7 +53,6 @@ def test_wheel_holds_every_module_once(wheel: Path) -> None:
 
 
 def test_wheel_works_away_from_the_repository(wheel: Path, tmp_path: Path) -> None:
-    """Unpacked elsewhere, the package imports and finds its migrations."""
     zipfile.ZipFile(wheel).extractall(tmp_path)
 
     used = subprocess.run(

@@ -1,4 +1,4 @@
-"""The tutorial and the how-to pages do what they show; those on Spark are in `test_pages_on_spark`."""
+"""The tutorial and the how-to pages without Spark, run as a reader would."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from tests.page_run import PageError, PageRun
 pytestmark = pytest.mark.slow
 
 LOCAL = [page for page in pages_to_run() if not page.uses_spark]
-# It restores the folder of a store together with that of its server.
+# It restores the folder of a store together with its server's folder.
 _WITH_THEIR_OWN_SERVER = {"docs/how-to/backups.md"}
 
 
 @pytest.mark.zookeeper
 @pytest.mark.parametrize("page", LOCAL, ids=lambda page: page.name)
 def test_page_does_what_it_shows(page: Document, tmp_path: Path, zookeeper_hosts: str) -> None:
-    """Every block of the page runs, and prints what the page says."""
     shared = None if page.name in _WITH_THEIR_OWN_SERVER else zookeeper_hosts
     PageRun(page, tmp_path, zookeeper=shared).run()
 
@@ -51,8 +50,8 @@ FILE = "<!-- file: two.py -->\n```python\nprint(2)\n```\n"
         "<!-- not run: -->\n```python\n1/0\n```\n",
     ],
 )
-def test_page_that_shows_something_else_is_found(text: str, tmp_path: Path) -> None:
-    """A block that fails, prints something else or is run by nothing is an error."""
+def test_page_with_a_wrong_block_is_found(text: str, tmp_path: Path) -> None:
+    """The block fails, prints something else, or is run by nothing."""
     with pytest.raises(PageError):
         _page(tmp_path, text).run()
 
@@ -71,14 +70,14 @@ def test_page_that_shows_something_else_is_found(text: str, tmp_path: Path) -> N
         ("<!-- not run: needs a cluster -->\n```python\n1/0\n```\n", 0),
     ],
 )
-def test_page_that_is_right_passes(text: str, count: int, tmp_path: Path) -> None:
-    """What a page shows may be shortened; files, names and the folder go on from block to block."""
+def test_correct_page_passes(text: str, count: int, tmp_path: Path) -> None:
+    """Output may be shortened; files, names and the folder are shared between blocks."""
     assert _page(tmp_path, text).run() == count
 
 
 @pytest.mark.zookeeper
 def test_page_that_fails_leaves_no_server_running(tmp_path: Path) -> None:
-    """The pipeline of a page that fails is given up, and the ZooKeeper server of its store ends."""
+    """Its pipeline is abandoned."""
     text = """```python
 import millpond as mp
 

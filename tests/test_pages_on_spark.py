@@ -1,4 +1,4 @@
-"""The tutorial and the how-to pages that use Spark do what they show."""
+"""The tutorial and the how-to pages with Spark, run as a reader would."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-# What these show is tested in tests/conformance; the pages as they stand, by `make test-spark`.
+# tests/conformance covers their contents; `make test-spark` runs the pages themselves.
 _RUN_WITH_ALL = {"docs/spark.md", "docs/how-to/move-a-query.md"}
-# A start of Spark costs more than all that the programs of these do.
+# Starting Spark costs more than all the programs of these pages.
 _SHARE_A_SESSION = {"docs/how-to/daily.md", "docs/how-to/embed-in-foreach-batch.md"}
 _ON_SPARK = [page for page in pages_to_run() if page.uses_spark]
 
@@ -33,7 +33,6 @@ _ON_SPARK = [page for page in pages_to_run() if page.uses_spark]
     ],
 )
 def test_page_does_what_it_shows_in_processes_of_its_own(page: Document, tmp_path: Path) -> None:
-    """Every block of the page runs, Spark's included, and prints what the page says."""
     PageRun(page, tmp_path).run()
 
 

@@ -1,4 +1,4 @@
-"""The planted bugs apply to the current code, and those that are quick to find are found."""
+"""The planted bugs: each applies to the current code, and quick ones are found."""
 
 from __future__ import annotations
 
@@ -22,30 +22,29 @@ PLANTS = planted.plants()
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
-def test_it_can_be_planted(plant: planted.Plant) -> None:
-    """The patch applies to the current tree, and the table of planted bugs names the check that finds it."""
+def test_planted_bug_applies(plant: planted.Plant) -> None:
+    """The table of planted bugs must name the check that finds it."""
     table = (_FOLDER / "README.md").read_text(encoding="utf-8")
 
     assert planted.applies(plant) == ""
     assert f"| `{plant.name}` | {plant.breaks} | `{plant.found_by}` |" in table
 
 
-def test_there_are_enough() -> None:
-    """At least twenty bugs are planted, and some are searched for in every run."""
+def test_at_least_twenty_bugs_are_planted() -> None:
+    """Every run searches for some of them."""
     assert len(PLANTS) >= 20
     assert sum(plant.quick for plant in PLANTS) >= 5
 
 
 @pytest.mark.parametrize("plant", [p for p in PLANTS if p.quick], ids=lambda plant: plant.name)
-def test_it_is_found(plant: planted.Plant) -> None:
-    """The check that a planted bug names finds it."""
+def test_quick_bug_is_found(plant: planted.Plant) -> None:
     finding = planted.find(plant)
 
     assert finding.found, finding.output[-2_000:]
 
 
-def test_a_patch_that_breaks_nothing_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A patch without a bug is reported as not found, so the search itself can fail."""
+def test_patch_that_breaks_nothing_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the search could not fail."""
     harmless = (
         "Breaks: I0: nothing\nFound-by: simulate --seeds 1 --steps 5\n\n"
         "diff --git a/millpond/testing/simulation/__init__.py b/millpond/testing/simulation/__init__.py\n"
@@ -63,10 +62,10 @@ def test_a_patch_that_breaks_nothing_is_not_found(tmp_path: Path, monkeypatch: p
     assert "1 passed, 0 failed" in finding.output
 
 
-def test_several_are_looked_for_at_once(
+def test_several_bugs_are_searched_for_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A search for several bugs reports each, and fails if one is not found."""
+    """The search fails if one is not found."""
 
     def find(plant: planted.Plant) -> planted.Finding:
         return planted.Finding(plant=plant, found="" if plant is missed else "seed 1: I0", output="silence")

@@ -1,4 +1,4 @@
-"""The README's example runs and prints what the README says."""
+"""The README's example, run as written."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ def _produced(folder: Path) -> list[tuple[str, int]]:
 
 
 @pytest.mark.zookeeper
-def test_example_prints_what_the_readme_shows(tmp_path: Path) -> None:
-    """The ten lines count three queries, show them in SQL, and write the counts to the sink."""
+def test_example_prints_the_readmes_output(tmp_path: Path) -> None:
     local, _spark = readme().blocks("python")
     (shown,) = readme().blocks("text")
 
@@ -49,14 +48,14 @@ def test_example_prints_what_the_readme_shows(tmp_path: Path) -> None:
 
 
 def test_example_has_about_ten_statements() -> None:
-    """The example that the README calls ten lines has about ten statements."""
+    """The README calls it ten lines."""
     local, _spark = readme().blocks("python")
 
     assert len([line for line in local.splitlines() if line.strip()]) <= 16
 
 
-def test_spark_runs_the_same_pipeline(tmp_path: Path, spark: SparkSession) -> None:
-    """The second example runs the first one's pipeline on a stream of files, with the same counts."""
+def test_spark_gives_the_counts_of_the_same_pipeline(tmp_path: Path, spark: SparkSession) -> None:
+    """Its input is a stream of files."""
     local, on_spark = readme().blocks("python")
     names: dict[str, Any] = {"__name__": "__main__", "spark": spark}
     (tmp_path / "queries").mkdir()
@@ -69,7 +68,7 @@ def test_spark_runs_the_same_pipeline(tmp_path: Path, spark: SparkSession) -> No
     declared = local.partition("rows = ")[0]
     with contextlib.chdir(tmp_path):
         _run(declared, names)
-        # Spark's JVM has a working directory of its own.
+        # Spark's JVM has another working directory.
         absolute = on_spark.replace('("queries")', f'("{tmp_path}/queries")').replace(
             '"big_pond"', f'"{tmp_path}/big_pond"'
         )

@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds without a warning, asks no other server for anything, and lacks no public name."""
+"""The documentation as a site: no warnings, no foreign resources, no missing public name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STYLE_URL: Final = re.compile(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]
 
 @dataclass
 class Page(HTMLParser):
-    """What an HTML page links to and loads."""
+    """The links and the resources of an HTML page."""
 
     links: list[str] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Page(HTMLParser):
         super().__init__()
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        """Note what a tag names: a link is followed by the reader, all else is loaded with the page."""
+        """Record a tag's target: readers follow links, while everything else is loaded with the page."""
         given = {name: value or "" for name, value in attributes}
         self.anchors |= {given[name] for name in ("id", "name") if name in given}
         if tag == "a":
@@ -55,7 +55,7 @@ def _read(path: Path) -> Page:
 
 
 def faults_of(site: Path) -> Iterator[str]:
-    """What a site loads from elsewhere, and which of its links lead nowhere."""
+    """Return the foreign resources of a site, and its dead links."""
     pages = {path: _read(path) for path in site.rglob("*.html")}
     for path, page in pages.items():
         name = path.relative_to(site).as_posix()
@@ -108,12 +108,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_site_loads_nothing_from_elsewhere(site: Path) -> None:
-    """Pages load no font, script, style or picture from another server, and each link within the site leads somewhere."""
+    """Each link within the site leads somewhere, too."""
     assert list(faults_of(site)) == []
 
 
 def test_site_has_the_documents(site: Path) -> None:
-    """The tutorial, the reference and the documents at the root are pages of the site."""
     names = ("index", "tutorial", "how-to/index", "reference/pipeline", "contributing", "changelog", "safety")
 
     assert all((site / f"{name}.html").is_file() for name in names)
@@ -132,16 +131,15 @@ def test_site_has_the_documents(site: Path) -> None:
         "<img src='missing.png'>",
     ],
 )
-def test_fault_of_a_page_is_found(html: str, tmp_path: Path) -> None:
-    """What is loaded from elsewhere, and a link that leads nowhere, is a fault."""
+def test_foreign_resource_and_dead_link_are_found(html: str, tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(html)
     (tmp_path / "b.html").write_text("<p id='there'>")
 
     assert len(list(faults_of(tmp_path))) == 1
 
 
-def test_right_page_has_no_fault(tmp_path: Path) -> None:
-    """Links to other servers are the reader's to follow; pages, anchors and pictures of the site are there."""
+def test_correct_page_has_no_fault(tmp_path: Path) -> None:
+    """Links to other servers are not loaded with the page."""
     (tmp_path / "a.html").write_text(
         "<p id='here'><a href='#here'></a><a href='b.html#there'></a><a href='https://x.org'></a><img src='c%20d.png'>"
     )
@@ -151,8 +149,7 @@ def test_right_page_has_no_fault(tmp_path: Path) -> None:
     assert list(faults_of(tmp_path)) == []
 
 
-def test_style_from_elsewhere_is_found(tmp_path: Path) -> None:
-    """A style sheet may not load fonts from another server."""
+def test_foreign_font_of_a_style_sheet_is_found(tmp_path: Path) -> None:
     (tmp_path / "a.css").write_text("@import 'https://fonts.org/a.css'; p { background: url(//x.org/a.png) }")
 
     assert len(list(faults_of(tmp_path))) == 2
@@ -181,7 +178,7 @@ def _names_of(home: str) -> list[str]:
 
 
 def _script(path: str) -> Any:
-    """A script of the documents as a module; ``docs/`` is no package."""
+    """Import a script of the documents; ``docs/`` is no package."""
     spec = spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None
     assert spec.loader is not None
@@ -191,14 +188,13 @@ def _script(path: str) -> Any:
     return module
 
 
-def test_diagrams_are_what_their_source_draws() -> None:
-    """The diagrams in ``docs/pictures`` are those that the script draws."""
+def test_diagrams_equal_their_scripts_output() -> None:
     for name, draw in _script("docs/pictures/diagrams.py").DIAGRAMS.items():
         assert (ROOT / "docs" / "pictures" / name).read_text(encoding="utf-8") == draw()
 
 
-def test_page_of_the_command_line_is_what_the_commands_say() -> None:
-    """The page is the help of each command; ``python docs/site/command_line.py`` writes it again."""
+def test_command_line_page_equals_the_commands_help() -> None:
+    """Run ``python docs/site/command_line.py`` to write it again."""
     script = _script("docs/site/command_line.py")
 
     assert script.PAGE.read_text(encoding="utf-8") == script.page()

@@ -1,4 +1,4 @@
-"""The repository keeps its own rules, and each rule catches what it is there to catch."""
+"""The repository's own rules, each with planted violations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _sources() -> tuple[Source, ...]:
 
 @lru_cache(maxsize=1)
 def _findings() -> dict[str, list[str]]:
-    # File by file, so that each is parsed once.
+    # Run file by file, so that each is parsed once.
     found: dict[str, list[str]] = {rule.__name__: [] for rule in tidy.RULES}
     for source in _sources():
         for rule in tidy.RULES:
@@ -31,7 +31,6 @@ def _findings() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("rule", tidy.RULES, ids=lambda rule: rule.__name__)
 def test_repository_keeps_the_rule(rule: Rule) -> None:
-    """No file of the repository violates the rule."""
     findings = _findings()[rule.__name__]
 
     assert not findings, "\n" + "\n".join(findings)
@@ -39,12 +38,10 @@ def test_repository_keeps_the_rule(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", tidy.WHOLE_RULES, ids=lambda rule: rule.__name__)
 def test_repository_as_a_whole_keeps_the_rule(rule: Callable[[Iterable[Source]], Iterator[Finding]]) -> None:
-    """The repository does not violate the rule."""
     assert [str(finding) for finding in rule(_sources())] == []
 
 
-def test_a_planted_circle_of_type_checking_imports_is_found() -> None:
-    """Two modules that import each other are found, also where one import is for type checking alone."""
+def test_circle_of_type_checking_imports_is_found() -> None:
     guarded = (
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from millpond.executor.interval.b import B"
     )
@@ -55,8 +52,8 @@ def test_a_planted_circle_of_type_checking_imports_is_found() -> None:
     assert list(tidy.circles([one, Source("executor/interval/b.py", "x = 1")])) == []
 
 
-def test_all_files_are_looked_at() -> None:
-    """Rooms, tests, documents and the files at the root are among the sources, each once."""
+def test_all_files_are_checked() -> None:
+    """Each is a source once: rooms, tests, documents and the files at the root."""
     paths = [source.path for source in _sources()]
 
     assert len(set(paths)) == len(paths)
@@ -66,7 +63,7 @@ def test_all_files_are_looked_at() -> None:
 
 @pytest.mark.parametrize("room", tidy.LINKED)
 def test_each_room_is_linked_into_the_import_root(room: str) -> None:
-    """``millpond/<room>`` is a relative link to the folder, so a clone works wherever it lies."""
+    """A relative link lets a clone work in any place."""
     link = tidy.ROOT / "millpond" / room
 
     assert link.readlink() == Path("..") / room
@@ -140,15 +137,13 @@ PLANTED: list[tuple[Rule, str, str]] = [
 
 @pytest.mark.parametrize(("rule", "path", "text"), PLANTED)
 def test_planted_violation_is_found(rule: Rule, path: str, text: str) -> None:
-    """A rule finds a planted violation exactly once, and prints where it is."""
     findings = list(rule(Source(path, text)))
 
     assert len({finding.line for finding in findings}) == 1
     assert str(findings[0]).startswith(f"{path}:")
 
 
-def test_every_rule_with_a_planted_violation_is_run() -> None:
-    """The rules that are run over the repository are those with planted violations."""
+def test_every_rule_has_a_planted_violation() -> None:
     assert {rule for rule, _, _ in PLANTED} == set(tidy.RULES)
 
 
@@ -188,6 +183,6 @@ ALLOWED: list[tuple[Rule, str, str]] = [
 
 
 @pytest.mark.parametrize(("rule", "path", "text"), ALLOWED)
-def test_what_is_allowed_passes(rule: Rule, path: str, text: str) -> None:
-    """A rule has no findings in code that only resembles a violation."""
+def test_allowed_code_passes(rule: Rule, path: str, text: str) -> None:
+    """It resembles a violation."""
     assert list(rule(Source(path, text))) == []

@@ -1,8 +1,7 @@
-"""What the repository holds itself to beyond what ruff and mypy can say.
+"""The repository's own rules, beyond the checks of ruff and mypy.
 
 Each rule is a function from one `Source`, or from all of them, to its `Finding`s; `RULES` and `WHOLE_RULES`
-name them all.
-`tests/test_tidy.py` runs them over the repository, and over planted violations.
+name them all. `tests/test_tidy.py` runs them over the repository, and over planted violations.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ROOMS: Final = (*LINKED, "cli", "testing")
 """The parts of the package; the last two lie in `millpond/` itself."""
 
 ROOMS_BELOW: Final = {
-    "statestore": ("migrations",),  # opening a catalog brings its schema up to date
+    "statestore": ("migrations",),  # Opening a catalog migrates its schema.
     "migrations": ("statestore",),
     "gc": ("statestore",),
     "executor": ("gc", "statestore"),
@@ -145,12 +144,12 @@ class Source:
 
     @property
     def room(self) -> str:
-        """The first part of the path."""
+        """Return the first part of the path."""
         return self._path_in_package.partition("/")[0]
 
     @property
     def module(self) -> str:
-        """The module's name below ``millpond``; that of a package for its ``__init__``."""
+        """Return the module's name below ``millpond``; of an ``__init__``, the package's name."""
         return self._path_in_package.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
     @property
@@ -160,19 +159,19 @@ class Source:
 
     @property
     def is_package_code(self) -> bool:
-        """Whether the file is part of what is installed."""
+        """Return True if the file is part of the installed package."""
         return self.path.endswith(".py") and self.room in (*ROOMS, "millpond")
 
     def tree(self) -> ast.Module:
-        """The syntax tree; that of an empty module if this is not Python."""
+        """Return the syntax tree; of other files, an empty module's."""
         return _parsed(self)[0]
 
     def nodes(self) -> tuple[ast.AST, ...]:
-        """All nodes of the tree."""
+        """Return all nodes of the tree."""
         return _parsed(self)[1]
 
     def finding(self, node: ast.AST, message: str) -> Finding:
-        """A violation at a node of the tree."""
+        """Return a violation at a node of the tree."""
         return Finding(self.path, getattr(node, "lineno", 1), message)
 
 
@@ -184,7 +183,7 @@ def _parsed(source: Source) -> tuple[ast.Module, tuple[ast.AST, ...]]:
 
 
 def repository_sources(root: Path = ROOT) -> Iterator[Source]:
-    """Every text file that is ours: code, tests, documents, and the files at the root."""
+    """Return every text file of the project: code, tests, documents, and the files at the root."""
     at_root = [path for path in sorted(root.iterdir()) if path.is_file()]
     in_folders = [path for folder in _CODE_FOLDERS for path in sorted((root / folder).rglob("*"))]
     for path in (*at_root, *in_folders):
@@ -195,12 +194,12 @@ def repository_sources(root: Path = ROOT) -> Iterator[Source]:
                 yield Source(relative, path.read_bytes().decode())
 
 
-# ------------------------------------------------------------------------------ what a file brings in
+# ------------------------------------------------------------------------------ imports of a file
 
 
 @lru_cache(maxsize=1)
 def _imported_names(source: Source) -> dict[str, str]:
-    """The full names behind the local names that the module's imports make."""
+    """Return the full names behind the local names that the module's imports make."""
     names: dict[str, str] = {}
     for node in source.nodes():
         if isinstance(node, ast.Import):
@@ -214,7 +213,7 @@ def _imported_names(source: Source) -> dict[str, str]:
 
 
 def _dotted(node: ast.expr, names: dict[str, str]) -> str:
-    """The full name behind an expression, by what the module imported; empty if it is no name."""
+    """Return the full name behind an expression, by the module's imports; empty if it is no name."""
     if isinstance(node, ast.Name):
         return names.get(node.id, node.id)
     if isinstance(node, ast.Attribute):
@@ -225,7 +224,7 @@ def _dotted(node: ast.expr, names: dict[str, str]) -> str:
 
 @lru_cache(maxsize=1_000)
 def _imports(source: Source) -> tuple[tuple[ast.stmt, str], ...]:
-    """Each import with the dotted name of what it brings in; ``import x`` brings in ``x.``."""
+    """Yield each import with the dotted name of its target; ``import x`` yields ``x.``."""
     found: list[tuple[ast.stmt, str]] = []
     for node in source.nodes():
         if isinstance(node, ast.Import):
@@ -270,7 +269,7 @@ def arrows_point_down(source: Source) -> Iterator[Finding]:
 
 
 def sub_room_of(module: str) -> tuple[str, str]:
-    """The room and the sub-room of a module of the package, given by its name below ``millpond``.
+    """Return the room and the sub-room of a module of the package, given by its name below ``millpond``.
 
     Example:
         >>> sub_room_of("statestore.log.snapshot"), sub_room_of("statestore.errors")
@@ -285,7 +284,7 @@ def sub_room_of(module: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=256)
 def _rests_on(room: str, sub_room: str) -> frozenset[str]:
-    """The sub-rooms that one may import from: itself, and all below."""
+    """Return the sub-rooms that a sub-room may import from: itself, and all below."""
     below = SUB_ROOMS_BELOW[room].get(sub_room, ())
     return frozenset({sub_room}).union(*(_rests_on(room, each) for each in below))
 
@@ -321,11 +320,11 @@ def _imported_modules(source: Source, modules: Collection[str]) -> set[str]:
     return {name if name in modules else name.rpartition(".")[0] for name in names} & set(modules)
 
 
-# ------------------------------------------------------------------------------ what it does
+# ------------------------------------------------------------------------------ behaviour
 
 
 def swallowed_errors(source: Source) -> Iterator[Finding]:
-    """No handler takes every error and says nothing."""
+    """A handler of every error must do something about it."""
     names = _imported_names(source)
     for node in source.nodes():
         if isinstance(node, ast.ExceptHandler) and _catches_all(node.type) and _does_nothing(node.body):
@@ -368,7 +367,7 @@ def unbounded_memory(source: Source) -> Iterator[Finding]:
                 yield source.finding(node, "a SimpleQueue has no bound: Queue(maxsize=…)")
 
 
-# ------------------------------------------------------------------------------ how it reads
+# ------------------------------------------------------------------------------ text
 
 
 def long_document_lines(source: Source) -> Iterator[Finding]:
@@ -381,14 +380,14 @@ def long_document_lines(source: Source) -> Iterator[Finding]:
 
 
 def leftovers(source: Source) -> Iterator[Finding]:
-    """What is left to do stands in an issue, not in a file."""
+    """Unfinished work belongs in an issue, not in a file."""
     for number, line in enumerate(source.text.splitlines(), start=1):
         if found := _LEFTOVER.search(line):
             yield Finding(source.path, number, f"leftover {found.group()}")
 
 
 def ragged_lines(source: Source) -> Iterator[Finding]:
-    """No line ends in spaces, and a file ends with one line feed: then a change shows only what it changes."""
+    """No line ends in spaces, and a file ends with one line feed, so that a diff shows only real changes."""
     for number, line in enumerate(source.text.split("\n"), start=1):
         if line != line.rstrip():
             yield Finding(source.path, number, "spaces at the end of the line")
@@ -397,7 +396,7 @@ def ragged_lines(source: Source) -> Iterator[Finding]:
 
 
 def skips(source: Source) -> Iterator[Finding]:
-    """A test brings along what it needs: it is skipped for what `MAY_SKIP` names, and for nothing else."""
+    """A test is skipped only for the names in `MAY_SKIP`, because it must bring all other needs along."""
     if source.path in MAY_SKIP:
         return
     names = _imported_names(source)
@@ -415,7 +414,7 @@ _RUNS_ITS_BYTES: Final = (
 
 
 def bytes_that_run(source: Source) -> Iterator[Finding]:
-    """Whatever turns bytes or names into code states on its line why they are ours."""
+    """Code that turns bytes or names into code must state on its line why the bytes are trusted."""
     if not source.is_package_code:
         return
     names, lines = _imported_names(source), source.text.splitlines()

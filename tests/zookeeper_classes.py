@@ -1,7 +1,7 @@
-"""Archive the classes that ZooKeeper servers load, already parsed and verified, for the next JVM to map into its memory.
+"""An archive of the classes that ZooKeeper servers load, already parsed and verified, for the next JVM to map.
 
-Tests start more than a hundred servers: alone, in ensembles, and secured. ``make test`` runs this once before; without
-the archive, or with that of another Java, tests are slower and no different.
+Tests start more than a hundred servers: alone, in ensembles, and secured. ``make test`` runs this module
+once before; without the archive, or with another Java's, tests are only slower.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CLOCK: Final = SystemClock()
 
 
 def archive(file: Path) -> None:
-    """Write the archive; there is none before all of it is written."""
+    """Write the archive; an incomplete archive never has its name."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(f".{os.getpid()}")
     with tempfile.TemporaryDirectory() as name:
@@ -60,7 +60,7 @@ def _serve_alone(folder: Path) -> None:
 def _serve_together(folder: Path) -> None:
     with Ensemble(folder, CLOCK) as ensemble:
         _use(ensemble.hosts)
-        # Servers write their lists as they end, which those that are killed do not.
+        # Servers write their lists as they end, unless they are killed.
         for place in folder.iterdir():
             _stop(place)
 

@@ -29,7 +29,7 @@ RETRIES = 2
 
 
 class Bad(Computation):
-    """Keeps and forwards its records, and fails as they say."""
+    """Keeps and forwards its records, and fails if they demand it."""
 
     def process_record(self, context: Context, record: Record) -> None:
         n, does, call = record.value["n"], record.value["does"], next(CALLS)
@@ -88,7 +88,7 @@ def letters(pond: Play) -> list[dict[str, Any]]:
 
 
 def kept(pond: Play) -> tuple[list[int], list[int]]:
-    """What the bad and the good key have kept, after checking that each record's two halves come from one call."""
+    """Return the contents of the bad and the good key, after checking each record's two halves."""
     states = {key: orjson.loads(state) for key, state in pond.states("bad").items()}
     pairs = [pair for state in pond.states("pairs").values() for pair in orjson.loads(state)]
     assert sorted(pairs) == sorted(2 * [[n, call] for n, call in {(n, call) for n, call in pairs}])

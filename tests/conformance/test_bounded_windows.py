@@ -1,4 +1,4 @@
-"""A pipeline on bounded input: its final panes equal those of the stream, on both runners."""
+"""Pipelines on bounded input, whose final panes equal the stream's, on both runners."""
 
 from __future__ import annotations
 

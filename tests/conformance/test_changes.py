@@ -150,7 +150,7 @@ class TestLocal(Facts):
         assert standing(run) == {"red": {0: 0}, "blue": {0: 10}}
         assert run.run.summary().totals.dead_letters == 0
 
-    def test_a_table_without_the_column_is_refused(self, play: Open) -> None:
+    def test_table_without_the_column_is_refused(self, play: Open) -> None:
         run = play(partial(scores_of_teams, "words"))
         with pytest.raises(InvalidError, match="change column"):
             run.inject("scores", pa.table({"team": ["red"]}))

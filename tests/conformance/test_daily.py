@@ -81,7 +81,7 @@ def write(folder: Path, number: int, rows: Rows) -> Path:
 
 
 def rows_of(files: Sequence[Path]) -> Rows:
-    """What the files hold."""
+    """Return the rows in the files."""
     return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
 
 
@@ -114,7 +114,7 @@ def kept(store: mp.Store) -> dict[str, list[int]]:
 
 
 class Job:
-    """A job in a folder of its own, run once a day."""
+    """A job in its folder, run once a day."""
 
     def __init__(self, folder: Path, spark: SparkSession | None = None) -> None:
         folder.mkdir()

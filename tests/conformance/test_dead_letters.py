@@ -96,7 +96,7 @@ def test_few_records_are_judged_together(play: Open, caplog: pytest.LogCaptureFi
 
 
 def test_lone_bad_record_does_not_stop_the_run(play: Open) -> None:
-    """On a quiet stream each record has a superstep of its own."""
+    """On a quiet stream each record has a separate superstep."""
     pond = play(pipeline())
     pond.inject("in", rows(1, bad=1))
     pond.inject("in", rows(1, bad=0, first=1))

@@ -84,7 +84,7 @@ class Facts:
     """One test per fact; subclasses provide the runner."""
 
     def test_watermark_is_the_least_of_the_members_marks(self, play: Open) -> None:
-        """A mark covers only the rows of its own member."""
+        """A mark covers only its own member's rows."""
         run = play(marked)
         run.inject("s", [row("a", 50, 40), row("a", 60, 30), row("stranger", 1, 900)])
         assert run.watermark("c") == TIME_MIN_US

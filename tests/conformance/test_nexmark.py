@@ -104,7 +104,7 @@ def test_checked_in_answers_are_those_of_duckdb(place: str) -> None:
     }
 
 
-def test_the_checked_in_events_are_those_of_the_generator() -> None:
+def test_checked_in_events_are_the_generators() -> None:
     again = fixed_events()
 
     assert all(table.equals(again[kind].select(table.column_names)) for kind, table in EVENTS["own"].items())
@@ -199,7 +199,7 @@ def test_query_set_on_spark_gives_duckdbs_answers(spark: SparkSession, store: St
     assert read_answer(QUERIES["q12"], tmp_path).total() > 0
 
 
-def test_the_set_uses_every_module() -> None:
+def test_query_set_uses_every_module() -> None:
     modules = {query.build.__module__ for query in ALL}
 
     assert {QUERIES[name].build.__module__ for name in ON_SPARK} == modules

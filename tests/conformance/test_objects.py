@@ -79,7 +79,7 @@ class TestRules:
 
         assert objects.get("a/b") == b"bytes"
 
-    def test_put_if_absent_happens_once(self, objects: Objects) -> None:
+    def test_put_if_absent_succeeds_once(self, objects: Objects) -> None:
         objects.put_if_absent("a", b"first")
 
         with pytest.raises(ObjectExistsError):
@@ -103,11 +103,11 @@ class TestRules:
 
         assert objects.get("a") == b"second"
 
-    def test_a_missing_object_is_named(self, objects: Objects) -> None:
+    def test_missing_object_is_named(self, objects: Objects) -> None:
         with pytest.raises(ObjectMissingError, match="nowhere"):
             objects.get("nowhere")
 
-    def test_a_listing_is_sorted_and_keeps_to_whole_path_parts(self, objects: Objects) -> None:
+    def test_listing_is_sorted_and_matches_whole_path_parts(self, objects: Objects) -> None:
         for path in ("log/2", "log/10", "log/1", "logs/1", "log/sub/3"):
             objects.put_if_absent(path, b"")
 
@@ -115,7 +115,7 @@ class TestRules:
         assert list(objects.list("log", start_after="log/10")) == ["log/2", "log/sub/3"]
         assert list(objects.list("nowhere")) == []
 
-    def test_deleting_twice_is_no_error(self, objects: Objects) -> None:
+    def test_deleting_twice_succeeds(self, objects: Objects) -> None:
         objects.put("a", b"")
         objects.put("b", b"")
 

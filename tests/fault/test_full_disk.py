@@ -6,9 +6,9 @@ these tests show the same facts:
 
 | needs the right to mount                          | without it                                          |
 |---------------------------------------------------|-----------------------------------------------------|
-| ``test_a_run_waits_for_room[tmpfs]``              | ``[everything]``, ``[the log]``, ``[row files]``, … |
-| ``test_a_run_that_may_not_wait_says_why[tmpfs]``  | the same                                            |
-| ``test_a_full_sink_stops_the_run_…[tmpfs]``       | ``[no folder]``                                     |
+| ``test_run_waits_for_room[tmpfs]``                | ``[everything]``, ``[the log]``, ``[row files]``, … |
+| ``test_run_ends_with_its_reason[tmpfs]``          | the same                                            |
+| ``test_full_sink_stops_the_run_…[tmpfs]``         | ``[no folder]``                                     |
 | ``test_full_disk_under_spark_ends_the_run``       | none: Spark's tasks write to a real file system     |
 """
 
@@ -163,7 +163,7 @@ def letters(store: Store) -> int:
     return store.rows_view("dead_letters").to_arrow().num_rows
 
 
-def test_a_run_waits_for_room(disk: Disk, fault_report: FaultReport) -> None:
+def test_run_waits_for_room(disk: Disk, fault_report: FaultReport) -> None:
     """While the disk is full nothing is acknowledged, and once there is room everything is, once."""
     with disk.open() as store, LocalRunner(store, progress=False).start(ledger_pipeline()) as run:
         write(run, 0, 1).wait(PATIENCE)
@@ -180,7 +180,7 @@ def test_a_run_waits_for_room(disk: Disk, fault_report: FaultReport) -> None:
         assert letters(store) == 6
 
 
-def test_a_run_that_may_not_wait_says_why(disk: Disk, fault_report: FaultReport) -> None:
+def test_run_ends_with_its_reason(disk: Disk, fault_report: FaultReport) -> None:
     """After its timeout the run names the store, nothing is half written, and a restart continues."""
     with disk.open() as store:
         run = LocalRunner(store, progress=False, pause_timeout="200ms").start(ledger_pipeline())
@@ -200,7 +200,7 @@ def test_a_run_that_may_not_wait_says_why(disk: Disk, fault_report: FaultReport)
         assert ledger_of(store) == written(numbered(range(4)))
 
 
-def test_a_full_sink_stops_the_run_and_gets_the_rest_later(
+def test_full_sink_stops_the_run_and_catches_up(
     small: Tmpfs | NoFolder, tmp_path: Path, fault_report: FaultReport
 ) -> None:
     """The sink stops the store's progress, and gets the missing rows once, at the next start."""

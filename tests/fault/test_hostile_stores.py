@@ -21,7 +21,7 @@ _S_MAX = 300
 
 
 def test_commands_on_damaged_stores_end_and_stay_inside() -> None:
-    """In a process of its own, because an audit hook stays for the life of the process."""
+    """In a separate process, because an audit hook stays for the life of the process."""
     words = [sys.executable, "-m", "tests.hostile", "--seeds", str(_SEEDS), "--workers", "1"]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=_S_MAX, check=False)
 

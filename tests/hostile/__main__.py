@@ -39,7 +39,7 @@ _SHOWN: Final = 40
 def main(
     seeds: int, first: int, only: int | None, workers: int, report: Path | None, place: Path | None
 ) -> None:
-    """Run commands on damaged stores, and report what they may not do."""
+    """Run commands on damaged stores, and report their forbidden actions."""
     if place is not None:
         _work(place, first, seeds)
         return

@@ -1,7 +1,7 @@
-"""The features that a transcript exercises, and a small set of transcripts that covers all of them.
+"""The features that a transcript exercises, and a small set of transcripts with all of them.
 
-A run on Spark costs seconds where one in memory costs milliseconds; so each commit runs a sample
-there, chosen by features, and all documents run on both runners periodically.
+A run on Spark costs seconds, a run in memory milliseconds. So each commit runs a sample on Spark, chosen by
+features, and all documents run on both runners periodically.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MERGING: Final = "Sessions"
 
 
 def constructor_names(text: str) -> frozenset[str]:
-    """The names of the library in a constructor's text.
+    """Return the names of the library in a constructor's text.
 
     Example:
         >>> sorted(constructor_names("Repeatedly(AtPeriod(0, 60, event))"))
@@ -35,7 +35,7 @@ def constructor_names(text: str) -> frozenset[str]:
 
 
 def _nested(text: str) -> Iterator[tuple[str, str]]:
-    """Each name with the name of the constructor that contains it."""
+    """Yield each name with the name of the constructor that contains it."""
     waiting = [(ast.parse(text.strip(), mode="eval").body, "")]
     while waiting:
         node, parent = waiting.pop()
@@ -53,7 +53,7 @@ def _nested(text: str) -> Iterator[tuple[str, str]]:
 
 
 def features_of(document: Mapping[str, Any]) -> frozenset[Hashable]:
-    """The features of a document: constructors, choices and their combinations, steps, fields of panes.
+    """Return the features of a document: constructors, choices, combinations, steps, fields of panes.
 
     Args:
         document: as read from YAML, with constructors that can be parsed.
@@ -94,10 +94,9 @@ def _of_steps(steps: Sequence[Mapping[str, Any]]) -> set[Hashable]:
 
 
 def cover(documents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """A small set of short documents that has every feature of the given ones.
+    """Return a small set of short documents that has every feature of the given ones.
 
-    Returns:
-        Some of the documents, in their order; the same for the same documents.
+    The documents are in their order, and the same for the same input.
     """
     features = [features_of(document) for document in documents]
     missing = {feature for document_features in features for feature in document_features}
@@ -113,6 +112,6 @@ def cover(documents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _cost(document: Mapping[str, Any]) -> int:
-    """The number of rounds: one per step, and one per distinct time of the clock."""
+    """Return the number of rounds: one per step, and one per distinct time of the clock."""
     steps = [next(iter(step)) for step in document["transcript"]]
     return len(steps) + steps.count("clock")

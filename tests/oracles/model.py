@@ -35,7 +35,7 @@ _NEVER = -(2**63)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRecord:
-    """A record to be delivered to a key."""
+    """A record for delivery to a key."""
 
     stream: str
     key: str
@@ -72,16 +72,15 @@ class ModelRow:
     ids: set[bytes] = field(default_factory=set)
 
     def copy(self) -> ModelRow:
-        """An independent copy."""
         return ModelRow(self.state, dict(self.timers), set(self.ids))
 
     def holds(self) -> list[int]:
-        """The times at which the state holds the watermark."""
+        """Return the times at which the state holds the watermark."""
         return [timer.at for timer in self.timers.values() if timer.domain is TimeDomain.HOLD]
 
     @property
     def is_empty(self) -> bool:
-        """Whether readers see no row: neither state nor timers."""
+        """Return True if readers see no row: neither state nor timers."""
         return self.state is None and not self.timers
 
 
@@ -142,29 +141,29 @@ class ModelInterval:
         return bundle
 
     def rows(self) -> dict[str, ModelRow]:
-        """The rows that readers see."""
+        """Return the visible rows."""
         return {key: row for key, row in self._rows.items() if not row.is_empty}
 
     def consumed_ids(self) -> set[tuple[str, bytes]]:
-        """Every (key, record id) whose effect has happened."""
+        """Return every (key, record id) whose effect has happened."""
         return {(key, id_) for key, row in self._rows.items() for id_ in row.ids}
 
     def next_at(self, domain: TimeDomain) -> int | None:
-        """The earliest pending firing time in a domain."""
+        """Return the earliest pending firing time in a domain."""
         return min(
             (t.at for t in self._timers() if t.domain is domain and t.percentile == EXACT), default=None
         )
 
     def hold(self) -> int | None:
-        """The least output time that a pending timer holds; ``None`` without one."""
+        """Return the least output time that a pending timer holds; ``None`` without such a timer."""
         return min((t.output_at for t in self._timers() if t.holds), default=None)
 
     def next_mark(self, percentile: float) -> int | None:
-        """The earliest pending firing time among timers of a percentile watermark."""
+        """Return the earliest pending firing time among timers of a percentile watermark."""
         return min((t.at for t in self._timers() if t.percentile == percentile), default=None)
 
     def hold_mark(self, percentile: float) -> int | None:
-        """The least output time of any key, ignoring at most ``100 - percentile`` percent of the keys."""
+        """Return the least output time, ignoring at most ``100 - percentile`` percent of the keys."""
         held = [[t.output_at for t in row.timers.values() if t.holds] for row in self._rows.values()]
         owed = sorted(min(times) for times in held if times)
         left_out = min(int(len(owed) * (EXACT - percentile) / EXACT), len(owed) - 1)
@@ -202,7 +201,7 @@ class ModelInterval:
 
 
 class _Turn:
-    """A key's turn: all hooks at once or, if one raises, again with each hook on its own."""
+    """A key's turn: all hooks at once or, if one raises, again with each hook by itself."""
 
     def __init__(
         self,
@@ -290,7 +289,7 @@ class _Turn:
         if not timer.holds and timer.output_at < reached and reached != TIME_MAX_US:
             timer = Timer(timer.tag, timer.domain, timer.at, reached, timer.percentile, holds=False)
         context = _ModelContext(self, timer.output_at)
-        # A timer's output time is all that is held for it.
+        # A timer holds its output time only.
         context.slack_us = (
             slack_us(self.node.computation.late_data_horizon) if not self.node.horizon_us else 0
         )
@@ -318,7 +317,7 @@ class _ModelRecords(list[Record]):
         self.context.input_at = self[-1].at
 
     def one_by_one(self) -> Iterator[Record]:
-        """The records as inputs of their own."""
+        """Yield the records as separate inputs."""
         for record in super().__iter__():
             self.context.input_at = self.context.floor_at = record.at
             yield record

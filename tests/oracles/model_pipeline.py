@@ -51,11 +51,11 @@ class ModelPipeline:
         self._reported = {name: int(TIME_MIN_US) for name in topology.computations}
 
     def rows(self, computation: str) -> dict[str, ModelRow]:
-        """The computation's rows by key."""
+        """Return the computation's rows by key."""
         return self._intervals[computation].rows()
 
     def superstep(self, inputs: Mapping[str, Sequence[Mapping[str, Any]]], wall_time: int) -> None:
-        """One superstep: outside records, undelivered productions and due timers.
+        """Run a superstep of outside records, undelivered productions and due timers.
 
         Args:
             inputs: rows by injected stream.
@@ -93,7 +93,7 @@ class ModelPipeline:
         raise InvalidError("the pipeline does not come to rest", pipeline=self._topology.name)
 
     def has_work(self, wall_time: int) -> bool:
-        """Whether a superstep without input would have an effect."""
+        """Return True if a superstep without input would have an effect."""
         if any(self._topology.consumers_of(production.stream) for production in self._pending):
             return True
         marks = self.input_watermarks()
@@ -104,7 +104,7 @@ class ModelPipeline:
         )
 
     def input_watermarks(self) -> dict[str, int]:
-        """Each computation's input low watermark: the greatest solution of the definition; never falls."""
+        """Return each computation's input low watermark: the greatest solution of the definition."""
         bounds = dict.fromkeys(self._topology.computations, int(TIME_MAX_US))
         while True:
             improved = {name: self._bound(node, bounds) for name, node in self._topology.computations.items()}
@@ -131,7 +131,7 @@ class ModelPipeline:
         return min(bounds)
 
     def _after(self, node: ComputationNode) -> set[str]:
-        """The computations that what ``node`` produces may reach, and itself."""
+        """Return the computations downstream of ``node``, and ``node``."""
         known = {node.name}
         while True:
             made = {stream for name in known for stream in self._topology.computations[name].produces}

@@ -24,7 +24,7 @@ WALL: Final = 1_000
 
 
 def trigger_text(spec: Any) -> str:
-    """A trigger as constructor text.
+    """Return a trigger as constructor text.
 
     Example:
         >>> trigger_text(("AfterAny", ("AfterCount", 2), ("Default",)))
@@ -49,21 +49,20 @@ class Moment:
 
     @property
     def watermark(self) -> int:
-        """The low watermark."""
         return self.marks[EXACT]
 
     @property
     def is_over(self) -> bool:
-        """Whether the low watermark has reached the window's end."""
+        """Return True if the low watermark has reached the window's end."""
         return self.has_passed(EXACT)
 
     def has_passed(self, percentile: int) -> bool:
-        """Whether a watermark has reached the window's end."""
+        """Return True if a watermark has reached the window's end."""
         return self.marks[percentile] >= self.end
 
     @property
     def share(self) -> float:
-        """The greatest percentile whose watermark has reached the window's end; 0 if none has."""
+        """Return the greatest percentile whose watermark has reached the window's end; 0 without any."""
         return max(
             (float(percentile) for percentile, mark in self.marks.items() if mark >= self.end), default=0.0
         )
@@ -76,27 +75,27 @@ class OracleTrigger:
         self.alarms: set[Alarm] = set()
 
     def parts(self) -> Sequence[OracleTrigger]:
-        """The child triggers that may have set alarms."""
+        """Return the child triggers that may have set alarms."""
         return ()
 
     def all_alarms(self) -> set[Alarm]:
-        """Every alarm in the tree."""
+        """Return every alarm in the tree."""
         return self.alarms.union(*(part.all_alarms() for part in self.parts()))
 
     def silence(self, alarm: Alarm) -> None:
-        """The alarm has rung: remove it."""
+        """Remove an alarm that has rung."""
         self.alarms.discard(alarm)
         for part in self.parts():
             part.silence(alarm)
 
     def arm(self, moment: Moment) -> None:
-        """A sequence has advanced to this trigger, or it starts over."""
+        """Start, because a sequence has reached this trigger or starts over."""
 
     def element(self, at: int, value: int, moment: Moment) -> None:
-        """An element has arrived."""
+        """Handle the arrival of an element."""
 
     def signal(self, moment: Moment) -> None:
-        """The signal has come for the window; those that listen are told."""
+        """Handle a signal for the window, in the triggers that listen."""
         for part in self.parts():
             part.signal(moment)
 
@@ -104,16 +103,16 @@ class OracleTrigger:
         """Take over the state of triggers of the same kind, whose windows have merged."""
 
     def is_ready(self, moment: Moment) -> bool:
-        """Whether it would fire."""
+        """Return True if it would fire."""
         raise NotImplementedError
 
     def fire(self, moment: Moment) -> bool:
-        """Fire; returns whether it has finished."""
+        """Fire; return True if it has finished."""
         raise NotImplementedError
 
 
 def waits_for_signal(spec: Any) -> bool:
-    """Whether a trigger waits for a signal from outside.
+    """Return True if a trigger waits for a signal from outside.
 
     Example:
         >>> waits_for_signal(("AfterAny", ("AfterSignal", "'go'"), ("Default",)))
@@ -123,7 +122,7 @@ def waits_for_signal(spec: Any) -> bool:
 
 
 def waits_in_event_time(spec: Any) -> bool:
-    """Whether a trigger waits for a time after the watermark that its first element saw.
+    """Return True if a trigger waits for a time after the watermark at its first element.
 
     Example:
         >>> waits_in_event_time(("Repeatedly", ("AfterDelay", 0, "event")))
@@ -141,7 +140,7 @@ def _has(spec: Any, is_wanted: Callable[[TriggerSpec], bool]) -> bool:
 
 
 def percentiles_of(spec: Any) -> set[int]:
-    """The percentiles below 100 whose watermarks a trigger reads.
+    """Return the percentiles below 100 whose watermarks a trigger reads.
 
     Example:
         >>> percentiles_of(("AfterEach", ("WatermarkPercentile", 90), ("Default",)))

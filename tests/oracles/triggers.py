@@ -234,13 +234,13 @@ class _AfterWatermark(OracleTrigger):
             return False
         self.is_late = True
         self.alarms.clear()
-        # What the on-time pane has shown counts towards no early pane of a window that this one merges into.
+        # Elements of the on-time pane count towards no early pane of a window that this window merges into.
         self.early = oracle_trigger(self.early_spec)
         return self.finishes
 
 
 class _Repeated(OracleTrigger):
-    """Repeats for ever, a number of times, or until another trigger fires; may ask to keep or clear the contents."""
+    """Repeats indefinitely, a number of times, or until another trigger fires; may keep or clear contents."""
 
     def __init__(
         self,
@@ -353,7 +353,7 @@ class _Sequence(OracleTrigger):
 
 
 def oracle_trigger(spec: TriggerSpec) -> OracleTrigger:
-    """A trigger in its initial state.
+    """Return a trigger in its initial state.
 
     Raises:
         ValueError: the oracle does not know it.

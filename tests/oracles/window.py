@@ -1,4 +1,4 @@
-"""The panes that windows must emit, computed the slow and obvious way: an oracle without an engine.
+"""An oracle without an engine for the panes of windows, computed the slow and obvious way.
 
 It keeps every element, asks every trigger, and knows neither state, nor rows, nor bundles on disk.
 It is written from the semantics of windows (the Dataflow model, Beam, the windowing patent and the
@@ -110,8 +110,8 @@ class WindowOracle:
         spec: the strategy.
         wall: the initial wall time.
         kept: the percentiles whose watermarks the pipeline maintains; the step's own by default.
-        phases: of unaligned windows, where those of each key begin, in microseconds.
-        by_ingress: whether elements have the time of their arrival, and the watermark that of the clock.
+        phases: the start of each key's unaligned windows, in microseconds.
+        by_ingress: whether elements have the time of their arrival, and the watermark follows the clock.
 
     Attributes:
         panes: all panes so far.
@@ -143,10 +143,10 @@ class WindowOracle:
     # -- what happens ----------------------------------------------------------------------
 
     def feed(self, arrivals: Iterable[Arrival]) -> None:
-        """A bundle arrives; the elements of a key are processed in the order of their times, or each is a bundle."""
+        """Process a bundle: each key's elements in the order of their times, or each element as a bundle."""
         moved = [self._moved(arrival) for arrival in arrivals]
         if self._by_ingress and self.spec.shift and moved:
-            # The step that moves them has seen them arrive before.
+            # The step that moves elements has seen their arrival before.
             self._promise(min(self.wall, min(each.at for each in moved) + self.spec.horizon), EXACT)
         if self.spec.asked == "element":
             for arrival in moved:
@@ -168,11 +168,10 @@ class WindowOracle:
 
     @property
     def watermark(self) -> int:
-        """The low watermark."""
         return self._promised[EXACT]
 
     def move_watermark(self, at: int, percentile: int = EXACT) -> None:
-        """Advance a watermark through all times up to ``at``; one that is not maintained is ignored."""
+        """Advance a watermark through all times up to ``at``; ignore an unmaintained one."""
         if percentile not in self._promised:
             return
         self._promise(at, percentile)
@@ -184,7 +183,6 @@ class WindowOracle:
         self._promised[percentile] = max(self._promised[percentile], held)
 
     def move_wall(self, micros: int) -> None:
-        """Advance the wall clock at once."""
         self.wall += micros
         if self._by_ingress:
             self._promise(self.wall, EXACT)
@@ -192,7 +190,7 @@ class WindowOracle:
             self._ring(key)
 
     def signal(self, key: str) -> None:
-        """The signal that triggers wait for comes, for all windows of a key; a step whose trigger does not, gets none."""
+        """Signal all windows of a key, if the step's trigger waits for a signal."""
         if not waits_for_signal(self.spec.trigger):
             return
         for bounds, window in sorted(self._keys.get(key, {}).items()):
@@ -276,7 +274,7 @@ class WindowOracle:
         return min(bounds[1] + self.spec.lateness + 1, TIME_MAX_US)
 
     def _mark(self, percentile: int) -> int:
-        """A watermark is never behind those of greater percentiles."""
+        """A watermark is never behind the watermarks of greater percentiles."""
         return max(at for promised, at in self._promised.items() if promised >= percentile)
 
     def _moment(self, bounds: Bounds, at: int | None = None, clock: int = EXACT) -> Moment:
@@ -419,7 +417,7 @@ def _assigned(window_fn: tuple[Any, ...], at: int, phase: int) -> list[Bounds]:
 
 
 def _on_the_calendar(unit: str, count: int, zone: ZoneInfo, at: int) -> Bounds:
-    """All instants whose local dates lie in the same piece of the calendar, found by search."""
+    """Return all instants whose local dates lie in the same piece of the calendar, found by search."""
 
     def piece(instant: int) -> int:
         day = datetime.fromtimestamp(instant // _SECOND_US, zone).date()
@@ -438,7 +436,7 @@ def _on_the_calendar(unit: str, count: int, zone: ZoneInfo, at: int) -> Bounds:
 
 
 def _covering(at: int, size: int, period: int, offset: int = 0) -> list[Bounds]:
-    """All windows that contain the time and start a whole number of periods away from the offset."""
+    """Return all windows that contain the time and start a whole number of periods away from the offset."""
     around = at // (period * _SECOND_US)
     reach = size // period + 2 + offset // period
     starts = [(number * period + offset) * _SECOND_US for number in range(around - reach, around + reach)]
@@ -446,7 +444,7 @@ def _covering(at: int, size: int, period: int, offset: int = 0) -> list[Bounds]:
 
 
 def _overlapping(windows: Iterable[Bounds]) -> list[list[Bounds]]:
-    """Groups of windows in which each overlaps another of the group."""
+    """Return groups of windows in which each overlaps another of the group."""
     groups: list[list[Bounds]] = []
     for window in sorted(set(windows)):
         if groups and window[0] < max(end for _, end in groups[-1]):

@@ -1,7 +1,7 @@
 """Many windowed steps in one run: generated strategies share a script, and so the cost of a run.
 
-Each step consumes the same injected stream, so all see the same elements, watermarks and clocks;
-each has a sink of its own.
+Each step consumes the same injected stream, so all see the same elements, watermarks and clocks. Each has a
+separate sink.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PIPELINE = "transcript"
 
 
 def strategy_of(spec: WindowSpec) -> WindowingStrategy:
-    """The engine's strategy for the oracle's description."""
+    """Return the engine's strategy for the oracle's description."""
     return WindowingStrategy(
         window_fn=construct(trigger_text(spec.window_fn), WindowFn),
         trigger=construct(trigger_text(spec.trigger), Trigger),
@@ -56,7 +56,7 @@ def strategy_of(spec: WindowSpec) -> WindowingStrategy:
 
 
 def phases_of(spec: WindowSpec, keys: Iterable[str]) -> dict[str, int]:
-    """Where the unaligned windows of each key begin, in microseconds: a hash, which the oracle is told."""
+    """Return the start of each key's unaligned windows, in microseconds: a hash, given to the oracle."""
     window_fn = strategy_of(spec).window_fn
     if not isinstance(window_fn, UnalignedFixedWindows):
         return {}
@@ -64,7 +64,7 @@ def phases_of(spec: WindowSpec, keys: Iterable[str]) -> dict[str, int]:
 
 
 def pane_of(key: str, shown: WindowedValue) -> OraclePane:
-    """The engine's pane as the oracle's."""
+    """Return the engine's pane as the oracle's."""
     pane = shown.pane
     return OraclePane(
         key=key,
@@ -81,7 +81,7 @@ def pane_of(key: str, shown: WindowedValue) -> OraclePane:
 
 
 def arrived(arrivals: Iterable[Arrival]) -> list[Arrived]:
-    """The elements in the form that runs take."""
+    """Return the elements in a run's form."""
     return [Arrived(value=arrival.value, at_us=arrival.at, key=arrival.key, id=None) for arrival in arrivals]
 
 
@@ -95,13 +95,12 @@ class _Steps:
         self.shelves = [Shelf(f"memory://step/{number}") for number in range(len(specs))]
 
     def pipeline(self) -> Pipeline:
-        """One injected stream, consumed by every step."""
         pipeline = Pipeline(_PIPELINE)
         injected = pipeline.inject(INPUT, key="key", id="id", **self._setting.times())
         for number, (strategy, shelf) in enumerate(zip(self.strategies, self.shelves, strict=True)):
             stream, (shift, horizon) = injected, self._shifts[number]
             if shift:
-                # Without a horizon, what is moved back may be late.
+                # Without a horizon, elements moved back may be late.
                 held = horizon or ("unbounded" if shift < 0 else 0)
                 move = partial(_moved, micros=shift)
                 stream = stream.with_timestamps(
@@ -112,7 +111,7 @@ class _Steps:
         return pipeline
 
     def take(self) -> list[list[OraclePane]]:
-        """The panes of each step since the last call."""
+        """Return the panes of each step since the last call."""
         return [sorted(pane_of(key, shown) for key, shown in shelf.take()) for shelf in self.shelves]
 
 
@@ -126,23 +125,22 @@ class _WindowRun(TranscriptRun):
     _steps: _Steps
 
     def pipeline(self) -> Pipeline:
-        """One injected stream, consumed by every step."""
         return self._steps.pipeline()
 
     def shown(self) -> list[list[OraclePane]]:
-        """The panes of each step since the last call, sorted."""
+        """Return the panes of each step since the last call, sorted."""
         self.settle()
         return self._steps.take()
 
     def give_signal(self, key: str) -> None:
-        """Give the signal that triggers wait for, for all windows of a key, if any step listens."""
+        """Signal all windows of a key, if any step listens."""
         if any(strategy.trigger.signals for strategy in self._steps.strategies):
             self.settle()
             self._run.signal(SIGNAL, key)
             self._touch(0)
 
     def drops(self) -> list[int]:
-        """Number of elements that were too late, by step."""
+        """Return the number of late elements by step."""
         self.settle()
         return [dropped_in(self._store, f"w{number}") for number in range(len(self._steps.shelves))]
 

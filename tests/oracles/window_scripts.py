@@ -50,7 +50,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What the moves of a script are about.
+    """The setting of a script's moves.
 
     Attributes:
         base: the event time at which the script begins, in microseconds.
@@ -72,7 +72,7 @@ _MIDNIGHTS: Final = (
 
 
 def _before(year: int, month: int, day: int, zone: str) -> int:
-    """A time from which the script comes by a midnight."""
+    """Return a time shortly before a midnight."""
     midnight = datetime(year, month, day, tzinfo=ZoneInfo(zone))
     return round(midnight.timestamp() - _SPAN_S // 2) * SECOND_US
 
@@ -86,7 +86,7 @@ def scenes() -> st.SearchStrategy[Scene]:
 
 @_once
 def row_formats() -> st.SearchStrategy[RowFormat]:
-    """How a store encodes row files: one in eight writes Parquet, which takes a third of the time of a run."""
+    """Encodings of row files: one in eight is Parquet, which takes a third of the time of a run."""
     return st.sampled_from([*[IpcRowFormat()] * 7, ParquetRowFormat()])
 
 
@@ -111,7 +111,7 @@ def window_fns(
         zones = st.sampled_from([f"'{zone}'" for *_, zone in _MIDNIGHTS])
         kinds += [st.tuples(st.just("CalendarWindows"), units, st.integers(1, 3), zones)] * 3
     if with_sessions:
-        # As often as all others together: merging has the most edge cases.
+        # Choose it as often as all others together: merging has the most edge cases.
         kinds += [st.tuples(st.just("Sessions"), st.integers(1, 8))] * 3
     return st.one_of(kinds)
 
@@ -155,7 +155,7 @@ def _compositions(inner: _Specs) -> _Specs:
 @_once
 def triggers() -> _Specs:
     """Every kind of trigger, arbitrarily nested."""
-    # Half of them repeat for ever; otherwise most scripts would end with the first pane.
+    # Let half of them repeat indefinitely; otherwise most scripts would end with the first pane.
     return st.one_of(_nested(), endless_triggers())
 
 
@@ -182,7 +182,7 @@ def instants() -> st.SearchStrategy[int]:
 
 @_once
 def _shifts() -> st.SearchStrategy[tuple[int, int]]:
-    """How far elements are moved, and how far the watermark is held back for it; half of all steps move none."""
+    """The shift of elements, and the horizon that holds the watermark for it; half of all steps have none."""
     few = st.integers(1, 9).map(lambda seconds: seconds * SECOND_US)
     forwards, back = st.tuples(few, st.just(0)), few.map(lambda by: (-by, by))
     unbounded = few.map(lambda by: (-by, 0))
@@ -232,7 +232,7 @@ def scripts(
     kinds = ["feed", "feed", "watermark", "wall", "mark", "signal"]
     kinds += ["restart"] if with_restarts else []
     if setting.by_ingress:
-        # A restart before anything is committed goes back to the watermark that is.
+        # A restart before any commit returns to the current watermark.
         kinds = ["feed", "wall", "signal"]
     moves: list[Move] = []
     watermark, value, base = -1, 0, setting.base
@@ -263,7 +263,7 @@ def _cuts(size: int) -> st.SearchStrategy[set[int]]:
 
 
 def cut(draw: st.DrawFn, moves: Sequence[Move]) -> list[Move]:
-    """The same elements in the same order, with cuts between some of them."""
+    """Return the same elements in the same order, with cuts between some of them."""
     pieces: list[Move] = []
     for move in moves:
         if move.kind != "feed":
@@ -278,7 +278,7 @@ def cut(draw: st.DrawFn, moves: Sequence[Move]) -> list[Move]:
 
 
 def together(moves: Sequence[Move]) -> list[Move]:
-    """The same elements, with no cut between two moves of time."""
+    """Return the same elements, with no cut between two moves of time."""
     joined: list[Move] = []
     for move in moves:
         if joined and move.kind == joined[-1].kind == "feed":

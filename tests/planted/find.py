@@ -1,12 +1,12 @@
-"""Plants each bug of this folder in a copy of the tree and runs what is there to find it.
+"""Plants each bug of this folder in a copy of the tree and runs the check that should find it.
 
     python tests/planted/find.py all            # every planted bug
-    python tests/planted/find.py quick          # those that `make test` looks for
+    python tests/planted/find.py quick          # the bugs that `make test` looks for
     python tests/planted/find.py blind_retry    # one
     python tests/planted/find.py list
     python tests/planted/find.py --workers 1 all   # one after the other; else as many at once as there are processors
 
-A patch begins with lines that say what it breaks and what finds it::
+A patch begins with the broken promise and the check that finds it::
 
     Breaks: I2: a commit whose reply was lost is made a second time
     Found-by: simulate --faults reply_lost --seeds 20

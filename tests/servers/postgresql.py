@@ -43,7 +43,7 @@ def find_programs() -> Path:
     """Return the folder of ``initdb`` and ``postgres``.
 
     Raises:
-        UnavailableError: there is none; the message says what to install.
+        UnavailableError: there is none; the message names the package to install.
     """
     wheel = importlib.util.find_spec(_WHEEL)
     on_path = shutil.which("initdb")
@@ -87,7 +87,7 @@ class PostgreSQL:
         """Initialise a cluster, start the server, and wait until it accepts connections.
 
         Raises:
-            UnavailableError: it ended, or did not answer in time; the note has what it logged.
+            UnavailableError: it ended, or did not answer in time; the note has its log.
         """
         # Avoid a test's folder: the path of a socket has a hundred bytes, and the other user must reach it.
         self._folder = Path(tempfile.mkdtemp(prefix="millpond-postgresql-"))

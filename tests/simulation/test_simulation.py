@@ -81,7 +81,7 @@ def test_same_seed_gives_the_same_run() -> None:
     assert f"trace {once.trace_hash} over {once.events} events" in completed.stdout
 
 
-def test_a_hundred_seeds_are_the_same_in_another_process() -> None:
+def test_hundred_seeds_repeat_in_another_process() -> None:
     program = (
         "from millpond.testing.simulation.bank import Bank\n"
         "from millpond.testing.simulation.simulation import simulate\n"

@@ -1,6 +1,6 @@
 """Spark processors that compare ``transformWithState`` in Spark and in Millpond.
 
-Each yields all that it observes, so equal outputs mean equal inputs, states and timers.
+Each yields everything it observes, so equal outputs mean equal inputs, states and timers.
 """
 
 from __future__ import annotations
