@@ -18,14 +18,14 @@ def test_each_row_has_one_test() -> None:
     assert set(Counter(rows).values()) == {1}
 
 
-def test_there_are_fifty() -> None:
+def test_catalogue_has_at_least_fifty_mistakes() -> None:
     rows = documented()
 
     assert len(rows) >= 50
     assert all(row.made and row.mended for row in rows)
 
 
-def test_a_message_says_more_than_that_something_is_wrong() -> None:
+def test_message_has_at_least_four_constant_words() -> None:
     """Each row quotes at least four words common to all cases."""
     assert [row.name for row in documented() if len(" ".join(row.words).split()) < 4] == []
 
@@ -39,7 +39,7 @@ def test_a_message_says_more_than_that_something_is_wrong() -> None:
         ("InvalidError", "no such column; did you mean 'a'? column=`b`", []),
     ],
 )
-def test_what_is_not_the_row_is_found(kind: str, text: str, names: list[str]) -> None:
+def test_deviations_from_the_row_are_found(kind: str, text: str, names: list[str]) -> None:
     """Another class, other words, another order, a missing name, and no names each fail the test."""
     ROW.check("InvalidError", "no such column; did you mean 'a'? column=`b`", ["b"])
 

@@ -15,7 +15,7 @@ from tests.mistakes.code_of_users import ROWS, Does, counting, run, run_code
 
 
 @pytest.mark.mistake("code-raises")
-def test_code_that_fails_for_each_record(told: Told) -> None:
+def test_code_that_fails_for_every_record(told: Told) -> None:
     """The run stops before it commits a hundred dead letters, with the first one's error."""
     with told.by_error("counter", "queries", "cat", "KeyError: 'user'"):
         run_code(lambda _, record: record.value["user"], ROWS * 100)
@@ -28,13 +28,13 @@ def test_code_that_fails_where_errors_stop(told: Told) -> None:
 
 
 @pytest.mark.mistake("state-a-set")
-def test_a_state_that_is_no_json(told: Told) -> None:
+def test_state_that_is_not_json(told: Told) -> None:
     with told.by_error("counter", "cat", "json", "set"):
         run_code(lambda context, _: context.state.set({"seen": {1, 2}}), on_error="stop")
 
 
 @pytest.mark.mistake("state-a-datetime")
-def test_a_state_with_a_datetime(told: Told) -> None:
+def test_state_with_a_datetime(told: Told) -> None:
     """JSON would return it as text."""
     now = datetime(2024, 5, 1, tzinfo=UTC)
 
@@ -43,13 +43,13 @@ def test_a_state_with_a_datetime(told: Told) -> None:
 
 
 @pytest.mark.mistake("state-not-finite")
-def test_a_state_that_is_not_a_number(told: Told) -> None:
+def test_state_with_nan(told: Told) -> None:
     with told.by_error("counter", "cat", "not a finite number"):
         run_code(lambda context, _: context.state.set({"mean": float("nan")}), on_error="stop")
 
 
 @pytest.mark.mistake("production-no-json")
-def test_a_production_that_is_no_json(told: Told) -> None:
+def test_production_that_is_not_json(told: Told) -> None:
     """Productions are stored as JSON until they are delivered."""
     with told.by_error("counter", "cat", "set"):
         run_code(lambda context, _: context.produce("counter", {1, 2}), on_error="stop")
@@ -68,7 +68,7 @@ class Keeps(mp.Computation):
 
 
 @pytest.mark.mistake("state-not-of-its-model")
-def test_a_state_that_its_model_does_not_allow(told: Told) -> None:
+def test_state_refused_by_its_model(told: Told) -> None:
     pipeline = mp.Pipeline("searches")
     pipeline.inject("queries", key="query", at="at").apply(Keeps(), name="counter", on_error="stop")
 
@@ -83,7 +83,7 @@ class Locked(Does):
 
 
 @pytest.mark.mistake("computation-does-not-pickle")
-def test_a_lock_in_a_computation(told: Told) -> None:
+def test_lock_in_a_computation(told: Told) -> None:
     """The local runner refuses it too, because the same pipeline must run on Spark."""
     pipeline = mp.Pipeline("searches")
     pipeline.inject("queries", key="query", at="at").apply(Locked(), name="counter")
@@ -93,7 +93,7 @@ def test_a_lock_in_a_computation(told: Told) -> None:
 
 
 @pytest.mark.mistake("lambda-does-not-pickle")
-def test_a_lambda_with_a_lock(told: Told) -> None:
+def test_lambda_with_a_lock(told: Told) -> None:
     """A function is pickled with its closure."""
     lock = threading.Lock()
 
@@ -137,40 +137,40 @@ def then(first: mp.Pipeline, second: mp.Pipeline) -> None:
 
 
 @pytest.mark.mistake("state-version-back")
-def test_a_state_version_that_went_back(told: Told) -> None:
+def test_lowered_state_version(told: Told) -> None:
     with told.by_error("counter", "stored=`2`", "state_version=`0`"):
         then(of(Second()), of(Does()))
 
 
 @pytest.mark.mistake("state-version-without-upgrade")
-def test_a_state_version_without_its_upgrade(told: Told) -> None:
+def test_state_version_without_an_upgrade(told: Told) -> None:
     """Only user code can convert the former state."""
     with told.by_error("counter", "stored=`0`", "state_version=`1`"):
         then(of(Does()), of(Raised()))
 
 
 @pytest.mark.mistake("codec-changed")
-def test_another_codec_for_the_states_that_are_there(told: Told) -> None:
+def test_changed_codec_of_existing_states(told: Told) -> None:
     """The stored bytes would be decoded wrongly."""
     with told.by_error("counter", "msgpack", "json"):
         then(of(Does()), of(Packed()))
 
 
 @pytest.mark.mistake("computation-renamed")
-def test_a_computation_under_another_name(told: Told) -> None:
+def test_renamed_computation(told: Told) -> None:
     with told.by_error("searches", "counter", "tally"):
         then(counting(), counting("tally"))
 
 
 @pytest.mark.mistake("pipeline-renamed")
-def test_a_pipeline_under_another_name(told: Told) -> None:
+def test_renamed_pipeline(told: Told) -> None:
     """The computation's rows belong to the pipeline's former name."""
     with told.by_error("counter", "queries_2", "searches"):
         then(counting(), counting(pipeline="queries_2"))
 
 
 @pytest.mark.mistake("key-of-another-kind")
-def test_a_key_of_another_type_than_the_rows_have(told: Told) -> None:
+def test_key_of_another_type_than_in_the_rows(told: Told) -> None:
     """No row would match."""
     with mp.Store.in_memory() as store, told.by_error("counter", "n"):
         run(counting(), ROWS, store, finish=False)
@@ -180,7 +180,7 @@ def test_a_key_of_another_type_than_the_rows_have(told: Told) -> None:
 
 
 @pytest.mark.mistake("intervals-changed")
-def test_another_number_of_intervals(told: Told) -> None:
+def test_changed_number_of_intervals(told: Told) -> None:
     """Keys are cut at the first input, and later by load."""
     with told.by_error("counter", "intervals=`2`", "stored=`1`"):
         then(counting(intervals=1), counting(intervals=2))

@@ -30,27 +30,27 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.mistake("command-misspelt")
-def test_a_command_of_another_name(told: Told) -> None:
+def test_unknown_command(told: Told) -> None:
     told.by_command("statsu", "pond", names=["statsu", "status"])
 
 
 @pytest.mark.mistake("command-option-misspelt")
-def test_an_option_of_another_name(told: Told) -> None:
+def test_unknown_option(told: Told) -> None:
     told.by_command("rows", "pond", "counter", "--kye", "cat", names=["--kye", "--key"])
 
 
 @pytest.mark.mistake("command-without-store")
-def test_a_store_that_is_not_there(told: Told, folder: Path) -> None:
+def test_missing_store(told: Told, folder: Path) -> None:
     told.by_command("status", "ponds", names=["ponds"])
 
 
 @pytest.mark.mistake("app-without-colon")
-def test_code_without_its_name(told: Told) -> None:
+def test_code_without_a_name(told: Told) -> None:
     told.by_command("run", "searches.py", "--store", "pond", names=["searches.py"])
 
 
 @pytest.mark.mistake("app-module-misspelt")
-def test_a_module_that_is_not_there(told: Told, folder: Path) -> None:
+def test_missing_module(told: Told, folder: Path) -> None:
     told.by_command(
         "run",
         "search_of_mistakes:pipeline",
@@ -61,44 +61,44 @@ def test_a_module_that_is_not_there(told: Told, folder: Path) -> None:
 
 
 @pytest.mark.mistake("app-name-misspelt")
-def test_a_name_that_the_module_has_not(told: Told, folder: Path) -> None:
+def test_missing_name_of_a_module(told: Told, folder: Path) -> None:
     told.by_command(
         "run", "searches_of_mistakes:pipelines", "--store", "pond", names=["pipelines", "'pipeline'"]
     )
 
 
 @pytest.mark.mistake("input-option-of-no-form")
-def test_an_input_without_its_stream(told: Told, folder: Path) -> None:
+def test_input_without_its_stream(told: Told, folder: Path) -> None:
     told.by_command(*RUN, "--input", "queries.json", names=["queries.json", "STREAM=PATH"])
 
 
 @pytest.mark.mistake("input-option-misspelt")
-def test_an_input_of_another_stream(told: Told, folder: Path) -> None:
+def test_input_of_an_unknown_stream(told: Told, folder: Path) -> None:
     told.by_command(*RUN, "--input", "querys=queries.json", names=["querys", "'queries'"])
 
 
 @pytest.mark.mistake("input-file-missing")
-def test_a_file_that_is_not_there(told: Told, folder: Path) -> None:
+def test_missing_file(told: Told, folder: Path) -> None:
     told.by_command(*RUN, "--input", "queries=nowhere.json", names=["nowhere.json"])
 
 
 @pytest.mark.mistake("input-file-of-no-format")
-def test_a_file_of_an_unknown_format(told: Told, folder: Path) -> None:
+def test_file_of_an_unknown_format(told: Told, folder: Path) -> None:
     (folder / "queries.xlsx").touch()
 
     told.by_command(*RUN, "--input", "queries=queries.xlsx", names=["queries.xlsx", ".parquet"])
 
 
 @pytest.mark.mistake("rows-of-no-computation")
-def test_rows_of_a_computation_that_there_is_not(told: Told, folder: Path) -> None:
+def test_rows_of_an_unknown_computation(told: Told, folder: Path) -> None:
     told.by_command("rows", "pond", "countr", names=["countr", "'counter'"])
 
 
 @pytest.mark.mistake("sql-of-no-table")
-def test_a_query_of_a_table_that_there_is_not(told: Told, folder: Path) -> None:
+def test_query_of_an_unknown_table(told: Told, folder: Path) -> None:
     told.by_command("sql", "pond", "select * from countr", names=["countr", "counter"])
 
 
 @pytest.mark.mistake("version-of-no-savepoint")
-def test_a_version_that_is_no_savepoint(told: Told, folder: Path) -> None:
+def test_version_that_is_no_savepoint(told: Told, folder: Path) -> None:
     told.by_command("rows", "pond", "counter", "--version", "yesterday", names=["yesterday", "none"])

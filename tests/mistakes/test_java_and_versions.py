@@ -42,7 +42,7 @@ def old_java(tmp_path: Path) -> Path:
 
 
 @pytest.mark.mistake("java-missing")
-def test_a_machine_without_java(told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_without_java(told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store without an ensemble needs Java for its own ZooKeeper, and so does Spark."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -52,13 +52,13 @@ def test_a_machine_without_java(told: Told, tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.mistake("java-too-old")
-def test_a_java_that_spark_does_not_run_on(told: Told, old_java: Path) -> None:
+def test_java_too_old_for_spark(told: Told, old_java: Path) -> None:
     """Spark reports only that its gateway process exited."""
     told.by_text(*_session_with(JAVA_HOME=str(old_java)), old_java, "11")
 
 
 @pytest.mark.mistake("java-home-wrong")
-def test_a_java_home_without_java(told: Told, tmp_path: Path) -> None:
+def test_java_home_without_java(told: Told, tmp_path: Path) -> None:
     """Spark looks nowhere else if ``JAVA_HOME`` is set."""
     told.by_text(*_session_with(JAVA_HOME=str(tmp_path)), tmp_path)
 
@@ -77,7 +77,7 @@ def _session_with(**environment: str) -> tuple[str, str]:
 
 
 @pytest.mark.mistake("spark-of-another-version")
-def test_a_spark_home_of_another_version(told: Told, tmp_path: Path) -> None:
+def test_spark_home_of_another_version(told: Told, tmp_path: Path) -> None:
     """The Python package and the jars must match."""
     (tmp_path / "jars").mkdir()
     (tmp_path / "jars/spark-core_2.12-3.5.1.jar").touch()
@@ -100,7 +100,7 @@ class Undelta:
 
 
 @pytest.mark.mistake("session-without-delta")
-def test_a_session_without_delta(told: Told, tmp_path: Path) -> None:
+def test_session_without_delta(told: Told, tmp_path: Path) -> None:
     """A view uses Delta's reader; a real session without it would take ten seconds."""
     with mp.Store.open(tmp_path / "pond", leases=held_in_memory()) as store:
         run(counting(), ROWS, store)

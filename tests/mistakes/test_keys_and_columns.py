@@ -20,19 +20,19 @@ def keyed(key: Any) -> mp.Pipeline:
 
 
 @pytest.mark.mistake("key-misspelt")
-def test_a_key_that_no_row_has(told: Told) -> None:
+def test_missing_key_field(told: Told) -> None:
     with told.by_error("queries", "qury", "'query'"):
         run(keyed("qury"), ROWS)
 
 
 @pytest.mark.mistake("column-misspelt")
-def test_a_key_column_that_the_table_has_not(told: Told) -> None:
+def test_missing_key_column(told: Told) -> None:
     with told.by_error("qury", "'query'"):
         run(keyed("qury"), pa.Table.from_pylist(ROWS))
 
 
 @pytest.mark.mistake("time-column-misspelt")
-def test_a_time_column_that_the_table_has_not(told: Told) -> None:
+def test_missing_time_column(told: Told) -> None:
     pipeline = mp.Pipeline("searches")
     pipeline.inject("queries", key="query", at="att").apply(Does(), name="counter")
 
@@ -41,26 +41,26 @@ def test_a_time_column_that_the_table_has_not(told: Told) -> None:
 
 
 @pytest.mark.mistake("key-null")
-def test_keys_that_are_null(told: Told) -> None:
+def test_null_keys(told: Told) -> None:
     """If no record has a key, the run stops before it commits."""
     with told.by_error("counter", "queries", "the key is null"):
         run(keyed("query"), [{"query": None, "at": DAY_US + number} for number in range(200)])
 
 
 @pytest.mark.mistake("key-of-a-list")
-def test_a_key_that_is_a_list(told: Told) -> None:
+def test_key_that_is_a_list(told: Told) -> None:
     with told.by_error("tags"):
         run(keyed("tags"), pa.table({"tags": [["a"]], "at": [DAY_US]}))
 
 
 @pytest.mark.mistake("key-function-raises")
-def test_a_key_function_that_raises(told: Told) -> None:
+def test_key_function_that_raises(told: Told) -> None:
     with told.by_error("counter", "queries", "KeyError: 'user'"):
         run(keyed(lambda row: row["user"]), ROWS * 100)
 
 
 @pytest.mark.mistake("key-of-a-production")
-def test_a_key_that_a_produced_value_has_not(told: Told) -> None:
+def test_missing_key_of_a_produced_value(told: Told) -> None:
     """A step downstream takes its key from the produced value."""
     pipeline = mp.Pipeline("searches")
     queries = pipeline.inject("queries", key="query", at="at")
@@ -72,7 +72,7 @@ def test_a_key_that_a_produced_value_has_not(told: Told) -> None:
 
 
 @pytest.mark.mistake("stream-misspelt")
-def test_a_stream_that_there_is_not(told: Told) -> None:
+def test_unknown_stream(told: Told) -> None:
     pipeline = counting()
     pipeline.stream("querys").apply(Does(), name="detector")
 
@@ -81,20 +81,20 @@ def test_a_stream_that_there_is_not(told: Told) -> None:
 
 
 @pytest.mark.mistake("produce-misspelt")
-def test_a_stream_that_the_code_may_not_produce_to(told: Told) -> None:
+def test_production_to_an_undeclared_stream(told: Told) -> None:
     """Every record would fail, so the run stops."""
     with told.by_error("counter", "hit", "'hits'"):
         run_code(lambda context, _: context.produce("hit", 1), produces=["hits"])
 
 
 @pytest.mark.mistake("input-misspelt")
-def test_an_input_of_another_name(told: Told) -> None:
+def test_input_of_an_unknown_name(told: Told) -> None:
     with mp.Store.in_memory() as store, told.by_error("searches", "querys", "'queries'"):
         mp.LocalRunner(store).run(counting(), {"querys": ROWS})
 
 
 @pytest.mark.mistake("input-missing")
-def test_a_stream_without_its_input(told: Told) -> None:
+def test_stream_without_its_input(told: Told) -> None:
     with mp.Store.in_memory() as store, told.by_error("searches", "queries"):
         mp.LocalRunner(store).run(counting(), {})
 
@@ -106,13 +106,13 @@ def test_rows_without_the_name_of_their_stream(told: Told) -> None:
 
 
 @pytest.mark.mistake("rows-of-no-kind")
-def test_rows_that_are_none(told: Told) -> None:
+def test_path_in_place_of_rows(told: Told) -> None:
     with told.by_error("str"):
         run(counting(), "queries.parquet")
 
 
 @pytest.mark.mistake("inject-into-no-stream")
-def test_an_injection_into_a_stream_that_there_is_not(told: Told) -> None:
+def test_injection_into_an_unknown_stream(told: Told) -> None:
     with (
         mp.Store.in_memory() as store,
         mp.LocalRunner(store, progress=False).start(counting(), stepping=True) as running,
@@ -122,7 +122,7 @@ def test_an_injection_into_a_stream_that_there_is_not(told: Told) -> None:
 
 
 @pytest.mark.mistake("computation-misspelt")
-def test_a_computation_that_the_pipeline_has_not(told: Told) -> None:
+def test_unknown_computation(told: Told) -> None:
     with (
         mp.Store.in_memory() as store,
         mp.LocalRunner(store, progress=False).start(counting(), stepping=True) as running,
@@ -132,7 +132,7 @@ def test_a_computation_that_the_pipeline_has_not(told: Told) -> None:
 
 
 @pytest.mark.mistake("one-name-twice")
-def test_two_computations_of_one_name(told: Told) -> None:
+def test_two_computations_with_one_name(told: Told) -> None:
     """The name is also the table's in the store."""
     pipeline = counting()
 
@@ -141,20 +141,20 @@ def test_two_computations_of_one_name(told: Told) -> None:
 
 
 @pytest.mark.mistake("name-of-other-letters")
-def test_a_name_with_a_space(told: Told) -> None:
+def test_name_with_a_space(told: Told) -> None:
     """The name is also a table's, a folder's and a node's."""
     with told.by_error("my counter"):
         counting("my counter")
 
 
 @pytest.mark.mistake("class-for-object")
-def test_the_class_of_a_computation(told: Told) -> None:
+def test_class_of_a_computation(told: Told) -> None:
     with told.by_error("counter", "Does"):
         mp.Pipeline("searches").inject("queries", key="query", at="at").apply(Does, name="counter")  # type: ignore[arg-type]
 
 
 @pytest.mark.mistake("option-misspelt")
-def test_an_option_of_another_name(told: Told) -> None:
+def test_unknown_option(told: Told) -> None:
     with told.by_error("counter", "on_eror", "'on_error'"):
         counting(on_eror="stop")
 
@@ -165,14 +165,14 @@ class Yields(mp.Computation):
 
 
 @pytest.mark.mistake("hook-that-yields")
-def test_a_hook_that_yields(told: Told) -> None:
+def test_generator_as_a_hook(told: Told) -> None:
     """A generator's body would never run."""
     with told.by_error("counter", "process_record", "context.produce"):
         mp.Pipeline("searches").inject("queries", key="query", at="at").apply(Yields(), name="counter")
 
 
 @pytest.mark.mistake("window-in-a-cycle")
-def test_a_windowed_step_in_a_cycle_without_a_feedback(told: Told) -> None:
+def test_windowed_step_in_a_cycle_without_a_feedback(told: Told) -> None:
     """The step would wait for its own watermark indefinitely."""
     pipeline = mp.Pipeline("searches")
     queries = pipeline.inject("queries", key="query", at="at")

@@ -48,7 +48,7 @@ def run(pipeline: mp.Pipeline, store: mp.Store, queries: Any, **options: Any) ->
 
 
 @pytest.mark.mistake("frame-without-column")
-def test_a_frame_without_the_key_column(
+def test_frame_without_the_key_column(
     told: Told, spark: SparkSession, store: mp.Store, frame: DataFrame
 ) -> None:
     with told.by_error("query", "'querys'"):
@@ -56,7 +56,7 @@ def test_a_frame_without_the_key_column(
 
 
 @pytest.mark.mistake("frame-with-a-dot")
-def test_a_column_with_a_dot_in_its_name(
+def test_column_with_a_dot_in_its_name(
     told: Told, spark: SparkSession, store: mp.Store, frame: DataFrame
 ) -> None:
     """Spark reads the dot as access to a struct's field."""
@@ -65,7 +65,7 @@ def test_a_column_with_a_dot_in_its_name(
 
 
 @pytest.mark.mistake("frame-of-local-times")
-def test_a_column_of_times_without_a_zone(
+def test_column_of_times_without_a_zone(
     told: Told, spark: SparkSession, store: mp.Store, frame: DataFrame
 ) -> None:
     local = frame.selectExpr("query", "TIMESTAMP_NTZ'2024-05-01 12:00:00' AS at")
@@ -75,13 +75,13 @@ def test_a_column_of_times_without_a_zone(
 
 
 @pytest.mark.mistake("rows-for-a-frame")
-def test_rows_that_are_no_frame(told: Told, spark: SparkSession, store: mp.Store) -> None:
+def test_rows_in_place_of_a_frame(told: Told, spark: SparkSession, store: mp.Store) -> None:
     with told.by_error("queries", "list"):
         run(counting(), store, ROWS)
 
 
 @pytest.mark.mistake("stream-for-rows")
-def test_a_streaming_frame_on_the_local_runner(
+def test_streaming_frame_on_the_local_runner(
     told: Told, spark: SparkSession, store: mp.Store, stream: DataFrame
 ) -> None:
     with told.by_error("DataFrame"):
@@ -89,7 +89,7 @@ def test_a_streaming_frame_on_the_local_runner(
 
 
 @pytest.mark.mistake("spark-connect")
-def test_a_frame_of_spark_connect(told: Told, spark: SparkSession, store: mp.Store) -> None:
+def test_frame_of_spark_connect(told: Told, spark: SparkSession, store: mp.Store) -> None:
     """Its dependencies are not locked, so a class with its module's name replaces it."""
     connected = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe", "isStreaming": True})
 
@@ -98,7 +98,7 @@ def test_a_frame_of_spark_connect(told: Told, spark: SparkSession, store: mp.Sto
 
 
 @pytest.mark.mistake("bounded-frame-for-a-stream")
-def test_a_bounded_frame_for_a_stateful_processor(
+def test_bounded_frame_for_a_stateful_processor(
     told: Told, spark: SparkSession, store: mp.Store, frame: DataFrame
 ) -> None:
     """Spark's own operator runs on streams only."""
@@ -123,15 +123,13 @@ def test_event_time_without_a_watermark(
 
 
 @pytest.mark.mistake("keys-of-no-column")
-def test_keys_that_the_frame_has_not(
-    told: Told, spark: SparkSession, store: mp.Store, stream: DataFrame
-) -> None:
+def test_missing_keys_of_a_frame(told: Told, spark: SparkSession, store: mp.Store, stream: DataFrame) -> None:
     with told.by_error("quer", "'query'"):
         mp.transform_with_state(stream, keys="quer", processor=None, output_schema=COLUMNS, store=store)  # type: ignore[arg-type]
 
 
 @pytest.mark.mistake("batch-function-by-hand")
-def test_a_batch_function_that_is_called_by_hand(
+def test_batch_function_called_without_a_query(
     told: Told, spark: SparkSession, tmp_path: Path, frame: DataFrame
 ) -> None:
     """The query of a batch decides whether it was consumed before."""
@@ -142,15 +140,13 @@ def test_a_batch_function_that_is_called_by_hand(
 
 
 @pytest.mark.mistake("batch-function-of-no-stream")
-def test_a_batch_function_of_no_stream(told: Told, spark: SparkSession, tmp_path: Path) -> None:
+def test_batch_function_of_an_unknown_stream(told: Told, spark: SparkSession, tmp_path: Path) -> None:
     with told.by_error("searches", "querys", "'queries'"):
         counting().foreach_batch(tmp_path / "unmade", into="querys")
 
 
 @pytest.mark.mistake("bounded-frame-grown")
-def test_a_bounded_frame_that_has_grown(
-    told: Told, spark: SparkSession, store: mp.Store, frame: DataFrame
-) -> None:
+def test_grown_bounded_frame(told: Told, spark: SparkSession, store: mp.Store, frame: DataFrame) -> None:
     """Its new rows cannot be distinguished from the old ones."""
     run(counting(), store, frame, finish=False)
 
@@ -159,9 +155,7 @@ def test_a_bounded_frame_that_has_grown(
 
 
 @pytest.mark.mistake("checkpoint-deleted")
-def test_a_checkpoint_that_was_deleted(
-    told: Told, spark: SparkSession, store: mp.Store, stream: DataFrame
-) -> None:
+def test_deleted_checkpoint(told: Told, spark: SparkSession, store: mp.Store, stream: DataFrame) -> None:
     """Spark would deliver all input again."""
     run(counting(), store, stream, finish=False)
     shutil.rmtree(Path(store.path) / "checkpoints")
@@ -187,7 +181,7 @@ def test_code_that_fails_in_a_worker(
 
 
 @pytest.mark.mistake("module-not-there-for-workers")
-def test_a_module_that_workers_cannot_import(
+def test_module_missing_on_workers(
     told: Told, spark: SparkSession, store: mp.Store, frame: DataFrame, tmp_path: Path
 ) -> None:
     """Code in modules is pickled by name."""

@@ -27,7 +27,7 @@ def into(table: Path, value: Any = None, **options: Any) -> mp.Pipeline:
 
 
 @pytest.mark.mistake("sink-of-other-columns")
-def test_a_table_with_other_columns(told: Told, tmp_path: Path) -> None:
+def test_table_with_other_columns(told: Told, tmp_path: Path) -> None:
     write_deltalake(str(tmp_path / "counts"), pa.table({"key": ["a"], "count": ["one"]}))
 
     with told.by_error("counts", tmp_path / "counts", "column=`count`", "long", "string"):
@@ -35,26 +35,26 @@ def test_a_table_with_other_columns(told: Told, tmp_path: Path) -> None:
 
 
 @pytest.mark.mistake("sink-value-misfit")
-def test_a_value_that_does_not_fit_its_column(told: Told, tmp_path: Path) -> None:
+def test_value_of_another_type_than_its_column(told: Told, tmp_path: Path) -> None:
     with told.by_error("counts", "column=`count`", "int64", "cat", "many"):
         run(into(tmp_path / "counts", {"count": "many"}, schema=COLUMNS), ROWS)
 
 
 @pytest.mark.mistake("sink-value-without-fields")
-def test_a_value_without_fields_for_columns(told: Told, tmp_path: Path) -> None:
+def test_value_without_fields_for_columns(told: Told, tmp_path: Path) -> None:
     with told.by_error("counts", "count", "cat", "value=`7`"):
         run(into(tmp_path / "counts", 7, schema=COLUMNS), ROWS)
 
 
 @pytest.mark.mistake("sink-column-never-there")
-def test_a_column_that_no_value_has(told: Told, tmp_path: Path) -> None:
+def test_column_without_a_value(told: Told, tmp_path: Path) -> None:
     """It stays null, with a warning, since a later value may have it."""
     with told.by_warning("counts", "count", "cnt"):
         run(into(tmp_path / "counts", {"cnt": 1}, schema=COLUMNS), ROWS)
 
 
 @pytest.mark.mistake("sink-partitioned")
-def test_a_partitioned_table(told: Told, tmp_path: Path) -> None:
+def test_partitioned_table(told: Told, tmp_path: Path) -> None:
     """A sink writes whole files."""
     write_deltalake(str(tmp_path / "counts"), pa.table({"key": ["a"], "count": [1]}), partition_by="key")
 
@@ -73,7 +73,7 @@ def test_two_sinks_with_one_path(told: Told, tmp_path: Path) -> None:
 
 
 @pytest.mark.mistake("sink-of-another-store")
-def test_a_table_that_another_store_has_written(told: Told, tmp_path: Path) -> None:
+def test_table_of_another_store(told: Told, tmp_path: Path) -> None:
     """A store that was removed and created again delivers everything twice."""
     with told.by_warning("counts", tmp_path / "counts"):
         run(into(tmp_path / "counts"), ROWS)
@@ -81,7 +81,7 @@ def test_a_table_that_another_store_has_written(told: Told, tmp_path: Path) -> N
 
 
 @pytest.mark.mistake("sink-of-an-input")
-def test_a_sink_for_an_injected_stream(told: Told, tmp_path: Path) -> None:
+def test_sink_for_an_injected_stream(told: Told, tmp_path: Path) -> None:
     """A sink consumes productions."""
     pipeline = into(tmp_path / "counts")
     pipeline.stream("queries").sink("raw", mp.DeltaSink(str(tmp_path / "raw")))
@@ -91,19 +91,19 @@ def test_a_sink_for_an_injected_stream(told: Told, tmp_path: Path) -> None:
 
 
 @pytest.mark.mistake("upsert-of-unknown-keys")
-def test_an_upsert_by_a_column_that_there_is_not(told: Told, tmp_path: Path) -> None:
+def test_upsert_by_an_unknown_column(told: Told, tmp_path: Path) -> None:
     with told.by_error(tmp_path / "counts", "keys", "'key'"):
         mp.DeltaSink(str(tmp_path / "counts"), COLUMNS, mode="upsert", keys=["keys"])
 
 
 @pytest.mark.mistake("keys-without-upsert")
-def test_keys_for_a_table_that_is_appended_to(told: Told, tmp_path: Path) -> None:
+def test_keys_of_an_append_only_table(told: Told, tmp_path: Path) -> None:
     with told.by_error(tmp_path / "counts", "key"):
         mp.DeltaSink(str(tmp_path / "counts"), COLUMNS, keys=["key"])
 
 
 @pytest.mark.mistake("sink-no-sink")
-def test_a_path_for_a_sink(told: Told) -> None:
+def test_path_in_place_of_a_sink(told: Told) -> None:
     pipeline = mp.Pipeline("searches")
     queries = pipeline.inject("queries", key="query", at="at")
 

@@ -32,13 +32,13 @@ def pond(tmp_path: Path) -> Path:
 
 
 @pytest.mark.mistake("store-missing")
-def test_a_store_that_is_not_there(told: Told, tmp_path: Path) -> None:
+def test_missing_store(told: Told, tmp_path: Path) -> None:
     with told.by_error(tmp_path / "ponds"):
         mp.Store.open(tmp_path / "ponds", read_only=True)
 
 
 @pytest.mark.mistake("store-in-a-used-folder")
-def test_a_folder_with_something_else_in_it(told: Told, tmp_path: Path) -> None:
+def test_folder_with_other_contents(told: Told, tmp_path: Path) -> None:
     (tmp_path / "data.csv").touch()
 
     with told.by_error(tmp_path):
@@ -46,7 +46,7 @@ def test_a_folder_with_something_else_in_it(told: Told, tmp_path: Path) -> None:
 
 
 @pytest.mark.mistake("store-a-file")
-def test_the_path_of_a_file(told: Told, tmp_path: Path) -> None:
+def test_path_of_a_file(told: Told, tmp_path: Path) -> None:
     (tmp_path / "pond").touch()
 
     with told.by_error(tmp_path / "pond"):
@@ -55,7 +55,7 @@ def test_the_path_of_a_file(told: Told, tmp_path: Path) -> None:
 
 @pytest.mark.mistake("store-without-put-if-absent")
 @pytest.mark.parametrize("path", ["hdfs://namenode:8020/pond", "http://host/pond"])
-def test_a_store_on_a_path_without_put_if_absent(told: Told, path: str) -> None:
+def test_store_on_a_path_without_put_if_absent(told: Told, path: str) -> None:
     """Two writers could both create the same version."""
     with told.by_error(path):
         mp.Store.open(path, "127.0.0.1:1")
@@ -63,14 +63,14 @@ def test_a_store_on_a_path_without_put_if_absent(told: Told, path: str) -> None:
 
 @pytest.mark.mistake("store-of-spark-path")
 @pytest.mark.parametrize("path", ["dbfs:/mnt/pond", "s3:/bucket/pond"])
-def test_a_url_with_one_slash(told: Told, path: str) -> None:
+def test_url_with_one_slash(told: Told, path: str) -> None:
     """Python's paths would read it as a folder below the current one."""
     with told.by_error(path):
         mp.Store.open(path)
 
 
 @pytest.mark.mistake("store-in-a-bucket-without-zookeeper")
-def test_a_bucket_without_an_ensemble(told: Told) -> None:
+def test_bucket_without_an_ensemble(told: Told) -> None:
     """The server beside a store serves one machine only."""
     with told.by_error("s3://bucket/pond"):
         mp.Store.open("s3://bucket/pond")
@@ -101,13 +101,13 @@ class Refusing(SystemFiles):
 
 
 @pytest.mark.mistake("store-not-writable")
-def test_a_folder_that_may_not_be_written_to(told: Told, tmp_path: Path) -> None:
+def test_read_only_folder(told: Told, tmp_path: Path) -> None:
     with told.by_error(tmp_path / "pond", "Permission denied"):
         LocalObjects(tmp_path / "pond", files=Refusing(tmp_path / "pond", errno.EACCES))
 
 
 @pytest.mark.mistake("disk-full")
-def test_a_full_disk(told: Told, tmp_path: Path) -> None:
+def test_full_disk(told: Told, tmp_path: Path) -> None:
     """`tests/fault/test_full_disk.py` fills a real disk."""
     files = Refusing(tmp_path / "rows", errno.ENOSPC, is_refusing=False)
     with mp.Store.in_memory(objects=LocalObjects(tmp_path / "rows", files=files)) as store:
@@ -120,20 +120,20 @@ def test_a_full_disk(told: Told, tmp_path: Path) -> None:
 
 
 @pytest.mark.mistake("zookeeper-unreachable")
-def test_an_ensemble_that_does_not_answer(told: Told, pond: Path) -> None:
+def test_unreachable_ensemble(told: Told, pond: Path) -> None:
     """Readers need a given ensemble too."""
     with told.by_error("127.0.0.1:1"):
         mp.Store.open(pond, "127.0.0.1:1", read_only=True)
 
 
 @pytest.mark.mistake("store-read-only")
-def test_writing_to_a_store_that_was_opened_to_read(told: Told, pond: Path) -> None:
+def test_write_to_a_store_opened_for_reading(told: Told, pond: Path) -> None:
     with mp.Store.open(pond, read_only=True) as store, told.by_error(pond):
         run(counting(), ROWS, store)
 
 
 @pytest.mark.mistake("store-copied")
-def test_a_store_whose_folder_was_copied(told: Told, pond: Path, tmp_path: Path) -> None:
+def test_copied_store(told: Told, pond: Path, tmp_path: Path) -> None:
     """Two stores with one identity would write into the same sinks."""
     shutil.copytree(pond, tmp_path / "copy")
 
@@ -142,7 +142,7 @@ def test_a_store_whose_folder_was_copied(told: Told, pond: Path, tmp_path: Path)
 
 
 @pytest.mark.mistake("store-rolled-back")
-def test_a_store_whose_folder_was_put_back(told: Told, pond: Path, tmp_path: Path) -> None:
+def test_restored_backup(told: Told, pond: Path, tmp_path: Path) -> None:
     """Records acknowledged since the backup would be lost silently."""
     newest = Log(LocalObjects(pond / "rows")).latest_version()
     assert newest is not None
@@ -153,7 +153,7 @@ def test_a_store_whose_folder_was_put_back(told: Told, pond: Path, tmp_path: Pat
 
 
 @pytest.mark.mistake("store-of-a-newer-millpond")
-def test_a_store_that_a_newer_millpond_has_written(told: Told, tmp_path: Path) -> None:
+def test_store_of_a_newer_millpond(told: Told, tmp_path: Path) -> None:
     """The format's version is checked first."""
     objects = LocalObjects(tmp_path / "pond/rows")
     configuration = {FORMAT_VERSION_KEY: "2", STORE_ID_KEY: "s"}
@@ -185,7 +185,7 @@ def two_processes() -> Iterator[tuple[mp.Store, mp.Store]]:
 
 
 @pytest.mark.mistake("store-in-use")
-def test_a_pipeline_that_another_process_runs(told: Told, two_processes: tuple[mp.Store, mp.Store]) -> None:
+def test_pipeline_run_by_another_process(told: Told, two_processes: tuple[mp.Store, mp.Store]) -> None:
     store, other = two_processes
     running = mp.LocalRunner(store, progress=False).start(counting(), stepping=True)
     running.inject_durably("queries", ROWS)
@@ -196,7 +196,7 @@ def test_a_pipeline_that_another_process_runs(told: Told, two_processes: tuple[m
 
 
 @pytest.mark.mistake("taken-over")
-def test_a_run_whose_pipeline_was_taken_over(told: Told, two_processes: tuple[mp.Store, mp.Store]) -> None:
+def test_run_whose_pipeline_was_taken_over(told: Told, two_processes: tuple[mp.Store, mp.Store]) -> None:
     """Its next commit is fenced."""
     store, other = two_processes
     running = mp.LocalRunner(store, progress=False).start(counting(), stepping=True)
@@ -217,7 +217,7 @@ def test_more_input_after_the_end(told: Told) -> None:
 
 
 @pytest.mark.mistake("input-shorter")
-def test_other_rows_than_before(told: Told) -> None:
+def test_changed_rows_of_a_bounded_input(told: Told) -> None:
     """A run skips consumed rows by their number, so it needs the same rows again."""
     with mp.Store.in_memory() as store, told.by_error("queries", "rows=`1`", "consumed=`2`"):
         run(counting(), ROWS, store, finish=False)
@@ -225,7 +225,7 @@ def test_other_rows_than_before(told: Told) -> None:
 
 
 @pytest.mark.mistake("run-stopped")
-def test_input_for_a_run_that_was_stopped(told: Told) -> None:
+def test_input_for_a_stopped_run(told: Told) -> None:
     """A stopped run has released its leases."""
     with mp.Store.in_memory() as store:
         running = mp.LocalRunner(store, progress=False).start(counting(), stepping=True)
@@ -235,44 +235,44 @@ def test_input_for_a_run_that_was_stopped(told: Told) -> None:
 
 
 @pytest.mark.mistake("savepoint-unknown")
-def test_a_savepoint_that_there_is_not(told: Told, pond: Path) -> None:
+def test_missing_savepoint(told: Told, pond: Path) -> None:
     with mp.Store.open(pond, leases=held_in_memory()) as store, told.by_error("releases", "'release'"):
         store.savepoint("release")
         store.drop_savepoint("releases")
 
 
 @pytest.mark.mistake("version-unknown")
-def test_a_version_that_there_is_not_yet(told: Told, pond: Path) -> None:
+def test_future_version(told: Told, pond: Path) -> None:
     with mp.Store.open(pond, leases=held_in_memory()) as store, told.by_error("version=`900`", "newest="):
         store.savepoint("later", 900)
 
 
 @pytest.mark.mistake("retention-negative")
-def test_a_retention_below_nothing(told: Told) -> None:
+def test_negative_retention(told: Told) -> None:
     with told.by_error("-1h"):
         mp.UpkeepPolicy(retention="-1h")
 
 
 @pytest.mark.mistake("replay-of-another-input")
-def test_a_replay_with_fewer_rows(told: Told, pond: Path, tmp_path: Path) -> None:
+def test_replay_with_fewer_rows(told: Told, pond: Path, tmp_path: Path) -> None:
     with mp.Store.open(pond, read_only=True) as store, told.by_error("queries", "rows=`1`"):
         mp.replay(store, tmp_path / "again", counting(), {"queries": ROWS[:1]}, version=0)
 
 
 @pytest.mark.mistake("replay-of-another-pipeline")
-def test_a_replay_under_another_name(told: Told, pond: Path, tmp_path: Path) -> None:
+def test_replay_under_another_name(told: Told, pond: Path, tmp_path: Path) -> None:
     with mp.Store.open(pond, read_only=True) as store, told.by_error("flights", "searches"):
         mp.replay(store, tmp_path / "again", counting(pipeline="flights"), {"queries": ROWS}, version=0)
 
 
 @pytest.mark.mistake("fork-into-a-store")
-def test_a_fork_where_there_is_a_store(told: Told, pond: Path) -> None:
+def test_fork_onto_an_existing_store(told: Told, pond: Path) -> None:
     with mp.Store.open(pond, read_only=True) as store, told.by_error(pond):
         mp.fork_store(store, pond, version=1)
 
 
 @pytest.mark.mistake("dead-letter-unknown")
-def test_a_dead_letter_that_there_is_not(told: Told) -> None:
+def test_missing_dead_letter(told: Told) -> None:
     """Only failed records can be retried."""
     with mp.Store.in_memory() as store:
         run(counting(), ROWS, store, finish=False)

@@ -38,20 +38,20 @@ def test_datetimes_without_a_zone(told: Told) -> None:
 
 
 @pytest.mark.mistake("time-no-text-of-a-time")
-def test_a_date_as_people_write_it(told: Told) -> None:
+def test_date_not_in_iso_format(told: Told) -> None:
     with told.by_error("counter", "queries", "01.05.2024"):
         run(counting(), at_times(["01.05.2024 12:00"]))
 
 
 @pytest.mark.mistake("time-of-no-type")
-def test_a_time_column_of_floats(told: Told) -> None:
+def test_time_column_of_floats(told: Told) -> None:
     """A float cannot hold microseconds of these years exactly."""
     with told.by_error("column=`at`", "double"):
         run(counting(), pa.table({"query": ["cat"], "at": [1.7e9]}))
 
 
 @pytest.mark.mistake("time-null")
-def test_times_that_are_null(told: Told) -> None:
+def test_null_times(told: Told) -> None:
     with told.by_error("counter", "queries", "the time is null"):
         run(counting(), at_times([None]))
 
@@ -75,7 +75,7 @@ def test_seconds_for_microseconds(told: Told) -> None:
 
 
 @pytest.mark.mistake("time-in-the-future")
-def test_a_time_far_ahead_of_the_clock(told: Told) -> None:
+def test_time_far_ahead_of_the_clock(told: Told) -> None:
     """The watermark follows it, so later records are late."""
     with (
         told.by_warning("queries", "2999-"),
@@ -101,19 +101,19 @@ def test_no_watermark_for_records_out_of_order(told: Told) -> None:
 
 
 @pytest.mark.mistake("duration-in-words")
-def test_a_duration_with_another_unit(told: Told) -> None:
+def test_duration_with_another_unit(told: Told) -> None:
     with told.by_error("10 minutes"):
         mp.BoundedDisorder("10 minutes")
 
 
 @pytest.mark.mistake("lateness-negative")
-def test_a_negative_allowed_lateness(told: Told) -> None:
+def test_negative_allowed_lateness(told: Told) -> None:
     with told.by_error("-1m"):
         counting().stream("queries").window(mp.FixedWindows("1m"), allowed_lateness="-1m")
 
 
 @pytest.mark.mistake("window-in-words")
-def test_windows_that_are_text(told: Told) -> None:
+def test_windows_as_text(told: Told) -> None:
     """A size alone does not determine the kind of window."""
     with told.by_error("1 hour", "FixedWindows('1h')"):
         counting().stream("queries").window("1 hour")  # type: ignore[arg-type]
@@ -126,19 +126,19 @@ def test_windows_without_a_size(told: Told) -> None:
 
 
 @pytest.mark.mistake("trigger-class")
-def test_the_class_of_a_trigger(told: Told) -> None:
+def test_class_of_a_trigger(told: Told) -> None:
     with told.by_error("AfterWatermark"):
         counting().stream("queries").window(mp.FixedWindows("1m"), trigger=mp.AfterWatermark)  # type: ignore[arg-type]
 
 
 @pytest.mark.mistake("trigger-of-no-count")
-def test_a_trigger_after_no_element(told: Told) -> None:
+def test_trigger_after_zero_elements(told: Told) -> None:
     with told.by_error("value=`0`"):
         mp.AfterCount(0)
 
 
 @pytest.mark.mistake("accumulation-misspelt")
-def test_an_accumulation_of_another_name(told: Told) -> None:
+def test_unknown_accumulation(told: Told) -> None:
     with told.by_error("accumulated", "'accumulating'"):
         counting().stream("queries").window(mp.FixedWindows("1m"), accumulation="accumulated")
 
@@ -148,19 +148,19 @@ def sets_a_timer(**options: Any) -> Callable[[mp.Context, mp.Record], None]:
 
 
 @pytest.mark.mistake("timer-of-no-domain")
-def test_a_timer_of_another_time(told: Told) -> None:
+def test_timer_of_an_unknown_time(told: Told) -> None:
     with told.by_error("counter", "processing"):
         run_code(sets_a_timer(domain="processing"), on_error="stop")
 
 
 @pytest.mark.mistake("timer-without-hook")
-def test_a_timer_without_a_hook(told: Told) -> None:
+def test_timer_without_a_hook(told: Told) -> None:
     with told.by_error("counter", "Does", "process_timer"):
         run_code(sets_a_timer(), on_error="stop")
 
 
 @pytest.mark.mistake("timer-at-a-naive-time")
-def test_a_timer_at_a_time_without_a_zone(told: Told) -> None:
+def test_timer_at_a_time_without_a_zone(told: Told) -> None:
     when = datetime(2024, 5, 1) + timedelta(hours=1)  # noqa: DTZ001 - it is the mistake
 
     with told.by_error("counter", "2024-05-01"):
@@ -168,7 +168,7 @@ def test_a_timer_at_a_time_without_a_zone(told: Told) -> None:
 
 
 @pytest.mark.mistake("produced-too-early")
-def test_a_production_before_its_input(told: Told) -> None:
+def test_production_before_its_input(told: Told) -> None:
     """The watermark downstream may already have passed that time."""
 
     def earlier(context: mp.Context, record: mp.Record) -> None:
@@ -179,13 +179,13 @@ def test_a_production_before_its_input(told: Told) -> None:
 
 
 @pytest.mark.mistake("percentile-undeclared")
-def test_a_percentile_that_is_not_declared(told: Told) -> None:
+def test_undeclared_percentile(told: Told) -> None:
     with told.by_error("counter", "95"):
         run_code(lambda context, _: context.watermark_at(95))
 
 
 @pytest.mark.mistake("nothing-injected")
-def test_a_pipeline_without_an_injector(told: Told) -> None:
+def test_pipeline_without_an_injector(told: Told) -> None:
     pipeline = mp.Pipeline("searches")
     pipeline.stream("queries").apply(Does(), name="counter")
 
