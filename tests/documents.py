@@ -26,8 +26,8 @@ class Block:
     """A fenced block of code.
 
     Attributes:
-        language: what stands after the fence.
-        text: what stands in it.
+        language: the word after the fence.
+        text: its contents.
         note: the comment before it, which readers do not see: ``file: NAME`` or ``not run: REASON``.
         line: where it begins.
     """

@@ -1,6 +1,6 @@
 """The folder in which the examples of the command line's help run.
 
-It has the store ``pond`` of a pipeline that has run a few times, and everything that the examples name:
+It has the store ``pond`` of a pipeline that has run a few times, and the other names in the examples:
 
 - ``flights.py`` with ``pipeline`` and ``inputs``, and ``flights/``: a file of input that the store has not consumed;
 - the computations ``window_counter`` and ``alarm`` with the key ``EWR``, and intervals that meet at ``JFK``;

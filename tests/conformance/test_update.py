@@ -53,7 +53,7 @@ def tallies(*names: str, sinks: dict[str, Path] | None = None, **options: Any) -
     Args:
         names: the computations.
         sinks: folders of sinks of ``first``'s stream, by name.
-        options: ``by`` of computations by name, and what the pipeline takes.
+        options: ``by`` of computations by name, and options of the pipeline.
     """
     numbers: dict[str, int] = options.pop("by", {})
 

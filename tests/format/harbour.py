@@ -109,7 +109,7 @@ class Customs(Computation):
 
 
 class Harbour:
-    """A store, its two sinks, and the clock, leases and names of those who work on it.
+    """A store, its two sinks, and the clock, leases and names of its writers.
 
     Args:
         folder: holds the store, in `STORE`, and next to it the sinks.

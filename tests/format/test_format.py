@@ -122,7 +122,7 @@ def micros(at: datetime) -> int:
 
 @pytest.fixture(scope="module", params=[*RELEASED, "today"])
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Each released version's store, and one that this version writes."""
+    """Each released version's store, and a store of this version."""
     if request.param != "today":
         return HERE / str(request.param)
     folder = tmp_path_factory.mktemp("format") / "today"
@@ -256,7 +256,7 @@ class TestReading:
         assert newest == ([(11, old.contents["newest_version"])] if written.name in RELEASED else [])
 
     def test_sinks(self, old: Old) -> None:
-        """Delta reads an appended table, and one whose rows are replaced."""
+        """Delta reads both an appended table and an upserted table."""
         assert old.sinks() == flat(old.contents["sinks"])
 
 

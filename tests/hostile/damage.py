@@ -298,7 +298,7 @@ class Vandal:
         return None
 
     def _bomb(self) -> str:
-        """Replace a file by a small one that becomes large when read."""
+        """Replace a file by a small file that expands when read."""
         path = self._file(suffix=".parquet")
         table = pq.read_table(path, partitioning=None).slice(0, 1)
         name = self._one_of([field.name for field in table.schema if pa.types.is_string(field.type)])

@@ -2,8 +2,8 @@
 
 ``python -m tests.processes.cluster_copy FOLDER RECORDS FILES`` writes that many numbered records as files
 into the folder (unless they are there), and copies them through three computations, each with other
-keys, into the Delta table ``copy``: on two executors in processes of
-their own, with speculation on and failed tasks retried. Restarted after a kill, it continues from
+keys, into the Delta table ``copy``: on two executors in separate
+processes, with speculation on and failed tasks retried. Restarted after a kill, it continues from
 its checkpoint. A task of each kind fails at its first attempt, with an error that no record causes.
 """
 
