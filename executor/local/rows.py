@@ -54,9 +54,11 @@ class RowSource(ABC):
         del count, stored
 
     def first(self, records_max: int) -> Rows:
+        """Return the first rows, at most ``records_max``."""
         return next((rows for _, rows in self.pieces(0, records_max)), [])
 
     def all_rows(self, records_max: int) -> Rows:
+        """Read all rows into memory, in pieces of ``records_max``."""
         read = [rows for _, rows in self.pieces(0, records_max)]
         tables = [rows for rows in read if isinstance(rows, pa.Table)]
         if tables and len(tables) == len(read) and all(one.schema == tables[0].schema for one in tables):

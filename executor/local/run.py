@@ -104,6 +104,7 @@ class LocalRun(Run[Receipt]):
         receipt.wait()
 
     def read_inputs(self, inputs: Mapping[str, RowsLike]) -> dict[str, Rows | RowSource]:
+        """Return the bounded inputs of a caller, by stream."""
         return {stream: self._read_input(stream, rows) for stream, rows in inputs.items()}
 
     def _read_input(self, stream: str, rows: RowsLike) -> Rows | RowSource:
@@ -139,6 +140,7 @@ class LocalRun(Run[Receipt]):
             raise after_the_end(stream)
 
     def consumed(self, stream: str) -> dict[str, int]:
+        """Return the consumed positions of a stream's outside inputs, by source."""
         return self._worker.coordinator.inputs.consumed(stream)
 
     def consumed_offsets(self, stream: str) -> str | None:

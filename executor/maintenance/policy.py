@@ -72,11 +72,13 @@ class UpkeepPolicy:
 
     @property
     def kept(self) -> Retention:
+        """The bounds of a garbage collection under this policy."""
         keep_ms = duration_us(self.retention) // 1_000
         return Retention(keep_ms=keep_ms, checkpoint_every=self.collect_early)
 
     @property
     def collect_early(self) -> int:
+        """The number of versions after which garbage is collected early."""
         return max(1, self.collect_every // _EARLY_ROUNDS)
 
 

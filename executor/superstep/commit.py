@@ -86,9 +86,11 @@ class Totals:
         return cls(**whole, by_computation=counts_by_computation(positions, pipeline))
 
     def plus(self, other: Totals) -> Totals:
+        """Return the sums, field by field."""
         return self._with(other, add)
 
     def minus(self, other: Totals) -> Totals:
+        """Return the differences, field by field."""
         return self._with(other, sub)
 
     def _with(self, other: Totals, operation: Callable[[Any, Any], int]) -> Totals:

@@ -117,9 +117,9 @@ def _topology_row(one: LoggedTopology) -> tuple[object, ...]:
         time_text(one.wall_us),
         definition.name,
         "update" if one.is_update else "start",
-        "\n".join(f"{node.name} {node.code_hash[:_CODE_DIGITS]}" for node in definition.computations),
-        "\n".join(f"{sink.name} -> {sink.destination}" for sink in definition.sinks),
-        "the log does not reach back" if one.change is None else "\n".join(_changes(one.change)),
+        [f"{node.name} {node.code_hash[:_CODE_DIGITS]}" for node in definition.computations],
+        [f"{sink.name} -> {sink.destination}" for sink in definition.sinks],
+        "the log does not reach back" if one.change is None else list(_changes(one.change)),
     )
 
 

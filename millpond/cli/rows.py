@@ -193,7 +193,7 @@ def _base64(state_bytes: bytes | None) -> str | None:
 
 def _cells(row: Mapping[str, Any], key: Sequence[str], state: Sequence[str]) -> tuple[object, ...]:
     in_bytes = row["state_bytes"]
-    timers = "\n".join(_timer_text(timer) for timer in row["timers"])
+    timers = [_timer_text(timer) for timer in row["timers"]]
     keys = [_typed_cell(row[name]) for name in key] or [row["key"]]
     whole = row["state"] if in_bytes is None else f"base64 {_base64(in_bytes)}"
     states = [None if row[name] is None else _typed_cell(row[name]) for name in state] or [whole]

@@ -163,7 +163,10 @@ def test_standby_follows_an_owner_cut_off_from_zookeeper(
     ):
         run = start(store)
         write(run, range(10)).wait(PATIENCE)
+        probe = probe_of(store)
         proxy.cut()
+        # Before that the owner may still commit, under its fence.
+        assert notices(probe)
         late = write(run, range(10, 20))
         with LocalRunner(standby, on_held="wait", progress=False).start(ledger_pipeline()) as follower:
             write(follower, range(20, 30)).wait(PATIENCE)

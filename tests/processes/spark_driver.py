@@ -23,7 +23,7 @@ from millpond.testing.processes.ledger import ROWS, ledger_pipeline
 SCHEMA: Final = "k string, t long, id string, n long"
 """The columns of the files."""
 
-_POLL_MS: Final = 1_000
+_POLL: Final = "1s"
 
 
 def main(arguments: list[str]) -> None:
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> None:
 def _watch(run: SparkRun) -> bool:
     """Watch a run to its end; return True if Spark's JVM is alive then."""
     try:
-        while not run.await_termination(_POLL_MS):
+        while not run.await_termination(_POLL):
             if _is_told():
                 _lose_the_jvm(run)
                 return False

@@ -66,8 +66,11 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
 
 
 def _cell(value: object) -> str:
+    """Return a cell's text; a list has a line for each element."""
     if value is None:
         return ""
+    if isinstance(value, list):
+        return "\n".join(map(visible, value))
     return number_text(value) if isinstance(value, int) and not isinstance(value, bool) else visible(value)
 
 
