@@ -32,7 +32,7 @@ help: ## Show this list
 demo: java $(JARS) ## Find real events in 336,776 real flights, with Spark (about 2 minutes)
 	@$(PYTHON_IN_VENV) -m examples.zeitgeist
 
-test: java $(CLASSES) ## Run the tests (about 11 minutes on 2 cores); PYTEST_ARGS="-k lease" for some
+test: java $(CLASSES) ## Run the tests (about 18 minutes on 2 cores); PYTEST_ARGS="-k lease" for some
 	@$(PYTHON_IN_VENV) -m pytest -n $(PROCESSES) $(PYTEST_ARGS)
 
 test-spark: java $(JARS) ## Run on Spark all that `make test` runs a sample of: transcripts, Nexmark (about 15 minutes)

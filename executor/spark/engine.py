@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import cloudpickle
 import pyarrow as pa
@@ -74,6 +74,15 @@ _END: Final = EventTimeMicros(TIME_MAX_US)
 def plan_once(session: SparkSession) -> None:
     """Turn adaptive execution off for a session: it takes 40 ms, and a superstep's partitions are fixed."""
     session.conf.set("spark.sql.adaptive.enabled", "false")
+
+
+def activate(session: SparkSession) -> None:
+    """Make a session the active one of this thread."""
+    # PySpark offers no public call for it.
+    kind: Any = type(session)
+    kind._activeSession = session  # noqa: SLF001
+    jvm: Any = session._jvm  # noqa: SLF001
+    kind._get_j_spark_session_class(jvm).setActiveSession(session._jsparkSession)  # noqa: SLF001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +190,12 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
 
     def frame(self, rows: pa.Table) -> DataFrame:
         """Return rows of this process as a frame, in one partition, so that their order stays."""
-        return self._session.createDataFrame(rows).coalesce(1)
+        active = self._session.getActiveSession()
+        frame = self._session.createDataFrame(rows).coalesce(1)
+        if active is not None:
+            # The call above has made the private session this thread's active one, which `spark_session` would return.
+            activate(active)
+        return frame
 
     # -- the steps of a superstep ----------------------------------------------------------
 

@@ -102,6 +102,16 @@ def batch(spark: SparkSession, number: int) -> tuple[DataFrame, InputPosition]:
     )
 
 
+def test_injected_rows_leave_the_active_session(runner: SparkRunner, spark: SparkSession) -> None:
+    spark.createDataFrame([], SCHEMA)
+    pipeline = EnginePipeline("p")
+    pipeline.inject("in", key="k", at="t", at_unit="us").apply(Count(), name="count")
+    with runner.open(pipeline) as run:
+        run.inject_durably("in", [{"k": "a", "t": 1}])
+
+    assert spark.getActiveSession() is spark
+
+
 def test_wall_timers_fire_on_an_idle_stream(
     runner: SparkRunner, store: Store, stream: DataFrame, tmp_path: Path
 ) -> None:

@@ -144,6 +144,8 @@ def test_active_session_is_reused_with_a_warning_of_missing_options(
     spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Options that it already has cause no warning, so a program may ask twice."""
+    # Another test of the process may have left its own session active.
+    spark.createDataFrame([], "unused int")
     assert (
         spark_session(options={"spark.sql.shuffle.partitions": "2", "spark.sql.extensions": EXTENSION})
         is spark
