@@ -88,7 +88,7 @@ class TeachingGroup(click.Group):
     A command of ``homes`` is imported from its module when it is used. Its function has the command's name.
     """
 
-    command_class = TeachingCommand
+    command_class: type[click.Command] | None = TeachingCommand
 
     def __init__(
         self,
