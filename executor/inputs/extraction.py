@@ -33,7 +33,7 @@ from millpond.executor.inputs.payload import (
     decoded_rows,
     value_of_row,
 )
-from millpond.executor.inputs.record_size import RECORD_BYTES_MAX, error_of_size, too_large
+from millpond.executor.inputs.record_size import RECORD_BYTES_MAX, error_of_size, row_bytes
 from millpond.executor.inputs.reserved import refuse_reserved
 from millpond.executor.time.instants import (
     DEFAULT_READING,
@@ -141,12 +141,23 @@ def read_injected(
     ids, id_errors = _ids(node.id, rows)
     errors = {**id_errors, **times.errors, **keys.errors}
     limit = node.max_record_bytes
-    if limit is not None and total_bytes(rows) > limit:
-        errors |= dict.fromkeys(too_large(rows, limit), error_of_size(limit))
+    if limit is not None and (large := too_large(rows, limit)):
+        errors |= dict.fromkeys(large, error_of_size(limit))
     if node.change is not None:
         errors |= change_errors(rows)
         ids = None if ids is None else signed_ids(ids, change_signs(rows))
     return Injected(keys=keys.keys, at=times.at, ids=ids, errors=errors, untimed=frozenset(times.errors))
+
+
+def too_large(rows: Rows, limit: int | None) -> list[int]:
+    """Return the positions of the rows above ``limit`` bytes: of all columns of a table, of text and bytes in a mapping."""
+    # No row is larger than all of them together, which costs little to know.
+    if limit is None or total_bytes(rows) <= limit:
+        return []
+    if isinstance(rows, pa.Table):
+        found: list[int] = np.flatnonzero(row_bytes(rows) > limit).tolist()
+        return found
+    return [place for place, row in enumerate(rows) if total_bytes((row,)) > limit]
 
 
 def check_fields(node: InjectorNode, keys: Iterable[KeyExtractor], rows: Sequence[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Sizes of records: rows above the limit of their stream, found column by column, and what a dead letter shows of them."""
+"""Sizes of records, column by column, and the beginning of a large record that its dead letter shows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.computation.values import total_bytes
 from millpond.statestore.errors import InvalidError
 
 RECORD_BYTES_MAX: Final = 16 << 20
@@ -33,17 +32,6 @@ def check_record_size(stream: str, limit: object) -> None:
         raise InvalidError(
             "max_record_bytes must be a positive whole number or None", stream=stream, max_record_bytes=limit
         )
-
-
-def too_large(rows: Any, limit: int | None) -> list[int]:
-    """Return the positions of the rows above ``limit`` bytes: of all columns of a table, of text and bytes in a mapping."""
-    # No row is larger than all of them together, which costs little to know.
-    if limit is None or total_bytes(rows) <= limit:
-        return []
-    if isinstance(rows, pa.Table):
-        found: list[int] = np.flatnonzero(row_bytes(rows) > limit).tolist()
-        return found
-    return [place for place, row in enumerate(rows) if total_bytes((row,)) > limit]
 
 
 def error_of_size(limit: int) -> str:

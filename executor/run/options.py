@@ -104,7 +104,7 @@ class SharedRunnerOptions(TypedDict, total=False):
 
 
 class LocalRunnerOptions(SharedRunnerOptions, total=False):
-    """The options of `LocalRunner`: those of `SharedRunnerOptions`, and two of its own."""
+    """The options of `LocalRunner`: `SharedRunnerOptions` and two more."""
 
     intake_records_max: int
     """The number of injected records that may wait before `LocalRun.inject` waits; 100,000 by default."""
@@ -116,7 +116,7 @@ class LocalRunnerOptions(SharedRunnerOptions, total=False):
 
 
 class SparkRunnerOptions(SharedRunnerOptions, total=False):
-    """The options of `SparkRunner`: those of `SharedRunnerOptions`, and three of its own."""
+    """The options of `SparkRunner`: `SharedRunnerOptions` and three more."""
 
     spark: SparkSession | None
     """The session; ``None``, the default, takes the active session or creates one."""

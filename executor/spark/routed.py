@@ -30,11 +30,12 @@ from millpond.executor.inputs.extraction import (
     row_values,
     rows_to_extract,
     scoped_ids,
+    too_large,
     with_marks,
 )
 from millpond.executor.inputs.keys import extract_key_column
 from millpond.executor.inputs.payload import decoded_values
-from millpond.executor.inputs.record_size import cut_row, error_of_size, too_large
+from millpond.executor.inputs.record_size import cut_row, error_of_size
 from millpond.executor.interval.bundle import DeadLetter, Deliveries
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.spark.task_plan import (
