@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final, TextIO
@@ -57,7 +58,9 @@ def main(
         ]
         for each in shares:
             each.start()
-        problems = [problem for each in shares for problem in each.finish()]
+        # A thread for each share, because a worker stops when nobody reads its results.
+        with ThreadPoolExecutor(workers) as pool:
+            problems = [problem for found in pool.map(Share.finish, shares) for problem in found]
         if report is not None:
             report.write_text("".join(f"{json.dumps(problem)}\n" for problem in problems), encoding="utf-8")
     kinds = Counter(kind for problem in problems for kind in {_kind(text) for text in problem["problems"]})
