@@ -10,7 +10,6 @@ configuration.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
@@ -18,10 +17,9 @@ import shlex
 import shutil
 import signal
 import socket
-import stat
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -32,6 +30,7 @@ from typing import Final
 import orjson
 
 from millpond.statestore.errors import InvalidError, UnavailableError
+from millpond.statestore.objects.system_files import ForeignFileError, SystemFiles
 from millpond.statestore.types import Clock
 
 _PORT_FIRST: Final = 20_000
@@ -117,6 +116,8 @@ _ANSWER_CHARACTERS_MAX: Final = 64 * 1024
 _WORDS_CHARACTERS_MAX: Final = 2_000
 _HAS_PROC: Final = Path("/proc/self/stat").exists()
 _READ_BYTES_MAX: Final = 2**20
+# Of a server's files: only this user may read its secret.
+_MODE: Final = 0o600
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _OTHER_LETTERS: Final = re.compile(r"[^ ->@-~\n]+")
 _ENDED: Final = ("Z", "X", "x")
@@ -338,7 +339,7 @@ def recorded_server(folder: Path) -> ServerProcess | None:
     """Return the server that was started last in ``folder``, whether or not it still runs."""
     try:
         pairs = orjson.loads(read_own(folder / "server.json"))
-        return ServerProcess(
+        server = ServerProcess(
             process_id=int(pairs["process_id"]),
             port=int(pairs["port"]),
             started=" ".join(pairs["started"].split()),
@@ -346,11 +347,13 @@ def recorded_server(folder: Path) -> ServerProcess | None:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+    return server if 0 < server.process_id < 2**31 and 0 < server.port < 2**16 else None
 
 
 def forget(folder: Path) -> None:
     """Remove the record of a server that has ended."""
-    (folder / "server.json").unlink(missing_ok=True)
+    with _own_files(folder), suppress(FileNotFoundError):
+        _files_of(folder).remove(str(folder / "server.json"))
 
 
 def place_of_server(folder: Path) -> Path:
@@ -374,72 +377,65 @@ def make_folder(folder: Path) -> None:
         InvalidError: the folder's name has control characters, or a file in it is a link, a pipe or a device.
     """
     check_name(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for made in (folder, folder / _DATA):
-        if made.is_symlink():
-            raise _no_file(made)
-        made.mkdir(mode=0o700, exist_ok=True)
-    if (status := folder.stat()).st_uid == os.geteuid() and status.st_mode & 0o077:
-        folder.chmod(0o700)
-    for place, folders, files in os.walk(folder):
-        for path in (Path(place, name) for name in (*folders, *files)):
-            # A running server replaces its files at any moment.
-            with suppress(FileNotFoundError):
-                mode = path.lstat().st_mode
-                if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                    raise _no_file(path)
+    files = _files_of(folder.parent)
+    with _own_files(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for made in (str(folder), str(folder / _DATA)):
+            with suppress(FileExistsError):
+                files.make_folder(made)
+            if not files.is_folder(made):
+                raise ForeignFileError(made)
+        if (status := folder.stat()).st_uid == os.geteuid() and status.st_mode & 0o077:
+            folder.chmod(0o700)
+        _files_of(folder).refuse_links()
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Open a file of a server's folder, for this user alone; a link or a pipe is refused."""
-    try:
-        opened = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    except OSError as error:
-        if error.errno in {errno.ELOOP, errno.ENXIO}:
-            raise _no_file(path) from error
-        raise
-    if not stat.S_ISREG(os.fstat(opened).st_mode):
-        os.close(opened)
-        raise _no_file(path)
-    return opened
+    """Open a file of a server's folder, for this user alone."""
+    with _own_files(path.parent):
+        return _files_of(path.parent).open(str(path), flags)
 
 
 def read_own(path: Path) -> bytes:
-    """Return the end of a file of a server's folder; nothing where there is none."""
-    # Only the last name of a path is opened without following a link.
-    if path.parent.is_symlink():
-        return b""
-    try:
-        with os.fdopen(open_own(path, os.O_RDONLY), "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _READ_BYTES_MAX))
-            return file.read(_READ_BYTES_MAX)
-    except OSError:
-        return b""
+    """Return the end of a file of a server's folder; nothing where there is no file."""
+    with suppress(OSError):
+        return _files_of(path.parent).read_tail(str(path), _READ_BYTES_MAX).data
+    return b""
 
 
 def write_own(path: Path, data: bytes) -> None:
     """Replace a file of a server's folder by a new one."""
-    new = path.with_name(f"{path.name}.new")
-    new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
-        file.write(data)
-    new.replace(path)
+    with _own_files(path.parent):
+        _files_of(path.parent).overwrite(str(path), data)
 
 
-def _no_file(path: Path) -> InvalidError:
-    return InvalidError(
-        "a file of the store's zookeeper must be no link, pipe or device: remove it", path=path
-    )
+def _files_of(folder: Path) -> SystemFiles:
+    return SystemFiles(str(folder), _MODE)
+
+
+@contextmanager
+def _own_files(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ForeignFileError, IsADirectoryError, NotADirectoryError) as error:
+        raise InvalidError(
+            "the store's zookeeper must have files and folders in their places, no link, pipe or device: remove it",
+            path=folder / (error.filename2 or error.filename),
+        ) from error
+    except OSError as error:
+        raise UnavailableError(
+            "the folder of the store's zookeeper cannot be used", folder=folder, cause=error
+        ) from error
 
 
 def _is_locked(path: Path) -> bool:
     """Return True while another process has a file's lock."""
     try:
-        with os.fdopen(open_own(path, os.O_RDWR), "rb") as file:
+        with os.fdopen(_files_of(path.parent).open(str(path), os.O_RDWR), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except (OSError, InvalidError):
+    except OSError:
         return False
     return False
 

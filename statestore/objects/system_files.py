@@ -78,10 +78,14 @@ def is_file(path: str) -> bool:
 
 
 class SystemFiles:
-    """The files below ``root``; paths are absolute. Only `is_folder`, `make_folder` and `sync` take paths above it."""
+    """The files below ``root``; paths are absolute. Only `is_folder`, `make_folder` and `sync` take paths above it.
 
-    def __init__(self, root: str) -> None:
+    ``mode`` is that of new files.
+    """
+
+    def __init__(self, root: str, mode: int = 0o666) -> None:
         self._root = root
+        self._mode = mode
         self._start = len(root.rstrip("/")) + 1
         self._folders: dict[str, _Folder] = {}
         self._lock = threading.Lock()
@@ -97,6 +101,17 @@ class SystemFiles:
                 with suppress(OSError):
                     self.remove(path)
                 raise
+
+    def overwrite(self, path: str, data: bytes) -> None:
+        """Replace a file by a new one, which is first written as ``PATH.new``."""
+        with suppress(FileNotFoundError):
+            self.remove(f"{path}.new")
+        self.create(f"{path}.new", (data,))
+        self.replace(f"{path}.new", path)
+
+    def open(self, path: str, flags: int) -> int:
+        """Return the descriptor of a regular file."""
+        return self._open_file(path, flags | _READ)[0]
 
     def read(self, path: str) -> bytes:
         descriptor, size_bytes = self._open_file(path)
@@ -158,7 +173,8 @@ class SystemFiles:
             os.mkdir(path)  # noqa: PTH102
             return
         folder, name = self._above(path)
-        os.mkdir(name, dir_fd=folder.descriptor)
+        # Whoever may read the folder may also enter it.
+        os.mkdir(name, self._mode | self._mode >> 2 & 0o111, dir_fd=folder.descriptor)
 
     def is_folder(self, path: str) -> bool:
         if len(path) + 1 < self._start:
@@ -181,7 +197,8 @@ class SystemFiles:
         """Raise `ForeignFileError` unless everything below the root is a file or a folder."""
         for path, entry in _walk(self._open_folder(self._root), self._root, _DEPTH_MAX):
             if not entry.is_file(follow_symlinks=False):
-                raise ForeignFileError(path)
+                # It may also have been removed since its name was read.
+                is_file(path)
 
     def sync(self, paths: Collection[str]) -> None:
         if len(paths) == 1:
@@ -224,9 +241,9 @@ class SystemFiles:
 
     # -- from folder to folder -------------------------------------------------------------
 
-    def _open_file(self, path: str) -> tuple[int, int]:
+    def _open_file(self, path: str, flags: int = _READ) -> tuple[int, int]:
         """Open a regular file, and return its size too."""
-        descriptor = self._open(path, _READ)
+        descriptor = self._open(path, flags)
         status = os.fstat(descriptor)
         if stat.S_ISREG(status.st_mode):
             return descriptor, status.st_size
@@ -238,7 +255,7 @@ class SystemFiles:
     def _open(self, path: str, flags: int) -> int:
         folder, name = self._above(path)
         try:
-            return os.open(name, flags, 0o666, dir_fd=folder.descriptor)
+            return os.open(name, flags, self._mode, dir_fd=folder.descriptor)
         except OSError as error:
             # A link, or a socket.
             if error.errno in {errno.ELOOP, errno.ENXIO}:

@@ -16,7 +16,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 from kazoo.retry import KazooRetry
 
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.leases import zookeeper_process as process
 from millpond.statestore.leases.zookeeper_client import OPEN_ENSEMBLE
 from millpond.statestore.leases.zookeeper_high_water import ask_for_mark, local_server
@@ -247,6 +247,40 @@ def test_pipe_in_folder_blocks_nobody(use: Use, folder: Path, name: str) -> None
     os.mkfifo(folder / name)
     with pytest.raises(InvalidError, match="no link, pipe or device"):
         use().start_or_join()
+
+
+@pytest.mark.parametrize(
+    "name", ["zoo.cfg", "secret.new", "server.log", "server.json", "users", "lock", "running", "secret"]
+)
+def test_folder_in_place_of_file_is_refused(use: Use, folder: Path, name: str) -> None:
+    (folder / name).mkdir(parents=True)
+    with pytest.raises(InvalidError, match=f"in their places.*{name}"):
+        use().start_or_join()
+
+
+@pytest.mark.parametrize("name", ["zookeeper", "zookeeper/data"])
+def test_file_in_place_of_folder_is_refused(use: Use, folder: Path, name: str) -> None:
+    (folder.parent / name).parent.mkdir(parents=True)
+    (folder.parent / name).touch()
+    with pytest.raises(InvalidError, match=f"in their places.*{name}"):
+        use().start_or_join()
+
+
+def test_unusable_folder_is_named(use: Use, folder: Path) -> None:
+    folder.parent.touch()
+    with pytest.raises(UnavailableError, match=r"cannot be used.*File exists"):
+        use().start_or_join()
+
+
+@pytest.mark.parametrize("record", [{"port": 70_000}, {"port": 0}, {"process_id": "9" * 4_000}])
+def test_record_that_no_server_writes_is_ignored(folder: Path, record: dict[str, object]) -> None:
+    folder.mkdir(parents=True)
+    honest = {"process_id": 1, "port": 2181, "started": "now"}
+    (folder / "server.json").write_text(json.dumps(honest))
+    assert recorded_server(folder) is not None
+    (folder / "server.json").write_text(json.dumps(honest | record))
+
+    assert recorded_server(folder) is None
 
 
 def test_recorded_process_must_be_server(use: Use, folder: Path) -> None:
