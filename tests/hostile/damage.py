@@ -60,7 +60,9 @@ class Vandal:
         return self._one_of(sorted(self._pond.rglob("*")))
 
     def _commits(self) -> list[Path]:
-        return sorted((self._pond / "rows" / "_delta_log").glob("*.json"))
+        # Reading an earlier deed's link to a device, or its FIFO, would not end.
+        found = (self._pond / "rows" / "_delta_log").glob("*.json")
+        return sorted(path for path in found if path.is_file() and not path.is_symlink())
 
     def _value(self, former: object = None) -> Any:
         canary, rng = str(self._canary), self._rng
@@ -350,23 +352,21 @@ class Vandal:
         text = self._one_of(
             [_dump(self._mutated(honest)), _dump(honest), "", "null", "dataDir=/tmp\n", "[" * 9_999]
         )
-        (folder / name).write_text(text, encoding="utf-8", errors="replace")
+        _write(folder / name, text)
         return f"{name} {text[:100]!r}"
 
     def _checkpoint(self) -> str:
         """Give the store checkpoints of Spark's queries with hostile contents."""
         folder = self._pond / "checkpoints" / self._one_of(["flights", "q", "%2e%2e", "linked"])
         (folder / "offsets").mkdir(parents=True, exist_ok=True)
-        (folder / "metadata").write_text(
-            _dump(self._mutated({"id": "q1"})), encoding="utf-8", errors="replace"
-        )
+        _write(folder / "metadata", _dump(self._mutated({"id": "q1"})))
         for number in range(int(self._rng.integers(1, 6))):
             place = folder / self._one_of(["offsets", "commits"]) / str(number)
             place.parent.mkdir(exist_ok=True)
             if self._rng.random() < 0.3:
                 place.symlink_to(self._one_of([self._canary / "new.txt", self._canary / "precious.txt"]))
             else:
-                place.write_text(self._one_of(["v1\n{}\n{}", "v9\n", "", "v1\n" + "[" * 9_999]))
+                _write(place, self._one_of(["v1\n{}\n{}", "v9\n", "", "v1\n" + "[" * 9_999]))
         if self._rng.random() < 0.3:
             shutil.rmtree(folder / "commits", ignore_errors=True)
             (folder / "commits").symlink_to(self._canary / "folder")
@@ -392,6 +392,13 @@ def _clear(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file; whatever an earlier deed left in its place would lead outside or wait."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        _clear(path)
+    path.write_text(text, encoding="utf-8", errors="replace")
 
 
 def _dump(value: Any) -> str:
