@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Final
 
 from millpond.statestore.errors import DataError
 from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Protocol, Remove, Txn
 from millpond.statestore.log.checkpoint import Checkpoint
-from millpond.statestore.log.commit_file import decode, digest_of
+from millpond.statestore.log.commit_file import decode, digest_of, seal_holds
 from millpond.statestore.log.high_water import Mark
 from millpond.statestore.log.log import Log, LogInventory, commit_path, foreign_change
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
@@ -329,13 +329,17 @@ def _original(version: TableVersion, data: bytes, digest: str) -> bytes | None:
     """Return the original bytes of a commit, given its digest if another source has it; ``None`` if they are lost."""
     if digest_of(data) == digest or (not digest and _decoded(version, data) is not None):
         return data
+    return _repaired(version, data, digest) if len(data) <= FLIP_BYTES_MAX else None
 
+
+# A command reads the log several times, and each search takes seconds.
+@lru_cache(maxsize=16)
+def _repaired(version: TableVersion, data: bytes, digest: str) -> bytes | None:
     def is_original(trial: bytes) -> bool:
         if digest:
             return digest_of(trial) == digest
-        commit = _decoded(version, trial)
         # Without a seal there is no proof: one more flip may make a commit look like another engine's.
-        return commit is not None and commit.is_sealed
+        return seal_holds(trial) and _decoded(version, trial) is not None
 
     return repair_bit_flip(data, is_original)
 

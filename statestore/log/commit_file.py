@@ -9,6 +9,7 @@ are plain.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import quote, unquote
@@ -25,6 +26,7 @@ _ACTIONS: Final = "actions"
 _SHOWN_MAX: Final = 80
 _UNSEALED: Final = "0" * 64
 _UNSEALED_FIELD: Final = f'"{_SEAL}":"{_UNSEALED}"'.encode()
+_SEALED_FIELD: Final = re.compile(rf'"{_SEAL}":"([0-9a-f]{{64}})"'.encode())
 
 
 def digest_of(data: bytes) -> str:
@@ -64,6 +66,15 @@ def decode(data: bytes, path: str = "") -> tuple[Action, ...]:
         raise DataError("the commit file is empty", path=path)
     _verify_seal(data, actions, path)
     return actions
+
+
+def seal_holds(data: bytes) -> bool:
+    """Return True if the bytes match the seal in them; this costs far less than `decode`, which checks their form too."""
+    field = _SEALED_FIELD.search(data)
+    if field is None:
+        return False
+    unsealed = data[: field.start()] + _UNSEALED_FIELD + data[field.end() :]
+    return digest_of(unsealed) == field[1].decode()
 
 
 def _verify_seal(data: bytes, actions: tuple[Action, ...], path: str) -> None:
