@@ -131,7 +131,8 @@ def _id_of(metadata: bytes) -> str | None:
         fields = orjson.loads(metadata)
     except ValueError:
         return None
-    return fields.get("id") if isinstance(fields, dict) else None
+    query = fields.get("id") if isinstance(fields, dict) else None
+    return query if isinstance(query, str) else None
 
 
 # The file source's log: a note per file in ``sources/<number>``, and now and then one file with all notes so far
@@ -167,7 +168,7 @@ def _forget(files: LocalObjects, source: str, last: int) -> None:
         return
     known = {line: note for line, note in notes.items() if note is not None}
     later = [note for note in known.values() if note["batchId"] > last]
-    if not later or not all(_is_there(str(note["path"])) for note in later):
+    if not later or not all(_is_there(note["path"]) for note in later):
         return
     kept = sorted((note["batchId"], line) for line, note in known.items() if note["batchId"] <= last)
     files.delete(paths)
@@ -189,7 +190,10 @@ def _note(line: bytes) -> Mapping[str, Any] | None:
         note = orjson.loads(line)
     except ValueError:
         return None
-    return note if isinstance(note, dict) and {"path", "batchId"} <= note.keys() else None
+    is_note = (
+        isinstance(note, dict) and isinstance(note.get("path"), str) and isinstance(note.get("batchId"), int)
+    )
+    return note if is_note else None
 
 
 def _last_note(files: LocalObjects, batch: int, source: str) -> int | None:
@@ -204,5 +208,8 @@ def _last_note(files: LocalObjects, batch: int, source: str) -> int | None:
 
 
 def _is_there(path: str) -> bool:
-    url = urlsplit(path)
-    return url.scheme == "file" and Path(unquote(url.path)).exists()
+    try:
+        url = urlsplit(path)
+        return url.scheme == "file" and Path(unquote(url.path)).exists()
+    except (OSError, ValueError):
+        return False

@@ -71,6 +71,10 @@ def test_log_with_deleted_input_files_is_unchanged(checkpoint: Path) -> None:
         ('{"topic":{"0":7}}', 'v1\n{"topic":{"0":7}}'),
         ('{"logOffset":0}', 'v1\n{"path":"s3://bucket/1.json","timestamp":1,"batchId":1}'),
         ('{"logOffset":0}', 'v2\n{"path":"file:///1.json","timestamp":1,"batchId":1}'),
+        ('{"logOffset":0}', 'v1\n{"path":"file:///1.json","timestamp":1,"batchId":"1"}'),
+        ('{"logOffset":0}', 'v1\n{"path":["file:///"],"timestamp":1,"batchId":1}'),
+        ('{"logOffset":0}', 'v1\n{"path":"file://[","timestamp":1,"batchId":1}'),
+        ('{"logOffset":0}', f'v1\n{{"path":"file:///{"x" * 300}","timestamp":1,"batchId":1}}'),
     ],
 )
 def test_logs_of_other_sources_are_unchanged(tmp_path: Path, offset: str, text: str) -> None:

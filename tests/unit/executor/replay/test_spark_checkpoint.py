@@ -49,8 +49,9 @@ def test_rewind_to_the_start_removes_all_batches(folder):
     assert batches(folder, "b", "offsets") == []
 
 
-def test_missing_or_unreadable_folder_has_no_checkpoints(tmp_path):
-    (tmp_path / "metadata").write_text("not JSON")
+@pytest.mark.parametrize("metadata", ["not JSON", "[]", "{}", '{"id":["a"]}'])
+def test_missing_or_unreadable_folder_has_no_checkpoints(tmp_path, metadata):
+    (tmp_path / "metadata").write_text(metadata)
     assert rewind_checkpoints(tmp_path, {"a": 1}) == rewind_checkpoints(tmp_path / "no", {"a": 1}) == ()
 
 
