@@ -218,6 +218,7 @@ class Arena:
         self._reset()
         case = Case(seed)
         rng = np.random.default_rng(seed)
+        faulthandler.dump_traceback_later(CASE_S_MAX, exit=True)
         case.deeds = Vandal(rng, self._pond, self._canary).damage()
         before = _contents(self._canary)
         registry = MemoryRegistry()
