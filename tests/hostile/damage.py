@@ -237,7 +237,9 @@ class Vandal:
             path.write_bytes(data)
             previous = commit_file.digest_of(data)
         for folder in ("high_water", "zookeeper"):
-            shutil.rmtree(self._pond / folder, ignore_errors=True)
+            # An earlier deed may have put a FIFO there, which `rmtree` would open.
+            if (self._pond / folder).is_dir():
+                shutil.rmtree(self._pond / folder, ignore_errors=True)
         for checkpoint in self._pond.glob("rows/_delta_log/*checkpoint*"):
             checkpoint.unlink()
         return self._name(commits[first])
