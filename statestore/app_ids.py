@@ -90,6 +90,11 @@ class AppId(StrEnum):
     FORK = "millpond/fork/"
     # In a sink's own table: the last superstep delivered. See `sink_app_id`.
     SINK = "millpond/sink/"
+    # In a sink's own table: store id, pipeline, sink, incarnation. The table version with which a copy of the store took
+    # the sink over; the newest counts.
+    SINK_OWNER = "millpond/sink_owner/"
+    # Incarnation of a fork, identity of a sink's destination: the fork writes there itself.
+    SINK_TAKEN = "millpond/sink_taken/"
 
     @lru_cache(maxsize=65_536)
     def of(self, *parts: str | int) -> str:

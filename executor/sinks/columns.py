@@ -279,7 +279,43 @@ class SinkRecord:
 
     def delivered(self, txns: Mapping[str, int]) -> Superstep:
         """Return this store's last superstep in the table; 0 before the first."""
-        return Superstep(max((superstep for _, superstep in self.records(txns)), default=0))
+        # Another copy's supersteps are not this store's: counting them would skip deliveries.
+        known = {incarnation.id for incarnation in self.lineage.incarnations}
+        reached = (
+            (at, self.lineage.left_at(one, self.pipeline)) for one, at in self.records(txns) if one in known
+        )
+        return Superstep(max((at if left is None else min(at, left) for at, left in reached), default=0))
+
+    @property
+    def owner_app_id(self) -> str:
+        """The transaction with which this incarnation takes the table over from other copies of the store."""
+        return AppId.SINK_OWNER.of(self.lineage.store_id, self.pipeline, self.name, self.lineage.current.id)
+
+    def owner(self, txns: Mapping[str, int]) -> str | None:
+        """Return the incarnation that took the table over last; ``None`` if none ever did."""
+        prefix = f"{AppId.SINK_OWNER.of(self.lineage.store_id, self.pipeline, self.name)}/"
+        taken = {
+            at: unquote(app_id.removeprefix(prefix))
+            for app_id, at in txns.items()
+            if app_id.startswith(prefix)
+        }
+        return taken[max(taken)] if taken else None
+
+    def limits_of_others(self, txns: Mapping[str, int]) -> dict[str, int]:
+        """Return the superstep up to which this store shares each other copy's deliveries; 0 for its forks."""
+        known = {incarnation.id for incarnation in self.lineage.incarnations}
+        return {
+            app_id: (self.lineage.left_at(one, self.pipeline) or 0) if one in known else 0
+            for app_id, one in self.app_ids(txns)
+            if self.lineage.is_of_another_copy(one)
+        }
+
+    def is_writer(self, txns: Mapping[str, int]) -> bool:
+        """Return True if this copy of the store has written to the table, and no other copy has taken it over."""
+        owner = self.owner(txns)
+        return (owner is None or not self.lineage.is_of_another_copy(owner)) and any(
+            superstep and not self.lineage.is_of_another_copy(one) for one, superstep in self.records(txns)
+        )
 
     def records(self, txns: Mapping[str, int]) -> Iterator[tuple[str, int]]:
         """Yield the last superstep of each incarnation of the store that has written to the table."""
@@ -304,15 +340,21 @@ class SinkRecord:
     def check(self, snapshot: Snapshot) -> None:
         """Refuse a table that another copy of the store writes, or that is ahead of where an incarnation was left."""
         # Runs again with each commit, because another copy may begin to write after the sink was opened.
-        for incarnation, superstep in self.records(snapshot.txns):
+        owner = self.owner(snapshot.txns)
+        writers = dict(self.records(snapshot.txns))
+        for incarnation in (*writers,) if owner is None else (owner,):
             if self.lineage.is_of_another_copy(incarnation):
                 raise InvalidError(
-                    "another copy of this store writes into the sink's table: give this one a separate sink",
+                    "another copy of this store writes into the sink's table: give this one a separate sink, or take the "
+                    "table over (`millpond take-over STORE TABLE`)",
                     sink=self.name,
                     table=(snapshot.metadata.name if snapshot.metadata else None) or self.name,
                     incarnation=self.lineage.current.id,
                     other=incarnation,
                 )
+        for incarnation, superstep in writers.items():
+            if self.lineage.is_of_another_copy(incarnation):
+                continue
             left = self.lineage.left_at(incarnation, self.pipeline)
             if left is not None:
                 refuse_sink_ahead(self.name, superstep, left)

@@ -239,28 +239,64 @@ def take_back_sink(
     log = Log(objects)
     snapshot = load(log)
     done = []
-    for record in _records_of(lineage, snapshot.txns, supersteps):
-        plan = _plan(log, snapshot, record, supersteps[record.pipeline])
-        if plan is not None:
-            writer = LogWriter(log, snapshot, clock, rng)
-            # Check before the commit: no reader could open a table that names vacuumed files.
-            _check_files(objects, plan.restored)
-            writer.write(plan)
-            snapshot = writer.snapshot
-            done.append(plan.result)
+    for record in _records_of(lineage, snapshot.txns):
+        if record.pipeline in supersteps:
+            limits = record.limits(snapshot.txns, supersteps[record.pipeline])
+            plan = _plan(log, snapshot, record, limits)
+            if plan is not None:
+                snapshot = _write(log, snapshot, plan, clock, rng)
+                done.append(plan.result)
     return tuple(done)
 
 
-def _records_of(
-    lineage: Lineage, txns: Mapping[str, int], supersteps: Mapping[str, Superstep]
-) -> Sequence[SinkRecord]:
+def take_over_sink(
+    objects: Objects, lineage: Lineage, clock: Clock, rng: Rng, *, keeps_rows: bool = False
+) -> tuple[TakenBack, ...]:
+    """Make a store the only copy that writes to a sink's table, and revert what its other copies delivered alone.
+
+    Deliveries from before the copies parted stay. Each sink takes one commit, after which the other copies are refused.
+    With ``keeps_rows`` no row is reverted. Raises `ConflictError` and changes nothing if another writer changed the
+    same files since. The call can be repeated after a crash.
+    """
+    log = Log(objects)
+    if log.latest_version() is None:
+        return ()
+    snapshot = load(log)
+    done = []
+    for record in _records_of(lineage, snapshot.txns):
+        limits = record.limits_of_others(snapshot.txns)
+        owner = record.owner(snapshot.txns)
+        # The table is this copy's already, or an earlier call took it over.
+        if not limits or (owner is not None and not lineage.is_of_another_copy(owner)):
+            continue
+        plan = None if keeps_rows else _plan(log, snapshot, record, limits)
+        if plan is None:
+            result = TakenBack(pipeline=record.pipeline, name=record.name, delivered=0, superstep=0, files=0)
+            plan = _TakeBackPlan(result=result, read_at=snapshot.version)
+        claim = {record.owner_app_id: snapshot.version + 1}
+        plan = replace(plan, txns={**plan.txns, **claim}, operation="MILLPOND TAKE OVER")
+        snapshot = _write(log, snapshot, plan, clock, rng)
+        done.append(plan.result)
+    return tuple(done)
+
+
+def _write(log: Log, snapshot: Snapshot, plan: _TakeBackPlan, clock: Clock, rng: Rng) -> Snapshot:
+    writer = LogWriter(log, snapshot, clock, rng)
+    # Check before the commit: no reader could open a table that names vacuumed files.
+    _check_files(log.objects, plan.restored)
+    writer.write(plan)
+    return writer.snapshot
+
+
+def _records_of(lineage: Lineage, txns: Mapping[str, int]) -> Sequence[SinkRecord]:
     parts = [AppId.SINK.parts(app_id) for app_id in txns if app_id.startswith(AppId.SINK)]
     sinks = {(pipeline, name) for store_id, pipeline, name, *_ in parts if store_id == lineage.store_id}
-    return [SinkRecord(lineage, *sink) for sink in sorted(sinks) if sink[0] in supersteps]
+    return [SinkRecord(lineage, *sink) for sink in sorted(sinks)]
 
 
-def _plan(log: Log, snapshot: Snapshot, record: SinkRecord, superstep: Superstep) -> _TakeBackPlan | None:
-    limits = record.limits(snapshot.txns, superstep)
+def _plan(
+    log: Log, snapshot: Snapshot, record: SinkRecord, limits: Mapping[str, int]
+) -> _TakeBackPlan | None:
     ahead = {app_id: limit for app_id, limit in limits.items() if snapshot.txns[app_id] > limit}
     if not ahead:
         return None
@@ -326,10 +362,11 @@ def _check_files(objects: Objects, restored: Sequence[Add]) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TakeBackPlan:
     result: TakenBack
-    obsolete: tuple[Add, ...]
-    restored: tuple[Add, ...]
+    obsolete: tuple[Add, ...] = ()
+    restored: tuple[Add, ...] = ()
     txns: Mapping[str, int] = field(default_factory=dict)
     read_at: TableVersion
+    operation: str = "MILLPOND TAKE BACK"
 
     def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft | None:
         # An earlier try has landed, so a repeated call after a crash changes nothing.
@@ -350,7 +387,7 @@ class _TakeBackPlan:
         ]
         txns = [Txn(app_id=app_id, version=at, updated_ms=now_ms) for app_id, at in self.txns.items()]
         return CommitDraft(
-            operation="MILLPOND TAKE BACK",
+            operation=self.operation,
             actions=(*txns, *removes, *self.restored),
             fields={"kind": "take_back", "sink": self.result.name, "superstep": self.result.superstep},
         )

@@ -1,8 +1,8 @@
 """The sinks of a fork: separate tables, which begin with the deliveries of the parent up to the fork.
 
-A fork runs its parent's code, which names the parent's tables. It must not write into them, so each sink gets
-a table in the fork's folder. On one disk the tables share their files
-(`millpond.statestore.objects.disk_tier`).
+A fork runs its parent's code, which names the parent's destinations. It must not write there, also not where the parent
+has written nothing yet: so each sink, of whatever kind, gets a table in the fork's folder, unless the fork was told to
+take the destination over. On one disk the tables share their files (`millpond.statestore.objects.disk_tier`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from millpond.executor.sinks.columns import SinkRecord
 from millpond.executor.sinks.delta_table import version_within
 from millpond.executor.sinks.sink import DeltaSink, Sink
 from millpond.statestore.errors import DataError, ObjectMissingError
-from millpond.statestore.history.lineage import ROWS_FOLDER
+from millpond.statestore.history.lineage import ROWS_FOLDER, local_folder
 from millpond.statestore.history.replayed_log import ReplayedLog, replay_log
 from millpond.statestore.log.action import Action, CommitInfo, Txn
 from millpond.statestore.log.commit_file import encode
@@ -53,45 +53,52 @@ class SinkFolder:
         """
         place = self.place_of(record.name)
         options = dict(self.storage_options) or None
-        if not isinstance(sink, DeltaSink):
-            return DeltaSink(place, storage_options=options)
-        target = open_objects(place, options)
-        if Log(target).latest_version() is None:
-            fork_sink_table(self._source_of(sink, record), target, record, self.clock, self.rng)
-        _LOG.info("sink %s of the fork writes to %s, not to %s", record.name, place, sink.path)
-        return replace(sink, path=place, storage_options=options)
+        if isinstance(sink, DeltaSink):
+            if sink.identity.startswith(f"{self.store}/"):
+                return sink
+            target = open_objects(place, options)
+            if Log(target).latest_version() is None:
+                theirs = _log_at(sink.path, sink.storage_options)
+                # Forks of earlier releases wrote into tables that their parents had not written.
+                if theirs is not None and record.is_writer(load(theirs).txns):
+                    return sink
+                source = self._parents_log(record) or theirs
+                if source is not None:
+                    fork_sink_table(source, target, record, self.clock, self.rng)
+            owned = replace(sink, path=place, storage_options=options)
+        else:
+            owned = DeltaSink(place, storage_options=options)
+        _LOG.info("sink %s of the fork writes to %s, not to %s", record.name, place, sink.identity)
+        return owned
 
-    def _source_of(self, sink: DeltaSink, record: SinkRecord) -> Objects:
-        """Return the parent's table: in the parent's folder if that is a fork itself, else where the code puts it."""
+    def _parents_log(self, record: SinkRecord) -> Log | None:
+        """Return the table in the folder of a parent that is a fork itself; ``None`` if no parent has one."""
         for parent in record.lineage.parents:
-            table = open_objects(
-                replace(self, store=parent).place_of(record.name), dict(self.storage_options) or None
-            )
-            if Log(table).latest_version() is not None:
+            table = _log_at(replace(self, store=parent).place_of(record.name), self.storage_options)
+            if table is not None:
                 return table
-            if not Log(open_objects(str(parent), self.storage_options, folder=ROWS_FOLDER)).latest_version():
+            rows = f"{parent}/{ROWS_FOLDER}"
+            if _log_at(rows, self.storage_options) is None:
                 raise DataError(
                     "the parent of this fork is gone, and its sinks with it: give this one a separate sink",
                     sink=record.name,
                     parent=parent,
                 )
-        return open_objects(sink.path, sink.storage_options)
+        return None
 
 
-def is_of_the_parent(sink: DeltaSink, record: SinkRecord) -> bool:
-    """Return True if another copy of the store has written the table: the parent of this fork, or another fork."""
-    log = Log(open_objects(sink.path, sink.storage_options))
-    if log.latest_version() is None:
-        return False
-    records = record.records(load(log).txns)
-    return any(record.lineage.is_of_another_copy(incarnation) for incarnation, _ in records)
+def _log_at(path: str, options: Mapping[str, str] | None) -> Log | None:
+    """Return the log of the table at a path; ``None`` if there is no table."""
+    folder = local_folder(path)
+    # Opening a local table would make its folder, and a fork makes nothing outside of its own.
+    if folder is not None and not folder.is_dir():
+        return None
+    log = Log(open_objects(path, dict(options or {}) or None))
+    return None if log.latest_version() is None else log
 
 
-def fork_sink_table(source: Objects, target: Objects, record: SinkRecord, clock: Clock, rng: Rng) -> bool:
-    """Make a table with the rows that a sink's table had when the fork began; False if it had none."""
-    log = Log(source)
-    if log.latest_version() is None:
-        return False
+def fork_sink_table(log: Log, target: Objects, record: SinkRecord, clock: Clock, rng: Rng) -> None:
+    """Make a table with the rows that a sink's table had when the fork began, if it had any."""
     limits = {
         app_id: record.lineage.left_at(incarnation, record.pipeline) or 0
         for app_id, incarnation in record.app_ids(load(log).txns)
@@ -99,24 +106,23 @@ def fork_sink_table(source: Objects, target: Objects, record: SinkRecord, clock:
     }
     version = version_within(log, limits) if limits else None
     if version is None:
-        return False
+        return
     replayed = replay_log(log, version)
     delivered = max((replayed.snapshot.txns.get(app_id, 0) for app_id in limits), default=0)
     # Files first, the commit last: until it lands there is no table, so a crash in between is simply retried.
     for path in replayed.adds:
         try:
-            share_object(source, target, path)
+            share_object(log.objects, target, path)
         except ObjectMissingError as error:
             raise DataError(
                 "files of the sink's table have been vacuumed since: give the fork a separate sink",
-                store=source.url,
+                store=log.objects.url,
                 path=path,
             ) from error
     # Otherwise a power cut could keep the commit and lose the files that it names.
     target.sync()
     data = encode(_actions(replayed, record, delivered, clock.now_us() // 1_000, rng.token()))
     target.put_if_absent(commit_path(TableVersion(0)), data)
-    return True
 
 
 def _actions(

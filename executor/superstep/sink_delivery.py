@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from millpond.executor.pipeline.nodes import SinkNode, addressed
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.sinks.columns import SinkRecord, refuse_sink_ahead
-from millpond.executor.sinks.fork import SinkFolder, is_of_the_parent
+from millpond.executor.sinks.fork import SinkFolder
 from millpond.executor.sinks.sink import DeltaSink, RecordingSink, SinkWriter
 from millpond.executor.superstep.delivery import ProductionSource, read_productions
 from millpond.statestore.failpoint import reach
@@ -96,15 +96,17 @@ class SinkDelivery:
         lineage, pipeline = self._store.lineage, self._topology.name
         sink = node.sink
         record = SinkRecord(lineage, pipeline, node.name, superstep)
+        # Another kind of recording sink is given the lineage, and tells copies of a store apart itself.
+        is_placed = isinstance(sink, DeltaSink) or not isinstance(sink, RecordingSink)
+        if is_placed and lineage.copied.origin is Origin.FORK and not lineage.has_taken(sink.identity):
+            folder = SinkFolder(
+                store=self._store.path,
+                storage_options=self._store.storage_options,
+                clock=self._clock,
+                rng=self._rng,
+            )
+            sink = folder.own(sink, record)
         if isinstance(sink, DeltaSink):
-            if lineage.copied.origin is Origin.FORK and is_of_the_parent(sink, record):
-                folder = SinkFolder(
-                    store=self._store.path,
-                    storage_options=self._store.storage_options,
-                    clock=self._clock,
-                    rng=self._rng,
-                )
-                sink = folder.own(sink, record)
             sink = sink.following(self._store.durability)
         if isinstance(sink, RecordingSink):
             return sink.open_for(record, clock=self._clock, rng=self._rng)

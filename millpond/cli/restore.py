@@ -7,7 +7,7 @@ folder and the catalog have gone back, too. Otherwise a pipeline could start in 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -23,12 +23,13 @@ from millpond.cli.terminal.output import note, print_table, progress_bar, result
 from millpond.executor.replay.repair import SET_ASIDE_FOLDER, hold_store, repair_store
 from millpond.executor.replay.repair_plan import RepairPlan, plan_repair, plan_rewind, sinks_of_rewind
 from millpond.executor.replay.spark_checkpoint import Reached, by_query, reached_batches, rewind_checkpoints
-from millpond.executor.sinks.delta_table import take_back_sink
+from millpond.executor.sinks.delta_table import TakenBack, take_back_sink, take_over_sink
+from millpond.executor.sinks.sink import DeltaSink
 from millpond.statestore.app_ids import AppId, supersteps_of
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.engine import default_catalog_url
 from millpond.statestore.errors import ConflictError, DataError, InvalidError, MillpondError
-from millpond.statestore.history.lineage import ROWS_FOLDER, Lineage, place_of
+from millpond.statestore.history.lineage import ROWS_FOLDER, Lineage, Origin, place_of
 from millpond.statestore.history.replayed_log import read_histories
 from millpond.statestore.history.savepoint import open_savepoints
 from millpond.statestore.leases.zookeeper_client import security_of
@@ -36,6 +37,7 @@ from millpond.statestore.leases.zookeeper_lease import ZooKeeperLeases
 from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
 from millpond.statestore.log.high_water import Mark, later_mark, list_marks, newest_mark
 from millpond.statestore.log.log import Log
+from millpond.statestore.log.rules import CommitRequest
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.log.table import STORE_ID_KEY, store_id_of
 from millpond.statestore.objects.obstore import open_objects
@@ -259,6 +261,54 @@ def rewind(
             result["sinks"] += _take_back(sink, held.options, lineage, supersteps, nothing)
         for one in () if sinks else undone["supersteps"]:
             note(f"sinks of {one['pipeline']} keep the output of the undone supersteps, and receive it again")
+
+
+@command(
+    "millpond take-over pond out/spikes",
+    Example("millpond take-over what_if out/spikes --keep-rows", not_run="a fork"),
+)
+@store_argument
+@click.argument("sinks", metavar="TABLE...", nargs=-1, required=True)
+@flag("--keep-rows", "Keep the rows that other copies of STORE have delivered.")
+@zookeeper_options
+@json_option("One JSON object: the sinks that were taken over.")
+def take_over(store: StoreAt, sinks: tuple[str, ...], *, keep_rows: bool, as_json: bool) -> None:
+    """Make STORE the only copy that writes to the sinks at TABLE, its folder or URL.
+
+    For a store that is refused because another copy of it, a fork for example, has written to its sink: what the copies
+    have delivered to TABLE since they parted from STORE is removed, in one commit, unless you give --keep-rows. STORE then
+    continues where it was, and the others are refused.
+
+    For a fork, whose sinks are otherwise tables in its own folder: it writes to TABLE itself from its next start on, in
+    place of its original. What the original has delivered since the fork is removed. The table may be missing, and
+    TABLE may be the identity of a sink that is no Delta table. What the fork has delivered to its own tables so far
+    stays there.
+
+    Stop the pipelines of STORE before.
+    """
+    options = read_options(store.storage_options)
+    with result_as_json(as_json) as result, store.to_write() as opened:
+        lineage = opened.lineage
+        result |= {"store": store.path, "incarnation": lineage.current.id, "sinks": []}
+        is_fork = lineage.copied.origin is Origin.FORK
+        for sink in sinks:
+            place = DeltaSink(sink).identity
+            if is_fork:
+                # First, so that a crash leaves no table that refuses the original and that the fork does not write.
+                version = opened.committer.snapshot.version + 1
+                positions = {AppId.SINK_TAKEN.of(lineage.copied.id, name): version for name in {sink, place}}
+                opened.committer.commit(CommitRequest(kind="adoption", positions=positions))
+            taken: tuple[TakenBack, ...] = ()
+            # A fork's sink of another kind is no table, and has no record that could refuse either copy.
+            with suppress(InvalidError) if is_fork else nullcontext():
+                table = open_objects(place, options)
+                taken = take_over_sink(table, lineage, SystemClock(), SystemRng(), keeps_rows=keep_rows)
+            result["sinks"] += [{"table": sink, **asdict(part)} for part in taken]
+            removed = sum(part.files for part in taken)
+            say(
+                f"{sink} is written by {store.path} from now on"
+                + (f"; {removed} files removed" if removed else "")
+            )
 
 
 def _take_back(

@@ -86,8 +86,9 @@ def fork(store: StoreAt, new: str, version: str | None, *, as_json: bool) -> Non
     on from the versions of STORE. On the same disk no row is copied: files have two names then, and each store deletes its own.
     Checkpoints of Spark's queries that lie in the folder of STORE are copied and rewound to that version.
 
-    Start a pipeline on NEW, with the same code or other code. Its sinks are tables in NEW/sinks, in place of the sinks
-    that STORE has written, and begin with the output that STORE had delivered by that version.
+    Start a pipeline on NEW, with the same code or other code. Each of its sinks is a table in NEW/sinks, whatever the
+    code names, and begins with the output that STORE had delivered to it by that version. To let NEW write to a sink of
+    STORE, run `millpond take-over NEW TABLE`.
     """
     with (
         result_as_json(as_json) as result,

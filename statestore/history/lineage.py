@@ -71,6 +71,7 @@ class Lineage:
         location: the last location of the store in the log; "" if none is recorded.
         forks: by incarnation and pipeline, the superstep that the incarnation began with.
         parents: locations of the forks that this store descends from, nearest first.
+        sinks_taken: the destinations that forks have taken over from their parents: incarnation and identity.
     """
 
     store_id: str
@@ -78,6 +79,7 @@ class Lineage:
     location: str = ""
     forks: Mapping[tuple[str, str], int] = field(default_factory=dict)
     parents: tuple[str, ...] = ()
+    sinks_taken: frozenset[tuple[str, ...]] = frozenset()
 
     @staticmethod
     def of(store_id: str, txns: Mapping[str, int]) -> Lineage:
@@ -93,6 +95,7 @@ class Lineage:
             location=places[max(places)] if places else "",
             forks={(name, pipeline): superstep for (name, pipeline), superstep in _of(AppId.FORK, txns)},
             parents=tuple(places[began] for began in reversed(forked[:-1]) if began in places),
+            sinks_taken=frozenset(parts for parts, _ in _of(AppId.SINK_TAKEN, txns)),
         )
 
     @property
@@ -116,6 +119,10 @@ class Lineage:
         """Return True if this store does not continue the incarnation."""
         ids = [known.id for known in self.incarnations]
         return incarnation not in ids[ids.index(self.copied.id) :]
+
+    def has_taken(self, sink: str) -> bool:
+        """Return True if this fork was told to write to a destination of its parent itself."""
+        return any(name == sink and not self.is_of_another_copy(by) for by, name in self.sinks_taken)
 
     def unrecorded_location(self, place: str) -> dict[str, int]:
         """Return the transaction that records the location; empty if it is recorded, or in memory."""

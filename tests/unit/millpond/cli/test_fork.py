@@ -128,13 +128,24 @@ def test_fork_has_own_sinks(pond: Path, zookeeper_hosts: str) -> None:
     assert counts_in(theirs) == [1, 2, 3, 4, 5]
 
 
-def test_fork_accepts_table_its_parent_has_not_written(pond: Path, zookeeper_hosts: str) -> None:
-    new, other = pond.with_name("fork"), pond.with_name("its own")
+def test_fork_takes_a_sink_over_and_the_original_takes_it_back(pond: Path, zookeeper_hosts: str) -> None:
+    new, theirs = pond.with_name("fork"), pond.with_name("counts")
     invoke(pond, new)
-    consume(new, zookeeper_hosts, 4, sink=other)
 
-    assert (count(new), counts_in(other)) == ("5", [4, 5])
-    assert not (new / "sinks").exists()
+    def take_over(store: Path, *more: str) -> dict[str, Any]:
+        command = ["take-over", store, theirs, "--zookeeper", zookeeper_hosts, "--json", *more]
+        result = CliRunner().invoke(main, [*map(str, command)])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    assert take_over(new)["sinks"][0]["files"] == 0
+    consume(new, zookeeper_hosts, 4, sink=theirs)
+    assert (counts_in(theirs), (new / "sinks").exists()) == ([1, 2, 3, 4, 5], False)
+    with pytest.raises(mp.InvalidError, match=r"`millpond take-over STORE TABLE`"):
+        consume(pond, zookeeper_hosts, 4, sink=theirs)
+    assert take_over(pond)["sinks"][0]["files"] == 1
+    consume(pond, zookeeper_hosts, 5, sink=theirs)
+    assert counts_in(theirs) == [1, 2, 3, 4, 5]
 
 
 def test_fork_of_fork_begins_with_sinks_of_first(pond: Path, zookeeper_hosts: str) -> None:
