@@ -216,7 +216,9 @@ class ModelCodec:
         except Exception as error:  # noqa: BLE001 - each library has its own
             self._refuse(value, *_field_and_reason(error), cause=error)
         if self._has_equality and decoded != value:
-            self._refuse(value, _first_difference(value, decoded), "it would come back as another value")
+            names = getattr(type(value), "__annotations__", {})
+            unlike = (name for name in names if getattr(value, name, None) != getattr(decoded, name, None))
+            self._refuse(value, next(unlike, ""), "it would come back as another value")
         return text
 
     def decode(self, encoded: str | bytes) -> Any:
@@ -273,8 +275,3 @@ def _field_and_reason(error: Exception) -> tuple[str, str]:
     if found is None:
         return "", str(error) or type(error).__name__
     return found["field"].removeprefix("$").removeprefix("."), found["reason"]
-
-
-def _first_difference(value: object, decoded: object) -> str:
-    names = getattr(type(value), "__annotations__", {})
-    return next((name for name in names if getattr(value, name, None) != getattr(decoded, name, None)), "")

@@ -116,7 +116,10 @@ def check_may_commit(table: pa.Table, interval: Interval, fence: Fence) -> tuple
     """Check that sorted row updates lie in the interval and are not newer than the fence; return their end keys."""
     low, high = _ends(table)
     check(interval.contains(low) and interval.contains(high), "keys lie in the interval", low=low, high=high)
-    check(_newest(table) <= fence, "no row update is newer than the commit that names it", fence=fence)
+    sequencers, commit_numbers = (table.column(name).to_numpy() for name in ("sequencer", "commit_number"))
+    last = sequencers.max()
+    newest = Fence(Sequencer(int(last)), CommitNumber(int(commit_numbers[sequencers == last].max())))
+    check(newest <= fence, "no row update is newer than the commit that names it", fence=fence)
     return low, high
 
 
@@ -160,12 +163,6 @@ def write_row_file(
     )
 
 
-def _newest(table: pa.Table) -> Fence:
-    sequencers, commit_numbers = (table.column(name).to_numpy() for name in ("sequencer", "commit_number"))
-    newest = sequencers.max()
-    return Fence(Sequencer(int(newest)), CommitNumber(int(commit_numbers[sequencers == newest].max())))
-
-
 def read_row_files(
     objects: Objects,
     paths: Iterable[str],
@@ -185,8 +182,16 @@ def read_row_files(
     check(set(names) <= set(ROW_SCHEMA.names), "only columns of rows are read", columns=names)
     needed = names if "key" in names else ["key", *names]
     selection = _Selection(keys, interval, keep)
-    tables = [_read_nearest(objects, path, needed, selection, in_parts=path in large) for path in paths]
-    found = [table for table in tables if table.num_rows]
+    found = []
+    for path in paths:
+        try:
+            table = _read_row_file(objects, path, needed, selection, in_parts=path in large)
+        except DataError:
+            if not forget_copy(objects, path):
+                raise
+            # A kept copy was damaged: read once more, from the store.
+            table = _read_row_file(objects, path, needed, selection, in_parts=path in large)
+        found += [table] if table.num_rows else []
     if not found:
         return pa.schema([ROW_SCHEMA.field(name) for name in names]).empty_table()
     return selection.apply(pa.concat_tables(found)).select(names)
@@ -195,18 +200,6 @@ def read_row_files(
 def sealed_name(path: str) -> str | None:
     """Return the name under which one of our row files is sealed; None for another writer's file."""
     return file_name_of(path) if is_written_once(path) else None
-
-
-def _read_nearest(
-    objects: Objects, path: str, needed: list[str], selection: _Selection, *, in_parts: bool
-) -> pa.Table:
-    """Read a file; if a kept copy of it is damaged, drop the copy and read once more from the store."""
-    try:
-        return _read_row_file(objects, path, needed, selection, in_parts=in_parts)
-    except DataError:
-        if not forget_copy(objects, path):
-            raise
-    return _read_row_file(objects, path, needed, selection, in_parts=in_parts)
 
 
 def _read_row_file(
@@ -244,7 +237,7 @@ class _Selection:
         self,
         keys: Iterable[str] | None,
         interval: Interval | None,
-        keep: Callable[[pa.Table], pa.Table] | None = None,
+        keep: Callable[[pa.Table], pa.Table] | None,
     ) -> None:
         self._keys = None if keys is None else sorted(set(keys))
         self._interval = interval
@@ -269,7 +262,9 @@ class _Selection:
         if index is None:
             return None
         every = range(len(index.firsts))
-        blocks = every if self._keys is None else index.blocks_of(self._keys, self._fingerprints())
+        if self._keys is not None and self._prints is None:
+            self._prints = fingerprints(pa.array(self._keys, pa.string()))
+        blocks = every if self._prints is None else index.blocks_of(self._keys or (), self._prints)
         whole_bytes = index.pages_bytes
         is_most = index.size_of(blocks, columns) * _SHARE_MAX > whole_bytes
         if is_most and whole_bytes <= _WHOLE_BYTES_MAX:
@@ -283,18 +278,13 @@ class _Selection:
             )
         return pa.concat_tables(tables)
 
-    def _fingerprints(self) -> Fingerprints:
-        if self._prints is None:
-            self._prints = fingerprints(pa.array(self._keys, pa.string()))
-        return self._prints
-
     def reduce(self, table: pa.Table, *, is_sorted: bool = False) -> pa.Table:
         selected = self.apply(table, is_sorted=is_sorted)
         return selected if self.keep is None else self.keep(selected)
 
     def apply(self, table: pa.Table, *, is_sorted: bool = False) -> pa.Table:
-        if self._interval is not None and not (is_sorted and _lies_in(table, self._interval)):
-            table = rows_within(table, self._interval)
+        if self._interval is not None:
+            table = rows_within(table, self._interval, is_sorted=is_sorted)
         if self._keys is not None:
             keys = self._keys
             if is_sorted and table.num_rows:
@@ -306,22 +296,17 @@ class _Selection:
         return table
 
 
-def _lies_in(table: pa.Table, interval: Interval) -> bool:
-    return not table.num_rows or all(map(interval.contains, _ends(table)))
-
-
 def _ends(table: pa.Table) -> tuple[str, str]:
     keys = table.column("key")
     return keys[0].as_py(), keys[table.num_rows - 1].as_py()
 
 
-def rows_within(table: pa.Table, interval: Interval) -> pa.Table:
-    if not interval.low and interval.high is None:
-        return table
-    bounds = pc.min_max(table.column("key")).as_py()
-    if bounds["min"] is None or (interval.contains(bounds["min"]) and interval.contains(bounds["max"])):
+def rows_within(table: pa.Table, interval: Interval, *, is_sorted: bool = False) -> pa.Table:
+    if not table.num_rows or (not interval.low and interval.high is None):
         return table
     keys = table.column("key")
+    if all(map(interval.contains, _ends(table) if is_sorted else pc.min_max(keys).as_py().values())):
+        return table
     mask = pc.greater_equal(keys, interval.low)
     if interval.high is not None:
         mask = pc.and_(mask, pc.less(keys, interval.high))
@@ -360,9 +345,11 @@ def open_runs(
             buffer_size=_BUFFER_BYTES,
         )
         check_names(file.schema_arrow)
-        if name is not None:
-            return [_batches(file, path, interval, _rows_of(batch_bytes, file))]
         groups = range(file.num_row_groups)
+        if name is not None:
+            held = sum(file.metadata.row_group(group).total_byte_size for group in groups)
+            rows = batch_bytes * file.metadata.num_rows // max(held, 1)
+            return [_batches(file, path, interval, min(max(rows, _BATCH_ROWS_MIN), ROWS_PER_GROUP))]
         size_bytes = local.stat().st_size
         return [_sorted_group(file, group, interval, scratch, batch_bytes, size_bytes) for group in groups]
 
@@ -382,38 +369,25 @@ def _sorted_group(
     table = rows_within(conform(rows, _NAMES), interval)
     # Arrow's sort is stable, so updates of a key stay in the file's order.
     table = table.take(pc.sort_indices(table.column("key"))).combine_chunks()
-    spill = scratch / f"group{group}"
+    keys = table.column("key")
+    is_new = pc.not_equal(keys.slice(1), keys.slice(0, max(table.num_rows - 1, 0)))
+    changes = 1 + np.flatnonzero(is_new.to_numpy(zero_copy_only=False))
+    starts = np.concatenate([[0], changes, [table.num_rows]])
+    rows = max(1, table.num_rows * batch_bytes // max(table.nbytes, 1))
+    spill, begin = str(scratch / f"group{group}"), 0
     with pa.ipc.new_file(spill, ROW_SCHEMA) as writer:
-        for piece in _cut_between_keys(table, batch_bytes):
-            writer.write_table(piece)
+        while begin < table.num_rows:
+            # Cut between keys only.
+            end = int(starts[np.searchsorted(starts, min(begin + rows, table.num_rows))])
+            writer.write_table(table.slice(begin, end - begin))
+            begin = end
     return _spilled_run(spill)
 
 
-def _spilled_run(path: Path) -> Run:
-    with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as reader:
+def _spilled_run(path: str) -> Run:
+    with pa.OSFile(path) as source, pa.ipc.open_file(source) as reader:
         for number in range(reader.num_record_batches):
             yield pa.Table.from_batches([reader.get_batch(number)])
-
-
-def _cut_between_keys(table: pa.Table, batch_bytes: int) -> Iterator[pa.Table]:
-    if not table.num_rows:
-        return
-    keys = table.column("key")
-    is_new = pc.not_equal(keys.slice(1), keys.slice(0, table.num_rows - 1)).to_numpy(zero_copy_only=False)
-    starts = np.concatenate([[0], 1 + np.flatnonzero(is_new), [table.num_rows]])
-    rows = max(1, table.num_rows * batch_bytes // max(table.nbytes, 1))
-    begin = 0
-    while begin < table.num_rows:
-        end = int(starts[np.searchsorted(starts, min(begin + rows, table.num_rows))])
-        yield table.slice(begin, end - begin)
-        begin = end
-
-
-def _rows_of(batch_bytes: int, file: pq.ParquetFile) -> int:
-    metadata = file.metadata
-    held = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
-    rows: int = batch_bytes * metadata.num_rows // max(held, 1)
-    return min(max(rows, _BATCH_ROWS_MIN), ROWS_PER_GROUP)
 
 
 class RowFileWriter:
@@ -463,8 +437,16 @@ class RowFileWriter:
         self._write_groups(is_end=True)
         with disk_errors(path=self._path):
             self.close()
-            name = file_name_of(self._path)
-            seal_parquet_file(self._local, name, self._page_section(name))
+            name, section = file_name_of(self._path), b""
+            if self._page_rows:
+                with (
+                    self._local.open("rb") as file,
+                    mmap(file.fileno(), 0, access=ACCESS_READ) as data,
+                    memoryview(data) as view,
+                ):
+                    index = page_index_of(view, footer_start(view), self._page_rows, self._empty_columns)
+                section = pack_section(index, name)
+            seal_parquet_file(self._local, name, section)
             size_bytes = self._local.stat().st_size
         upload(objects, self._path, self._local)
         return RowFile(
@@ -503,14 +485,3 @@ class RowFileWriter:
                 table = table.slice(rows)
         self._waiting = [table.combine_chunks()] if table.num_rows else []
         self._waiting_rows, self._waiting_bytes = table.num_rows, table.nbytes
-
-    def _page_section(self, name: str) -> bytes:
-        if not self._page_rows:
-            return b""
-        with (
-            self._local.open("rb") as file,
-            mmap(file.fileno(), 0, access=ACCESS_READ) as data,
-            memoryview(data) as view,
-        ):
-            index = page_index_of(view, footer_start(view), self._page_rows, self._empty_columns)
-            return pack_section(index, name)

@@ -139,19 +139,11 @@ def _joined(*parts: pa.Array | pa.Scalar) -> pa.Array:
 
 def _of_text(array: pa.Array) -> pa.Array:
     texts = array.cast(pa.string())
-    for control in _controls_in(texts):
-        texts = pc.replace_substring(texts, control, ESCAPE + chr(ord(control) + 64))
-    return _joined(_scalar("="), texts)
-
-
-def _controls_in(texts: pa.Array) -> list[str]:
-    data = texts.buffers()[2]
-    if data is None:
-        return []
     # In UTF-8 these bytes occur for nothing else. A slice's whole buffer is searched, which finds at worst too many.
-    found = np.frombuffer(data, np.uint8)
-    present = {chr(code) for code in np.unique(found[found < len(CONTROLS)])}
-    return sorted(present, reverse=True)
+    found = np.frombuffer(texts.buffers()[2] or b"", np.uint8)
+    for code in np.unique(found[found < len(CONTROLS)])[::-1].tolist():
+        texts = pc.replace_substring(texts, chr(code), ESCAPE + chr(code + 64))
+    return _joined(_scalar("="), texts)
 
 
 def _of_int(array: pa.Array) -> pa.Array:
@@ -191,7 +183,16 @@ def _signed(digits: pa.Array, mark: str, end: str) -> pa.Array:
         return _joined(_lengths(digits, mark, RISING), digits)
     magnitudes = pc.utf8_ltrim(digits, "-")
     rising = _joined(_lengths(magnitudes, mark, RISING), magnitudes)
-    falling = _joined(_lengths(magnitudes, mark, FALLING), _turned(magnitudes), _scalar(end))
+    validity, offsets, data = magnitudes.buffers()
+    turned = pa.StringArray.from_buffers(
+        len(magnitudes),
+        offsets,
+        pa.py_buffer(_NINES[np.frombuffer(data or b"", np.uint8)]),
+        validity,
+        magnitudes.null_count,
+        magnitudes.offset,
+    )
+    falling = _joined(_lengths(magnitudes, mark, FALLING), turned, _scalar(end))
     return pc.if_else(is_negative, falling, rising)
 
 
@@ -199,15 +200,6 @@ def _lengths(digits: pa.Array, mark: str, letters: Sequence[str]) -> pa.Array:
     point = pc.find_substring(digits, ".")
     counts = pc.if_else(pc.less(point, 0), pc.binary_length(digits), point)
     return pa.array([mark + each for each in letters], pa.string()).take(counts)
-
-
-def _turned(digits: pa.Array) -> pa.Array:
-    """Subtract each digit from 9."""
-    validity, offsets, data = digits.buffers()
-    turned = _NINES[np.frombuffer(data, np.uint8)] if data is not None else np.empty(0, np.uint8)
-    return pa.StringArray.from_buffers(
-        len(digits), offsets, pa.py_buffer(turned), validity, digits.null_count, digits.offset
-    )
 
 
 def _of_float(array: pa.Array) -> pa.Array:
@@ -291,7 +283,7 @@ _WIDER: Final = {
     pa.uint32(): pa.int64(),
     pa.float16(): pa.float32(),
 }
-_OF_PYTHON: Final[dict[type, pa.DataType]] = {
+_OF_PYTHON: Final = {
     str: pa.string(),
     bool: pa.bool_(),
     int: pa.int64(),
@@ -377,22 +369,19 @@ def typed_columns(
     """Decode typed keys into a column for each of the ``places``; a value that does not fit the column is null."""
     wanted = range(len(columns)) if places is None else places
     texts = pa.chunked_array(keys.chunks, pa.string())
-    slow = [place for place in wanted if not _is_quick(columns, place)]
+    kinds = [column.type for column in columns]
+    # Parts and columns correspond only before any struct; these columns are decoded at once.
+    aligned = next((place for place, kind in enumerate(kinds) if pa.types.is_struct(kind)), len(kinds))
+    quick = [pa.types.is_string(kind) or pa.types.is_integer(kind) for kind in kinds[:aligned]]
+    slow = [place for place in wanted if place >= aligned or not quick[place]]
     rows = [_values_of(text, len(columns)) for text in texts.to_pylist()] if slow else []
     parts = None if len(slow) == len(wanted) else pc.split_pattern(texts, PART)
     return [
-        pa.chunked_array([fitting_cells(columns[place].type, [row[place] for row in rows])])
+        pa.chunked_array([fitting_cells(kinds[place], [row[place] for row in rows])])
         if place in slow
-        else _quick_cells(columns[place].type, parts, place)
+        else _quick_cells(kinds[place], parts, place)
         for place in wanted
     ]
-
-
-def _is_quick(columns: Sequence[pa.Field], place: int) -> bool:
-    """Return True if a column is decoded at once: parts and columns correspond only before any struct."""
-    kind = columns[place].type
-    is_simple = pa.types.is_string(kind) or pa.types.is_integer(kind)
-    return is_simple and not any(pa.types.is_struct(column.type) for column in columns[:place])
 
 
 def _quick_cells(kind: pa.DataType, parts: pa.ChunkedArray, place: int) -> pa.ChunkedArray:
@@ -447,25 +436,26 @@ def key_lookup(values: Sequence[KeyValue], columns: Sequence[pa.Field]) -> str:
             given=len(values),
             columns=[column.name for column in columns],
         )
-    keys = encode_key_columns([_as(value, column) for value, column in zip(values, columns, strict=True)])
+    arrays = []
+    for value, column in zip(values, columns, strict=True):
+        kind = column.type
+        try:
+            if isinstance(value, str):
+                is_binary = pa.types.is_binary(kind)
+                array = pa.array([bytes.fromhex(value)]) if is_binary else pa.array([value]).cast(kind)
+            elif isinstance(value, float) and pa.types.is_decimal(kind):
+                array = pa.array([repr(value)]).cast(kind)
+            else:
+                array = pa.array([value], kind)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as cause:
+            raise InvalidError(
+                "the value does not convert to the type of the key's column",
+                value=value,
+                column=column.name,
+                type=kind,
+            ) from cause
+        arrays.append(array)
+    keys = encode_key_columns(arrays)
     if keys.errors:
         raise InvalidError(keys.errors[0])
     return str(keys.keys[0].as_py())
-
-
-def _as(value: KeyValue, column: pa.Field) -> pa.Array:
-    try:
-        if isinstance(value, str) and pa.types.is_binary(column.type):
-            return pa.array([bytes.fromhex(value)], column.type)
-        if isinstance(value, str):
-            return pa.array([value]).cast(column.type)
-        if isinstance(value, float) and pa.types.is_decimal(column.type):
-            return pa.array([repr(value)]).cast(column.type)
-        return pa.array([value], column.type)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as cause:
-        raise InvalidError(
-            "the value does not convert to the type of the key's column",
-            value=value,
-            column=column.name,
-            type=column.type,
-        ) from cause

@@ -47,22 +47,17 @@ def take_rows(
     if wide is None or column.num_chunks < 2 or column.nbytes < chunk_bytes_max:
         return column.combine_chunks().take(rows)
     lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy()
+    is_present = rows.is_valid().to_numpy(zero_copy_only=False)
+    sizes = np.where(is_present, lengths[rows.fill_null(0).to_numpy()], 0).astype(np.int64)
+    begins = np.cumsum(sizes) - sizes
+    bounds = [0, *(np.flatnonzero(np.diff(begins // chunk_bytes_max)) + 1).tolist(), len(rows)]
     chosen = column.cast(wide).combine_chunks()
     pieces = [
         # Take piece by piece, so that the offsets of each piece begin at zero.
         chosen.take(rows.slice(start, stop - start)).cast(column.type)
-        for start, stop in _cuts(lengths, rows, chunk_bytes_max)
+        for start, stop in pairwise(bounds)
     ]
     return pieces[0] if len(pieces) == 1 else pa.chunked_array(pieces, column.type)
-
-
-def _cuts(lengths: npt.NDArray[np.int32], rows: pa.Array, bytes_max: int) -> list[tuple[int, int]]:
-    present = rows.is_valid().to_numpy(zero_copy_only=False)
-    numbers = rows.fill_null(0).to_numpy()
-    sizes = np.where(present, lengths[numbers], 0).astype(np.int64)
-    begins = np.cumsum(sizes) - sizes
-    bounds = [0, *(np.flatnonzero(np.diff(begins // bytes_max)) + 1).tolist(), len(numbers)]
-    return list(pairwise(bounds))
 
 
 # The columns of a row that readers see; the rule also needs to know which updates delete.
@@ -102,19 +97,12 @@ def split_rows(updates: pa.Table) -> tuple[pa.Table, pa.Table]:
     has_state = _valid(combined, "state") | _valid(combined, "state_bytes")
     is_row = has_state | (lengths_of(timers) > 0)
     rows = combined.set_column(_TIMERS, combined.schema.field(_TIMERS), timers).drop_columns(["deleted"])
-    versions = _versions(combined.column(STATE_VERSION), has_state)
+    stored = pc.fill_null(combined.column(STATE_VERSION), 0).to_numpy()
+    versions = pa.array(stored) if has_state.all() else pa.array(stored, mask=~has_state)
     rows = rows.set_column(_STATE_VERSION, combined.schema.field(_STATE_VERSION), versions)
     if is_row.all():
         return rows, rows.slice(0, 0)
     return rows.filter(pa.array(is_row)), rows.filter(pa.array(~is_row))
-
-
-def _versions(stored: pa.ChunkedArray, has_state: _Mask) -> pa.Array:
-    if stored.null_count == len(stored):
-        versions = np.zeros(len(stored), np.int32)
-    else:
-        versions = pc.fill_null(stored, 0).to_numpy()
-    return pa.array(versions) if has_state.all() else pa.array(versions, mask=~has_state)
 
 
 def combine_updates(updates: pa.Table) -> pa.Table:
@@ -130,22 +118,24 @@ def combine_updates(updates: pa.Table) -> pa.Table:
     flags = table.column("deleted")
     deleted = _flags(pc.fill_null(flags, False) if flags.null_count else flags)
     keys = table.column("key").combine_chunks()
-    if table.schema.equals(_SCHEMA) and not deleted.any() and _rises(keys):
-        # The table has one update per key, in order: combining would not change it.
-        if not flags.null_count:
-            return table
-        return table.set_column(_DELETED, _SCHEMA.field(_DELETED), pa.array(deleted))
+    if table.schema.equals(_SCHEMA) and not deleted.any():
+        last = len(keys) - 1
+        if last < 1 or pc.less(keys.slice(0, last), keys.slice(1)).true_count == last:
+            # The table has one update per key, in order: combining would not change it.
+            if not flags.null_count:
+                return table
+            return table.set_column(_DELETED, _SCHEMA.field(_DELETED), pa.array(deleted))
     return _combine(table, keys.dictionary_encode(), deleted)
-
-
-def _rises(keys: pa.StringArray) -> bool:
-    last = len(keys) - 1
-    return last < 1 or bool(pc.less(keys.slice(0, last), keys.slice(1)).true_count == last)
 
 
 def _combine(table: pa.Table, keys: pa.DictionaryArray, deleted: _Mask) -> pa.Table:
     codes = keys.indices.to_numpy().astype(np.int64)
-    order = _oldest_first(table)
+    # Files come in the order of their commits, so the rows are usually in order already.
+    sequencers, numbers = (table.column(name).to_numpy() for name in ("sequencer", "commit_number"))
+    rises = (sequencers[:-1] < sequencers[1:]) | (
+        (sequencers[:-1] == sequencers[1:]) & (numbers[:-1] <= numbers[1:])
+    )
+    order = np.arange(len(codes)) if rises.all() else np.lexsort((numbers, sequencers))
     sets_state = _valid(table, "state") | _valid(table, "state_bytes") | deleted
     sets_timers = _valid(table, "timers") | deleted
 
@@ -169,18 +159,6 @@ def _combine(table: pa.Table, keys: pa.DictionaryArray, deleted: _Mask) -> pa.Ta
         taken[name] if name in taken else take_rows(table.column(name), whole) for name in MERGE_COLUMNS
     ]
     return pa.Table.from_arrays(columns, schema=_SCHEMA)
-
-
-def _oldest_first(table: pa.Table) -> _Index:
-    # Files come in the order of their commits, so the rows are usually in order already.
-    sequencers = table.column("sequencer").to_numpy()
-    commit_numbers = table.column("commit_number").to_numpy()
-    rises = (sequencers[:-1] < sequencers[1:]) | (
-        (sequencers[:-1] == sequencers[1:]) & (commit_numbers[:-1] <= commit_numbers[1:])
-    )
-    if rises.all():
-        return np.arange(len(sequencers), dtype=np.int64)
-    return np.lexsort((commit_numbers, sequencers)).astype(np.int64)
 
 
 def _last_of_each_key(codes: _Index, order: _Index, keys: int) -> _Index:

@@ -36,6 +36,7 @@ from millpond.statestore.types import Objects
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
+_Offsets: TypeAlias = npt.NDArray[np.int64]
 
 # The ends of a Parquet file; before the last one stands the footer's length.
 PARQUET_MAGIC: Final = b"PAR1"
@@ -55,7 +56,7 @@ _READ_BYTES: Final = 1 << 16
 class StoredPages:
     """The pages of a column by block: offset and size of each in the file, and its CRC-32, headers included."""
 
-    offsets: npt.NDArray[np.int64]
+    offsets: _Offsets
     sizes: npt.NDArray[np.int32]
     checksums: npt.NDArray[np.uint32]
 
@@ -159,9 +160,7 @@ class PageIndex:
     def size_of(self, blocks: Sequence[int], columns: Iterable[str]) -> int:
         return int(self._sizes_of(blocks, columns)[1].sum())
 
-    def _sizes_of(
-        self, blocks: Sequence[int], columns: Iterable[str]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def _sizes_of(self, blocks: Sequence[int], columns: Iterable[str]) -> tuple[_Offsets, _Offsets]:
         chosen = np.fromiter(blocks, np.int64, len(blocks))
         sizes = np.zeros(len(chosen), np.int64)
         for pages in self._stored_of(columns):
@@ -175,11 +174,7 @@ class PageIndex:
 
     def to_bytes(self) -> bytes:
         columns: dict[str, Any] = {"first": pa.array(self.firsts, pa.string()), "rows": self.rows}
-        metadata: dict[str, bytes] = {
-            "schema": self.schema,
-            "last": self.last.encode(),
-            "keys": self.keys.to_bytes(),
-        }
+        metadata = {"schema": self.schema, "last": self.last.encode(), "keys": self.keys.to_bytes()}
         leaves = []
         for number, leaf in enumerate(self.leaves):
             if isinstance(leaf.pages, StoredPages):
@@ -194,15 +189,14 @@ class PageIndex:
             if leaf.values is not None:
                 columns[f"values{number}"] = leaf.values
             codes = {"type": leaf.physical_type, "codec": leaf.codec, "encodings": leaf.encodings}
-            leaves.append({"path": leaf.path, **codes})
+            leaves.append({"path": leaf.path} | codes)
         metadata["leaves"] = orjson.dumps(leaves)
         table = pa.table(columns).replace_schema_metadata(metadata)
         sink = pa.BufferOutputStream()
         options = pa.ipc.IpcWriteOptions(compression="zstd")
         with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
             writer.write_table(table)
-        packed: bytes = sink.getvalue().to_pybytes()
-        return packed
+        return bytes(sink.getvalue())
 
     @staticmethod
     def from_bytes(packed: bytes | memoryview) -> PageIndex:
@@ -508,12 +502,19 @@ def _leaf(file: memoryview, column: Mapping[int, Any], pages: Sequence[tuple[int
         # Only in a nested column may a page have more values than rows.
         headers = (read_struct(file, offset)[0] for offset, _ in pages)
         values = np.array([header[5][1] for header in headers], np.int32)
+    stored: StoredPages | AlikePages | None = _alike(file, pages) if pages else None
+    if pages and stored is None:
+        offsets, sizes = zip(*pages, strict=True)
+        checksums = [zlib.crc32(file[offset : offset + size]) for offset, size in pages]
+        stored = StoredPages(
+            np.array(offsets, np.int64), np.array(sizes, np.int32), np.array(checksums, np.uint32)
+        )
     return Leaf(
         path=tuple(name.decode() for name in column[3]),
         physical_type=column[1],
         codec=column[4],
         encodings=tuple(column[2]),
-        pages=(_alike(file, pages) or _stored(file, pages)) if pages else None,
+        pages=stored,
         values=values,
     )
 
@@ -527,16 +528,6 @@ def _alike(file: memoryview, pages: Sequence[tuple[int, int]]) -> AlikePages | N
         if len(numbers) > _ALIKE_MAX:
             return None
     return AlikePages(tuple(numbers), found)
-
-
-def _stored(file: memoryview, pages: Sequence[tuple[int, int]]) -> StoredPages:
-    offsets, sizes = zip(*pages, strict=True)
-    checksums = [zlib.crc32(file[offset : offset + size]) for offset, size in pages]
-    return StoredPages(
-        offsets=np.array(offsets, np.int64),
-        sizes=np.array(sizes, np.int32),
-        checksums=np.array(checksums, np.uint32),
-    )
 
 
 def _keys_of(file: memoryview, page_rows: int) -> tuple[list[str], str, BlockFilter]:
@@ -586,7 +577,9 @@ def decode_blocks(
     """
     wanted = frozenset(columns)
     chosen = np.fromiter(blocks, np.int64, len(blocks))
-    read = _ReadParts(parts)
+    ordered = sorted(parts.items(), key=lambda item: item[0].start)
+    begins = np.array([part.start for part, _ in ordered], np.int64)
+    views = [memoryview(data) for _, data in ordered]
     body: list[bytes | memoryview] = [PARQUET_MAGIC]
     end = len(PARQUET_MAGIC)
     rows = int(index.rows[chosen].sum())
@@ -598,12 +591,15 @@ def decode_blocks(
             if isinstance(leaf.pages, AlikePages):
                 pages = map(leaf.pages.contents.__getitem__, leaf.pages.numbers[chosen].tolist())
             elif leaf.pages is not None:
-                pages = read.pages(leaf.pages, chosen, leaf.path[0])
+                pages = _whole_pages(leaf.pages, chosen, begins, views, leaf.path[0])
             for page in pages:
                 body.append(page)
                 end += len(page)
         values = rows if leaf.values is None else int(leaf.values[chosen].sum())
-        chunks.append(_chunk(leaf, begin, end - begin, values))
+        size = end - begin
+        numbers = [(5, _I64, values), (6, _I64, size), (7, _I64, size), (9, _I64, begin)]
+        head = _chunk_head(leaf.path, leaf.physical_type, leaf.codec, leaf.encodings)
+        chunks.append([(2, _I64, begin), (3, _STRUCT, head + write_struct(numbers, before=4))])
     footer = write_struct(
         [
             (1, _I32, 2),
@@ -620,28 +616,18 @@ def decode_blocks(
     return file.read(columns=present, use_threads=False)
 
 
-class _ReadParts:
-    def __init__(self, parts: Mapping[ByteRange, bytes]) -> None:
-        ordered = sorted(parts.items(), key=lambda item: item[0].start)
-        self._begins = np.array([part.start for part, _ in ordered], np.int64)
-        self._views = [memoryview(data) for _, data in ordered]
-
-    def pages(self, stored: StoredPages, blocks: npt.NDArray[np.int64], column: str) -> Iterator[memoryview]:
-        offsets = stored.offsets[blocks]
-        holders = np.searchsorted(self._begins, offsets, side="right") - 1
-        starts = offsets - self._begins[holders]
-        places = (holders, starts, stored.sizes[blocks], stored.checksums[blocks], offsets)
-        for holder, start, size, checksum, offset in zip(*(place.tolist() for place in places), strict=True):
-            page = self._views[holder][start : start + size]
-            if len(page) != size or zlib.crc32(page) != checksum:
-                raise DataError("row file is damaged: a page's checksum is wrong", column=column, at=offset)
-            yield page
-
-
-def _chunk(leaf: Leaf, begin: int, size: int, values: int) -> list[Field]:
-    numbers = [(5, _I64, values), (6, _I64, size), (7, _I64, size), (9, _I64, begin)]
-    head = _chunk_head(leaf.path, leaf.physical_type, leaf.codec, leaf.encodings)
-    return [(2, _I64, begin), (3, _STRUCT, head + write_struct(numbers, before=4))]
+def _whole_pages(
+    stored: StoredPages, blocks: _Offsets, begins: _Offsets, views: Sequence[memoryview], column: str
+) -> Iterator[memoryview]:
+    offsets = stored.offsets[blocks]
+    holders = np.searchsorted(begins, offsets, side="right") - 1
+    starts = offsets - begins[holders]
+    places = (holders, starts, stored.sizes[blocks], stored.checksums[blocks], offsets)
+    for holder, start, size, checksum, offset in zip(*(place.tolist() for place in places), strict=True):
+        page = views[holder][start : start + size]
+        if len(page) != size or zlib.crc32(page) != checksum:
+            raise DataError("row file is damaged: a page's checksum is wrong", column=column, at=offset)
+        yield page
 
 
 @lru_cache(maxsize=256)

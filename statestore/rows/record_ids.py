@@ -52,27 +52,26 @@ def mix(values: Fingerprints) -> Fingerprints:
 
 
 def _fingerprints(ids: pa.Array) -> Fingerprints:
-    data, offsets = _bytes_of(ids)
-    lengths = np.diff(offsets)
-    starts = offsets[:-1]
+    if not (pa.types.is_binary(ids.type) or pa.types.is_string(ids.type)):
+        ids = _as_binary(ids)
+    _, offset_buffer, data_buffer = ids.buffers()
+    data = np.frombuffer(data_buffer, np.uint8) if data_buffer else np.empty(0, np.uint8)
+    offsets = np.frombuffer(offset_buffer, np.int32)[ids.offset : ids.offset + len(ids) + 1].astype(np.int64)
+    lengths, starts = np.diff(offsets), offsets[:-1]
     hashes: Fingerprints = _SEED + lengths.astype(np.uint64) * _MULTIPLIER
     if not len(lengths):
         return hashes
     longest = int(lengths.max())
     if longest == int(lengths.min()) <= _LONG_BYTES:
-        _absorb_equal(hashes, data, int(starts[0]), longest)
+        words, begin = -(-longest // _WORD_BYTES), int(starts[0])
+        padded = np.zeros((len(hashes), words * _WORD_BYTES), np.uint8)
+        padded[:, :longest] = data[begin : begin + longest * len(hashes)].reshape(len(hashes), longest)
+        columns = padded.view("<u8")
+        for word in range(words):
+            hashes[:] = _step(hashes, columns[:, word])
     else:
         _absorb_any(hashes, data, starts, lengths)
     return mix(hashes)
-
-
-def _bytes_of(ids: pa.Array) -> tuple[npt.NDArray[np.uint8], _Lengths]:
-    if not (pa.types.is_binary(ids.type) or pa.types.is_string(ids.type)):
-        ids = _as_binary(ids)
-    _, offset_buffer, data_buffer = ids.buffers()
-    offsets = np.frombuffer(offset_buffer, np.int32)[ids.offset : ids.offset + len(ids) + 1]
-    data = np.frombuffer(data_buffer, np.uint8) if data_buffer else np.empty(0, np.uint8)
-    return data, offsets.astype(np.int64)
 
 
 def _as_binary(ids: pa.Array) -> pa.BinaryArray:
@@ -84,15 +83,6 @@ def _as_binary(ids: pa.Array) -> pa.BinaryArray:
         return pc.cast(ids, pa.binary())
     except pa.ArrowException as error:
         raise InvalidError("record ids are bytes or text", type=ids.type) from error
-
-
-def _absorb_equal(hashes: Fingerprints, data: npt.NDArray[np.uint8], start: int, length: int) -> None:
-    words = -(-length // _WORD_BYTES)
-    padded = np.zeros((len(hashes), words * _WORD_BYTES), np.uint8)
-    padded[:, :length] = data[start : start + length * len(hashes)].reshape(len(hashes), length)
-    columns = padded.view("<u8")
-    for word in range(words):
-        hashes[:] = _step(hashes, columns[:, word])
 
 
 def _absorb_any(
@@ -169,7 +159,14 @@ class RecordIdFilter:
     def add(self, ids: Ids) -> None:
         rest = _fingerprints_of(ids)
         while len(rest):
-            part = self._part_with_room(len(rest))
+            last = self._filters[-1] if self._filters else None
+            is_growing = self.capacity < self._capacity_max
+            if last is None or (last.room <= 0 and is_growing):
+                wanted = self._first_capacity if last is None else last.capacity * _GROWTH
+                size = min(max(wanted, len(rest)), self._capacity_max - self.capacity)
+                error_rate = max(self._error_rate / 2 ** (len(self._filters) + 1), _ERROR_RATE_MIN)
+                self._filters.append(BlockFilter.empty(size, error_rate))
+            part = self._filters[-1]
             taken = part.room if self.capacity < self._capacity_max else len(rest)
             part.add(rest[:taken])
             rest = rest[taken:]
@@ -182,18 +179,6 @@ class RecordIdFilter:
             (unknown,) = np.nonzero(~hits)
             hits[unknown] = part.might_contain(wanted[unknown])
         return hits
-
-    def _part_with_room(self, ids: int) -> BlockFilter:
-        if not self._filters:
-            self._grow(max(self._first_capacity, ids))
-        elif self._filters[-1].room <= 0 and self.capacity < self._capacity_max:
-            self._grow(max(self._filters[-1].capacity * _GROWTH, ids))
-        return self._filters[-1]
-
-    def _grow(self, capacity: int) -> None:
-        left = self._capacity_max - self.capacity
-        error_rate = self._error_rate / 2 ** (len(self._filters) + 1)
-        self._filters.append(BlockFilter.empty(min(capacity, left), max(error_rate, _ERROR_RATE_MIN)))
 
 
 class BlockFilter:
@@ -277,17 +262,12 @@ def _fingerprints_of(ids: Ids) -> Fingerprints:
     return ids
 
 
-def _patterns() -> npt.NDArray[np.uint64]:
-    drawn = mix(np.arange(1, 65_537, dtype=np.uint64))
-    first, second, third = (drawn >> np.uint64(shift) for shift in (0, 6, 12))
-    one, low_bits = np.uint64(1), np.uint64(63)
-    bits = [one << (each & low_bits) for each in (first, second, third)]
-    words: npt.NDArray[np.uint64] = bits[0] | bits[1] | bits[2]
-    return words
-
-
 _SECOND: Final = np.uint64(0xA0761D6478BD642F)
-_PATTERNS: Final = _patterns()
+_DRAWN: Final = mix(np.arange(1, 65_537, dtype=np.uint64))
+# Three of the 64 bits of a word each.
+_PATTERNS: Final[npt.NDArray[np.uint64]] = np.bitwise_or.reduce(
+    [np.uint64(1) << ((_DRAWN >> np.uint64(shift)) & np.uint64(63)) for shift in (0, 6, 12)]
+)
 
 
 # The default time within which a sender may repeat a record: three hours.

@@ -245,8 +245,15 @@ def conform(table: pa.Table, columns: list[str]) -> pa.Table:
     """
     schema = ROW_SCHEMA if columns == _ALL else pa.schema([ROW_SCHEMA.field(name) for name in columns])
     if not table.schema.equals(schema):
-        indices = {name: index for index, name in enumerate(table.column_names)}
-        arrays = [_column(table, field, indices.get(field.name)) for field in schema]
+        names = frozenset(table.column_names)
+        arrays = [
+            pa.chunked_array(
+                [_convert(chunk, field.type) for chunk in table.column(field.name).chunks], field.type
+            )
+            if field.name in names
+            else pa.nulls(table.num_rows, field.type)
+            for field in schema
+        ]
         table = pa.Table.from_arrays(arrays, schema=schema)
     for name in _ORDER:
         if name in columns and table.column(name).null_count:
@@ -276,15 +283,6 @@ def lengths_of(lists: pa.Array) -> npt.NDArray[np.int64]:
     return lengths.astype(np.int64)
 
 
-def _column(table: pa.Table, field: pa.Field, index: int | None) -> pa.ChunkedArray:
-    if index is None:
-        return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
-    column = table.column(index)
-    if column.type.equals(field.type):
-        return column
-    return pa.chunked_array([_convert(chunk, field.type) for chunk in column.chunks], type=field.type)
-
-
 def _convert(array: pa.Array, target: pa.DataType) -> pa.Array:
     if array.type.equals(target):
         return array
@@ -292,23 +290,19 @@ def _convert(array: pa.Array, target: pa.DataType) -> pa.Array:
         values = _convert(array.flatten(), target.value_type)
         return lists_of(values, lengths_of(array), target, array.is_null())
     if pa.types.is_struct(target) and pa.types.is_struct(array.type):
-        return _convert_struct(array, target)
+        names = {field.name for field in array.type}
+        unknown = sorted(names - {field.name for field in target})
+        if unknown:
+            raise DataError("the file has nested fields that rows do not have", fields=unknown)
+        parts = [
+            _convert(pc.struct_field(array, field.name), field.type)
+            if field.name in names
+            else pa.nulls(len(array), field.type)
+            for field in target
+        ]
+        mask = array.is_null() if array.null_count else None
+        return pa.StructArray.from_arrays(parts, fields=list(target), mask=mask)
     if pa.types.is_timestamp(target) and pa.types.is_timestamp(array.type):
         # Other writers may store finer times; our values have no digits below a microsecond, so none are lost.
         return pc.cast(pc.cast(array, pa.timestamp("us", tz=array.type.tz), safe=False), target)
     return pc.cast(array, target)
-
-
-def _convert_struct(array: pa.StructArray, target: pa.StructType) -> pa.Array:
-    names = {field.name for field in array.type}
-    unknown = sorted(names - {field.name for field in target})
-    if unknown:
-        raise DataError("the file has nested fields that rows do not have", fields=unknown)
-    parts = [
-        _convert(pc.struct_field(array, field.name), field.type)
-        if field.name in names
-        else pa.nulls(len(array), field.type)
-        for field in target
-    ]
-    mask = array.is_null() if array.null_count else None
-    return pa.StructArray.from_arrays(parts, fields=list(target), mask=mask)

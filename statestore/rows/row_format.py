@@ -76,7 +76,6 @@ _PAGE_BYTES: Final = 1 << 15
 _PAGE_ROWS_MIN: Final = 64
 _PAGE_ROWS_MAX: Final = 4_096
 
-
 # Starting a page takes zstd 20 µs and LZ4 one; in small pages only texts gain as much from zstd.
 _PAGED_ZSTD: Final = ("state", "productions.list.element.value")
 _LEAVES: Final = (
@@ -222,12 +221,8 @@ def read_groups(
     held_bytes = 0
     for group in groups:
         metadata = file.metadata.row_group(group)
-        rows = max(
-            1,
-            min(
-                metadata.num_rows, metadata.num_rows * bytes_max // (2 * _decoded_bytes_at_most(metadata) + 1)
-            ),
-        )
+        rows = metadata.num_rows * bytes_max // (2 * _decoded_bytes_at_most(metadata) + 1)
+        rows = max(1, min(metadata.num_rows, rows))
         for batch in file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False):
             held_bytes += batch.nbytes
             if held_bytes > bytes_max:
