@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from millpond.cli.terminal.cli_help import command
 from millpond.cli.terminal.options import json_option, number, option
-from millpond.cli.terminal.output import OnProgress, number_text, print_table, progress_bar, result_as_json
+from millpond.cli.terminal.output import OnProgress, print_table, progress_bar, result_as_json
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record
@@ -92,24 +92,16 @@ def bench(
             latency = _measure_latency(store, clock, on_progress, seconds=seconds, rate=rate)
         with progress_bar("commits") as on_progress:
             made = _measure_commits(store, clock, on_progress, commits=commits, keys=keys)
-        result |= {
-            "machine": _machine(),
-            "durability": durability,
-            "throughput": throughput,
-            "latency": latency,
-            "commits": made,
+        available = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        machine = {
+            "processors": available,
+            "system": f"{platform.system()} {platform.release()}",
+            "python": platform.python_version(),
         }
+        result |= {"machine": machine, "durability": durability}
+        result |= {"throughput": throughput, "latency": latency, "commits": made}
         if not as_json:
             _print(result)
-
-
-def _machine() -> dict[str, Any]:
-    available = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return {
-        "processors": available,
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-    }
 
 
 def _print(result: Mapping[str, Any]) -> None:
@@ -124,7 +116,7 @@ def _print(result: Mapping[str, Any]) -> None:
     one_by_one = f"{latency['records']:,} records at {latency['rate']:,} a second"
     in_commits = f"{made['commits']:,} commits of {made['records']:,} records"
     rows = [
-        ("records per second", number_text(round(throughput["records_per_second"])), of_keys),
+        ("records per second", f"{throughput['records_per_second']:,}", of_keys),
         ("latency, p50", f"{latency['p50_ms']} ms", one_by_one),
         ("latency, p95", f"{latency['p95_ms']} ms", ""),
         ("latency, p99", f"{latency['p99_ms']} ms", ""),

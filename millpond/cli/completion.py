@@ -62,7 +62,7 @@ def complete_computation(
 ) -> list[CompletionItem]:
     del param
     snapshot = _snapshot(context)
-    return [] if snapshot is None else _beginning(snapshot.computations, incomplete)
+    return _beginning(() if snapshot is None else snapshot.computations, incomplete)
 
 
 def complete_savepoint(

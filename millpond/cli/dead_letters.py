@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -95,10 +95,14 @@ def list_(store: StoreAt, version: str | None, *, as_json: bool, **selected: Any
     cannot be retried, and are counted as lost.
     """
     selection = _selection(**selected)
+    by_kind: dict[tuple[str, str, str], list[StoredLetter]] = {}
     with store.reading(version) as (opened, snapshot):
-        found = stored_letters(snapshot, opened.objects)
-        groups = _grouped(one for one in found if selection.has(one))
+        for letter in filter(selection.has, stored_letters(snapshot, opened.objects)):
+            fields = letter.fields
+            kind = (str(fields.get("computation")), str(fields.get("stream")), str(fields.get("error")))
+            by_kind.setdefault(kind, []).append(letter)
         waiting = waiting_letter_requests(snapshot.txns)
+    groups = [_group(*kind, letters) for kind, letters in sorted(by_kind.items())]
     columns = ("computation", "stream", "error", "letters", "newest", "sample", "key", "value", "lost")
     print_rows(groups, columns, map(_row, groups), as_json=as_json)
     for request in () if as_json else waiting:
@@ -212,15 +216,6 @@ def _ask(store: StoreAt, action: LetterAction, *, is_all: bool, as_json: bool, *
         note(f"not retried: {count:,}, because {reason}")
 
 
-def _grouped(letters: Iterable[StoredLetter]) -> list[dict[str, Any]]:
-    by_kind: dict[tuple[str, str, str], list[StoredLetter]] = {}
-    for letter in letters:
-        fields = letter.fields
-        kind = (str(fields.get("computation")), str(fields.get("stream")), str(fields.get("error")))
-        by_kind.setdefault(kind, []).append(letter)
-    return [_group(*kind, of_kind) for kind, of_kind in sorted(by_kind.items())]
-
-
 def _group(computation: str, stream: str, error: str, letters: list[StoredLetter]) -> dict[str, Any]:
     """Return letters of one kind with the fields that the command prints, in their order."""
     newest = max(letters, key=lambda letter: (letter.superstep, letter.name))
@@ -240,14 +235,10 @@ def _group(computation: str, stream: str, error: str, letters: list[StoredLetter
 
 
 def _row(group: Mapping[str, Any]) -> tuple[object, ...]:
-    value, lost = group["value"], group["lost"]
-    shown = {
-        "stream": group["stream"] or _TIMER,
-        "value": value if len(value) <= _VALUE_SHOWN else f"{value[:_VALUE_SHOWN]}…",
-        "lost": lost or None,
-    }
-    *cells, _ = {**group, **shown}.values()
-    return tuple(cells)
+    value = group["value"]
+    shown = {"stream": group["stream"] or _TIMER, "lost": group["lost"] or None}
+    shown["value"] = value if len(value) <= _VALUE_SHOWN else f"{value[:_VALUE_SHOWN]}…"
+    return tuple({**group, **shown}.values())[:-1]
 
 
 def _words(request: LetterRequest) -> str:

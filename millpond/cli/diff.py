@@ -87,7 +87,16 @@ def diff(
             rows = [tuple(row) for row in connection.fetchall()]
         print_rows((dict(zip(names, row, strict=True)) for row in rows), names, rows, as_json=as_json)
     elif as_json:
-        _print_lines(difference, limit)
+        counts = {
+            "equal": difference.is_empty,
+            "version": difference.version,
+            "other_version": difference.other_version,
+            "computations": [asdict(part) for part in difference.computations],
+            "sinks": [asdict(part) for part in difference.sinks],
+        }
+        print_json([counts])
+        print_json(difference.rows.slice(0, limit).to_pylist())
+        print_json(difference.sink_rows.slice(0, limit).to_pylist())
     else:
         _print(difference, limit)
     raise SystemExit(0 if difference.is_empty else _DIFFERENT)
@@ -97,26 +106,9 @@ def _version(store: Store, named: str | None) -> int | None:
     return None if named is None else version_in(store.savepoints(), named)
 
 
-def _print_lines(difference: StoreDifference, limit: int) -> None:
-    counts = {
-        "equal": difference.is_empty,
-        "version": difference.version,
-        "other_version": difference.other_version,
-        "computations": [asdict(part) for part in difference.computations],
-        "sinks": [asdict(part) for part in difference.sinks],
-    }
-    print_json([counts])
-    print_json(difference.rows.slice(0, limit).to_pylist())
-    print_json(difference.sink_rows.slice(0, limit).to_pylist())
-
-
 def _print(difference: StoreDifference, limit: int) -> None:
-    kinds = (("computation", difference.computations), ("sink", difference.sinks))
-    cells = [
-        (kind, part.name, part.equal, part.changed, part.added, part.missing)
-        for kind, parts in kinds
-        for part in parts
-    ]
+    cells = [("computation", *asdict(part).values()) for part in difference.computations]
+    cells += [("sink", *asdict(part).values()) for part in difference.sinks]
     print_table("", ("", "name", "equal", "changed", "added", "missing"), cells)
     if difference.rows.num_rows:
         shown = difference.rows.slice(0, limit).to_pylist()

@@ -72,7 +72,15 @@ def export(
     written = []
     with store.reading(version) as (opened, snapshot):
         names = computations or snapshot.computations
-        _check(snapshot, names, folder, format_)
+        for name in names:
+            check_computation(snapshot, name)
+            target = _target(folder, name, format_)
+            if target.parent != folder:
+                raise InvalidError("the computation's name is no name of a file", computation=name)
+            if target.exists():
+                raise InvalidError(
+                    "there is a table already: choose another folder, or remove it", path=target
+                )
         with progress_bar("writing tables") as on_progress:
             for number, name in enumerate(names):
                 on_progress(number, len(names))
@@ -89,16 +97,6 @@ def _target(folder: Path, computation: str, format_: str) -> Path:
     return folder / (computation if format_ == _DELTA else f"{computation}.{format_}")
 
 
-def _check(snapshot: Snapshot, names: tuple[str, ...], folder: Path, format_: str) -> None:
-    for name in names:
-        check_computation(snapshot, name)
-        target = _target(folder, name, format_)
-        if target.parent != folder:
-            raise InvalidError("the computation's name is no name of a file", computation=name)
-        if target.exists():
-            raise InvalidError("there is a table already: choose another folder, or remove it", path=target)
-
-
 def _write(
     store: Store, snapshot: Snapshot, computation: str, target: Path, *, for_load: bool
 ) -> dict[str, object]:
@@ -107,13 +105,16 @@ def _write(
     staged = target.with_name(f".{target.name}.writing")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _remove(staged)
+        if staged.is_dir():
+            shutil.rmtree(staged)
+        staged.unlink(missing_ok=True)
         if target.suffix.removeprefix(".") in _COPY:
             selected, how = _COPY[target.suffix.removeprefix(".")]
             with closing(duckdb.connect()) as connection:
                 connection.execute("set TimeZone = 'UTC'")
                 connection.register("written", rows.reader())
-                connection.execute(f"copy (select {selected} from written) to '{_quoted(staged)}' ({how})")  # noqa: S608
+                place = str(staged).replace("'", "''")
+                connection.execute(f"copy (select {selected} from written) to '{place}' ({how})")  # noqa: S608
         else:
             write_deltalake(str(staged), rows.reader())
         staged.rename(target)
@@ -148,14 +149,3 @@ class _Rows:
         if not self._for_load:
             return rows
         return rows.select([name for name in _LOADED if name in rows.column_names])
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _quoted(path: Path) -> str:
-    return str(path).replace("'", "''")

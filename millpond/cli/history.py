@@ -14,7 +14,6 @@ from millpond.cli.terminal.output import print_rows, time_text
 from millpond.statestore.app_ids import supersteps_of
 from millpond.statestore.catalog.topology import (
     LoggedTopology,
-    PipelineDefinition,
     TopologyChange,
     logged_topologies,
 )
@@ -77,37 +76,29 @@ def _row(entry: Mapping[str, Any]) -> tuple[object, ...]:
     return (*fields, consumed, (writer or "")[:_WRITER_DIGITS])
 
 
-def _offsets(metadata: Mapping[str, object]) -> dict[str, str]:
-    told = metadata.get("source_offsets")
-    return {app_id: str(at) for app_id, at in told.items()} if isinstance(told, Mapping) else {}
-
-
 def _entry(commit: LoggedCommit) -> dict[str, Any]:
     """Return one commit with the fields that the command prints, in their order."""
     pipeline, superstep = next(iter(supersteps_of(commit.txns).items()), (None, None))
     metadata = commit.metadata
     operation = "unknown" if commit.info is None else commit.info.operation
+    told, counts, records = (metadata.get(name) for name in ("source_offsets", "counts", "records"))
+    offsets = {app_id: str(at) for app_id, at in told.items()} if isinstance(told, Mapping) else {}
+    if records is None and isinstance(counts, Mapping):
+        records = counts.get("records")
+    records = records if isinstance(records, int) else 0
     return {
         "version": commit.version,
         "at": time_text(commit.wall_us),
         "what": str(metadata.get("kind", operation)),
         "pipeline": pipeline,
         "superstep": superstep,
-        "records": None if superstep is None else _records(metadata),
+        "records": None if superstep is None else records,
         "intervals": sum(Interval.from_app_id(app_id) is not None for app_id in commit.txns),
         "files_added": sum(isinstance(action, Add) for action in commit.actions),
         "files_removed": sum(isinstance(action, Remove) for action in commit.actions),
-        "inputs": consumed_inputs(commit.txns, _offsets(metadata)),
+        "inputs": consumed_inputs(commit.txns, offsets),
         "writer": str(metadata["writer"]) if "writer" in metadata else None,
     }
-
-
-def _records(metadata: Mapping[str, object]) -> int:
-    records = metadata.get("records")
-    if records is None:
-        counts = metadata.get("counts")
-        records = counts.get("records") if isinstance(counts, Mapping) else None
-    return records if isinstance(records, int) else 0
 
 
 def _topology_row(one: LoggedTopology) -> tuple[object, ...]:
@@ -124,19 +115,8 @@ def _topology_row(one: LoggedTopology) -> tuple[object, ...]:
 
 
 def _topology(one: LoggedTopology) -> dict[str, object]:
-    return {
-        "version": one.version,
-        "at": time_text(one.wall_us),
-        "pipeline": one.definition.name,
-        "by": "update" if one.is_update else "start",
-        "computations": _computations(one.definition),
-        "sinks": [asdict(sink) for sink in one.definition.sinks],
-        "change": None if one.change is None else asdict(one.change),
-    }
-
-
-def _computations(definition: PipelineDefinition) -> list[dict[str, object]]:
-    return [
+    definition = one.definition
+    computations = [
         {
             "name": node.name,
             "code": node.code_hash,
@@ -149,6 +129,15 @@ def _computations(definition: PipelineDefinition) -> list[dict[str, object]]:
         }
         for node in definition.computations
     ]
+    return {
+        "version": one.version,
+        "at": time_text(one.wall_us),
+        "pipeline": definition.name,
+        "by": "update" if one.is_update else "start",
+        "computations": computations,
+        "sinks": [asdict(sink) for sink in definition.sinks],
+        "change": None if one.change is None else asdict(one.change),
+    }
 
 
 def _changes(change: TopologyChange) -> Iterator[str]:

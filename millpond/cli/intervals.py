@@ -66,7 +66,12 @@ def intervals(
         return
     with store.to_read() as opened:
         snapshot = opened.snapshot()
-        entries = _entries(opened, snapshot)
+        loads, owner = _reported(opened, snapshot)
+        entries = [
+            _entry(snapshot, interval, fence, loads.get(interval.app_id, {}), owner)
+            for interval, fence in snapshot.live_intervals().items()
+            if interval.computation != DEAD_LETTERS
+        ]
         waiting = waiting_requests(snapshot.txns)
     columns = ("computation", "from", "to", "rows", "bytes", "shared", "ms", "records", "lease")
     print_rows(entries, (*columns, "owner", "home"), map(_row, entries), as_json=as_json)
@@ -96,15 +101,6 @@ def _ask(store: Store, kind: CutKind, computation: str, key: str) -> CutRequest:
         )
     store.committer.commit(CommitRequest(kind="request", positions={request.app_id: request.number}))
     return request
-
-
-def _entries(store: Store, snapshot: Snapshot) -> list[dict[str, Any]]:
-    loads, owner = _reported(store, snapshot)
-    return [
-        _entry(snapshot, interval, fence, loads.get(interval.app_id, {}), owner)
-        for interval, fence in snapshot.live_intervals().items()
-        if interval.computation != DEAD_LETTERS
-    ]
 
 
 def _reported(store: Store, snapshot: Snapshot) -> tuple[Mapping[str, Mapping[str, object]], str | None]:
@@ -143,10 +139,7 @@ def _entry(
 
 
 def _row(entry: Mapping[str, Any]) -> tuple[object, ...]:
-    work_ms, owner = entry["work_ms"], entry["owner"]
-    shown = {
-        "size_bytes": size_text(entry["size_bytes"]),
-        "work_ms": None if work_ms is None else round(work_ms, 1),
-        "owner": (owner or "")[:_OWNER_DIGITS],
-    }
+    work_ms = entry["work_ms"]
+    shown = {"size_bytes": size_text(entry["size_bytes"]), "owner": (entry["owner"] or "")[:_OWNER_DIGITS]}
+    shown["work_ms"] = None if work_ms is None else round(work_ms, 1)
     return tuple({**entry, **shown}.values())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
-from typing import IO
 
 from delta import configure_spark_with_delta_pip
 from pyspark.conf import SparkConf
@@ -38,19 +37,15 @@ def fetch() -> tuple[str, list[Path]]:
             gateway = launch_gateway(conf, {"stdout": report, "stderr": report})  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as error:
             unavailable = UnavailableError("cannot fetch delta's jars", packages=packages)
-            unavailable.add_note(_last_lines(report))
+            report.seek(0)
+            lines = report.read().decode(errors="replace").splitlines()
+            unavailable.add_note("\n".join(lines[-_REPORT_LINES_MAX:]))
             raise unavailable from error
         jars = files_in(str(gateway.jvm.System.getProperty("spark.jars")))
         gateway.shutdown()
         gateway.proc.stdin.close()  # the JVM ends with its standard input
         gateway.proc.wait(timeout=60)
     return packages, jars
-
-
-def _last_lines(report: IO[bytes]) -> str:
-    report.seek(0)
-    lines = report.read().decode(errors="replace").splitlines()
-    return "\n".join(lines[-_REPORT_LINES_MAX:])
 
 
 def main() -> int:

@@ -10,21 +10,12 @@ from millpond.cli.terminal.cli_help import Example, command
 from millpond.cli.terminal.inputs import load_pipeline, wrong_usage
 from millpond.cli.terminal.opening import StoreAt, store_argument, zookeeper_options
 from millpond.cli.terminal.options import catalog_option, flag, json_option, option, several
-from millpond.cli.terminal.output import (
-    note,
-    number_text,
-    print_json,
-    print_table,
-    progress_bar,
-    say,
-    size_text,
-)
+from millpond.cli.terminal.output import note, print_rows, progress_bar, say, size_text
 from millpond.executor.maintenance.offline_gc import collect_offline
-from millpond.executor.maintenance.offline_upgrade import Upgraded, upgrade_offline
+from millpond.executor.maintenance.offline_upgrade import upgrade_offline
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.gc.collectors import CollectionRound
 from millpond.statestore.errors import InvalidError, UnavailableError
-from millpond.statestore.history.verification import Verified, verify_store
+from millpond.statestore.history.verification import verify_store
 from millpond.statestore.leases.zookeeper_client import security_of
 from millpond.statestore.leases.zookeeper_high_water import ask_for_mark, local_server
 from millpond.statestore.leases.zookeeper_server import local_security
@@ -60,37 +51,28 @@ def gc(store: StoreAt, keep: str, catalog: str | None, *, dry_run: bool, as_json
     opening = store.to_write(catalog=catalog, read_only=dry_run, clock=clock, rng=rng)
     with opening as opened, progress_bar("collecting garbage"):
         result = collect_offline(opened, clock, rng, policy, dry_run=dry_run)
-    if as_json:
-        print_json(_collected(result))
-    else:
-        _print_collected(result, dry_run=dry_run)
-
-
-def _collected(result: CollectionRound) -> list[dict[str, object]]:
-    return [
+    collected = [
         {
-            "kind": collection.kind,
-            "files": len(collection.paths),
-            "made": len(collection.made),
-            "freed_bytes": collection.freed_bytes,
-            "skipped": list(collection.skipped),
-            "paths": list(collection.paths),
+            "kind": one.kind,
+            "files": len(one.paths),
+            "made": len(one.made),
+            "freed_bytes": one.freed_bytes,
+            "skipped": list(one.skipped),
+            "paths": list(one.paths),
             "horizon": result.horizon,
             "held_by": result.held_by,
         }
-        for collection in result.collections
+        for one in result.collections
     ]
-
-
-def _print_collected(result: CollectionRound, *, dry_run: bool) -> None:
     rows = [
         (one.kind, len(one.paths), len(one.made), size_text(one.freed_bytes)) for one in result.collections
     ]
-    print_table("", ("kind", f"files {'would go' if dry_run else 'gone'}", "files made", "bytes"), rows)
-    for collection in result.collections:
-        for reason in collection.skipped:
+    columns = ("kind", f"files {'would go' if dry_run else 'gone'}", "files made", "bytes")
+    print_rows(collected, columns, rows, as_json=as_json)
+    if not as_json:
+        for reason in (reason for one in result.collections for reason in one.skipped):
             note(reason)
-    say(f"versions from {result.horizon} on stay readable ({result.held_by})")
+        say(f"versions from {result.horizon} on stay readable ({result.held_by})")
 
 
 @command(
@@ -149,22 +131,17 @@ def upgrade(
             done = upgrade_offline(
                 opened, topology, clock, rng, computations=computations, dry_run=dry_run, on_progress=on_piece
             )
-    if as_json:
-        print_json({**asdict(one), "failures": dict(one.failures)} for one in done)
-    else:
-        _print_upgraded(done, dry_run=dry_run)
-    context.exit(1 if any(one.failed for one in done) else 0)
-
-
-def _print_upgraded(done: list[Upgraded], *, dry_run: bool) -> None:
+    upgraded = [{**asdict(one), "failures": dict(one.failures)} for one in done]
     rows = [(one.computation, one.state_version, one.rows, one.current, one.failed) for one in done]
     went = "would be upgraded" if dry_run else "upgraded"
-    print_table("", ("computation", "state_version", went, "up to date", "failed"), rows)
-    for one in done:
+    columns = ("computation", "state_version", went, "up to date", "failed")
+    print_rows(upgraded, columns, rows, as_json=as_json)
+    for one in () if as_json else done:
         for key, reason in one.failures:
             note(f"{one.computation} {key}: {reason}")
-    if not done:
+    if not (done or as_json):
         note("no computation of the pipeline declares a state_version")
+    context.exit(1 if any(one.failed for one in done) else 0)
 
 
 @command(
@@ -193,23 +170,17 @@ def verify(context: click.Context, store: StoreAt, *, as_json: bool) -> None:
         mark = _read_mark(opened, store)
         with progress_bar("reading files") as on_progress:
             verified = verify_store(opened.objects, mark, on_progress=on_progress)
-    if as_json:
-        print_json(asdict(finding) for finding in verified.findings)
-    else:
-        _print_verified(verified)
-    context.exit(1 if verified.findings else 0)
-
-
-def _print_verified(verified: Verified) -> None:
-    if verified.findings:
-        rows = [(finding.path, finding.held, finding.fault) for finding in verified.findings]
-        print_table("", ("file", "held", "fault"), rows)
-    counts = (
-        f"{number_text(verified.commits)} commits, {number_text(verified.checkpoints)} checkpoints, "
-        f"{number_text(verified.files)} files with {number_text(verified.rows)} row updates"
-    )
-    verdict = f"{len(verified.findings)} damaged" if verified.findings else "sound"
-    say(f"{verdict}: {counts}")
+    findings = [asdict(finding) for finding in verified.findings]
+    if findings or as_json:
+        print_rows(
+            findings, ("file", "held", "fault"), [tuple(one.values()) for one in findings], as_json=as_json
+        )
+    if not as_json:
+        say(
+            f"{f'{len(findings)} damaged' if findings else 'sound'}: {verified.commits:,} commits, "
+            f"{verified.checkpoints:,} checkpoints, {verified.files:,} files with {verified.rows:,} row updates"
+        )
+    context.exit(1 if findings else 0)
 
 
 def _read_mark(opened: Store, place: StoreAt) -> Mark | None:

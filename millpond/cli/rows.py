@@ -85,7 +85,10 @@ def rows(
         extras = [name for name in _EXTRAS if any(row[name] for row in listed)]
         # Shown only where there are any, because most computations declare no version.
         numbers = ["state_version"] if any(row["state_version"] for row in listed) else []
-        typed = {source: _typed_names(view, source) for source in ("key", "state")}
+        typed = {
+            source: [column.field.name for column in view.shown if column.source == source]
+            for source in ("key", "state")
+        }
         columns = (*(typed["key"] or ["key"]), *(typed["state"] or ["state"]), *_COLUMNS, *numbers)
         cells = (
             (*_cells(row, **typed), *(row[name] for name in numbers), *(len(row[name]) for name in extras))
@@ -120,13 +123,15 @@ def _rows(table: pa.Table, view: RowsView) -> Iterator[dict[str, Any]]:
     columns = [column.cast(_with_numbers(column.type)) for column in table.columns]
     rows = pa.table(columns, names=table.column_names).to_pylist()
     for place, row in enumerate(rows):
-        lists = {name: [_with_times(each) for each in row[name]] for name in ("timers", *_EXTRAS)}
+        lists = {
+            name: [
+                {part: time_text(value) if part.endswith("at") else value for part, value in each.items()}
+                for each in row[name]
+            ]
+            for name in ("timers", *_EXTRAS)
+        }
         values = {name: column[place] for name, column in zip(names, texts, strict=True)}
         yield {"key": row.pop("key"), **values, **row, **lists, "hold": time_text(row["hold"])}
-
-
-def _typed_names(view: RowsView, source: str) -> list[str]:
-    return [column.field.name for column in view.shown if column.source == source]
 
 
 def _value_text(value: Any, kind: pa.DataType) -> Any:
@@ -159,10 +164,6 @@ def _with_numbers(type_: pa.DataType) -> pa.DataType:
     return type_
 
 
-def _with_times(part: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: time_text(value) if name.endswith("at") else value for name, value in part.items()}
-
-
 def _json_row(row: Mapping[str, Any]) -> dict[str, Any]:
     ids = [{**each, **_id_texts(each["id"])} for each in row["record_ids"]]
     productions = [
@@ -193,7 +194,10 @@ def _base64(state_bytes: bytes | None) -> str | None:
 
 def _cells(row: Mapping[str, Any], key: Sequence[str], state: Sequence[str]) -> tuple[object, ...]:
     in_bytes = row["state_bytes"]
-    timers = [_timer_text(timer) for timer in row["timers"]]
+    timers = [
+        (f"{timer['tag']}: " if timer["tag"] else "") + f"{timer['at']} ({timer['domain']})"
+        for timer in row["timers"]
+    ]
     keys = [_typed_cell(row[name]) for name in key] or [row["key"]]
     whole = row["state"] if in_bytes is None else f"base64 {_base64(in_bytes)}"
     states = [None if row[name] is None else _typed_cell(row[name]) for name in state] or [whole]
@@ -203,11 +207,6 @@ def _cells(row: Mapping[str, Any], key: Sequence[str], state: Sequence[str]) -> 
 def _typed_cell(value: Any) -> str:
     # As JSON, so that numbers have no separators, and null differs from an empty text.
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _timer_text(timer: Mapping[str, Any]) -> str:
-    name = f"{timer['tag']}: " if timer["tag"] else ""
-    return f"{name}{timer['at']} ({timer['domain']})"
 
 
 @command(
@@ -254,7 +253,9 @@ def _answer(connection: duckdb.DuckDBPyConnection, query: str, shape: str) -> No
     if relation is None:
         return
     if shape == "json":
-        for (line,) in relation.project(f"to_json(struct_pack({_fields(relation)}))::varchar").fetchall():
+        quoted = ('"' + name.replace('"', '""') + '"' for name in relation.columns)
+        fields = ", ".join(f"{column} := {column}" for column in quoted)
+        for (line,) in relation.project(f"to_json(struct_pack({fields}))::varchar").fetchall():
             click.echo(visible_json(line))
         return
     # As text, because Python's datetime does not cover the ends of time.
@@ -267,8 +268,3 @@ def _answer(connection: duckdb.DuckDBPyConnection, query: str, shape: str) -> No
         writer.writerows(rows)
     else:
         print_table("", relation.columns, rows)
-
-
-def _fields(relation: duckdb.DuckDBPyRelation) -> str:
-    quoted = ('"' + name.replace('"', '""') + '"' for name in relation.columns)
-    return ", ".join(f"{column} := {column}" for column in quoted)

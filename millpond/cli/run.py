@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Final, get_args
 
 import click
@@ -29,7 +28,7 @@ from millpond.cli.terminal.output import (
     say,
     time_text,
 )
-from millpond.executor.inputs.extraction import RowsLike, rows_from
+from millpond.executor.inputs.extraction import rows_from
 from millpond.executor.local.rows import RowSource, source_of
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
@@ -48,18 +47,6 @@ _COUNTS: Final = (
     "productions",
     "dead_letters",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    pipeline: EnginePipeline
-    store: str
-    inputs: tuple[str, ...]
-    inputs_of: str | None
-    intervals: int | None
-    finish: bool
-    shows: bool
-    options: Mapping[str, Any]  # as both runners take them
 
 
 @command(
@@ -107,7 +94,6 @@ def run(
     store: str,
     inputs: tuple[str, ...],
     inputs_of: str | None,
-    intervals: int | None,
     storage_options: tuple[str, ...],
     *,
     more_to_come: bool,
@@ -130,50 +116,60 @@ def run(
 
     On Spark the same files are streams, whose checkpoints lie in the store's folder.
     """
-    options = {"storage_options": read_options(storage_options), **given}
+    given |= {"storage_options": read_options(storage_options), "progress": not quiet}
     # From here on, because output of the user's code must not mix with the result.
     with result_as_json(as_json) as result:
         with wrong_usage():
             loaded = load_pipeline(pipeline)
-        wanted = _Wanted(loaded, store, inputs, inputs_of, intervals, not more_to_come, not quiet, options)
-        summary = _run_on_spark(wanted) if spark else _run_here(wanted)
+        execute = _run_on_spark if spark else _run_here
+        summary = execute(loaded, (inputs, inputs_of), store, finish=not more_to_come, **given)
         result |= {"pipeline": loaded.name, "store": store, **asdict(summary)}
         result |= {"watermark": time_text(summary.watermark)}
     if not as_json:
         _print(loaded.name, summary)
 
 
-def _run_here(wanted: _Wanted) -> RunSummary:
+def _run_here(
+    pipeline: EnginePipeline,
+    inputs: tuple[tuple[str, ...], str | None],
+    store: str,
+    *,
+    finish: bool,
+    progress: bool,
+    intervals: int | None,
+    **options: Any,
+) -> RunSummary:
     with wrong_usage():
-        given = read_inputs(wanted.pipeline, wanted.inputs, wanted.inputs_of)
+        given = read_inputs(pipeline, *inputs)
     use_frugal_allocator()
-    has_bar = wanted.shows and is_terminal()
-    runner = LocalRunner(
-        wanted.store, intervals=wanted.intervals or 1, progress=wanted.shows and not has_bar, **wanted.options
-    )
+    has_bar = progress and is_terminal()
+    runner = LocalRunner(store, intervals=intervals or 1, progress=progress and not has_bar, **options)
     if not has_bar:
-        return runner.run(wanted.pipeline, given, finish=wanted.finish)
+        return runner.run(pipeline, given, finish=finish)
     with rows_bar() as shown:
-        sources = {stream: shown(stream, _source(rows)) for stream, rows in given.items()}
-        return runner.run(wanted.pipeline, sources, finish=wanted.finish)
+        sources = {
+            stream: shown(stream, rows if isinstance(rows, RowSource) else source_of(rows_from(rows)))
+            for stream, rows in given.items()
+        }
+        return runner.run(pipeline, sources, finish=finish)
 
 
-def _source(rows: RowsLike) -> RowSource:
-    return rows if isinstance(rows, RowSource) else source_of(rows_from(rows))
-
-
-def _run_on_spark(wanted: _Wanted) -> RunSummary:
+def _run_on_spark(
+    pipeline: EnginePipeline,
+    inputs: tuple[tuple[str, ...], str | None],
+    store: str,
+    *,
+    finish: bool,
+    **options: Any,
+) -> RunSummary:
     from millpond.executor.spark.runner import SparkRunner
     from millpond.executor.spark.session import spark_session
 
     workers_import_from_here()
-    session = spark_session(wanted.pipeline.name)
+    session = spark_session(pipeline.name)
     with wrong_usage():
-        given = read_frames(wanted.pipeline, wanted.inputs, wanted.inputs_of, session)
-    runner = SparkRunner(
-        wanted.store, spark=session, intervals=wanted.intervals, progress=wanted.shows, **wanted.options
-    )
-    return runner.run(wanted.pipeline, given, finish=wanted.finish)
+        given = read_frames(pipeline, *inputs, session)
+    return SparkRunner(store, spark=session, **options).run(pipeline, given, finish=finish)
 
 
 def _print(pipeline: str, summary: RunSummary) -> None:

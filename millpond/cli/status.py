@@ -53,7 +53,13 @@ def status(store: StoreAt, catalog: str | None, *, check: bool, as_json: bool) -
     if as_json:
         print_json([description])
     else:
-        _print(description)
+        committed_at = description["committed_at"] or "before the start of the remaining log"
+        say(f"store     {description['store']} ({description['store_id']})")
+        say(f"version   {description['version']}, committed {committed_at}")
+        say(f"rows      {description['files']:,} files, {size_text(description['size_bytes'])}")
+        for title, columns, rows in _tables(description):
+            if rows:
+                print_table(title, columns, rows)
     if check and description["dead_letters"]:
         raise SystemExit(1)
 
@@ -107,12 +113,12 @@ def _computations(snapshot: Snapshot, code_versions: Mapping[str, int]) -> list[
         {
             "computation": name,
             "code_version": code_versions.get(name),
-            "intervals": len(intervals.get(name, ())),
+            "intervals": len(intervals[name]),
             "files": len(files := snapshot.files_in(name)),
             "row_updates": sum(file.num_records or 0 for file in files),
             "size_bytes": sum(file.size_bytes for file in files),
-            "watermark": time_text(_watermark(snapshot, name, intervals.get(name, ()))),
-            "counts": counts.get(name, {}),
+            "watermark": time_text(_watermark(snapshot, name, intervals[name])),
+            "counts": counts[name],
         }
         for name in sorted({*snapshot.computations, *intervals})
     ]
@@ -154,16 +160,6 @@ def _code_versions(store: Store) -> dict[str, int]:
     except MillpondError as error:
         note(f"no code versions: {error}")
         return {}
-
-
-def _print(description: Mapping[str, Any]) -> None:
-    committed_at = description["committed_at"] or "before the start of the remaining log"
-    say(f"store     {description['store']} ({description['store_id']})")
-    say(f"version   {description['version']}, committed {committed_at}")
-    say(f"rows      {description['files']:,} files, {size_text(description['size_bytes'])}")
-    for title, columns, rows in _tables(description):
-        if rows:
-            print_table(title, columns, rows)
 
 
 def _tables(

@@ -166,16 +166,22 @@ def replay(
         savepoints = opened.savepoints()
         first = version_in(savepoints, version)
         last = None if until is None else version_in(savepoints, until)
-        options = {"store": opened, "path": new, "version": first, "cache_mib": how["cache_mib"]}
+        options: dict[str, Any] = {
+            "store": opened,
+            "path": new,
+            "version": first,
+            "cache_mib": how["cache_mib"],
+        }
         if how["spark"]:
             done = _replay_on_spark(pipeline, (inputs, inputs_of), **options)
         else:
-            options |= {
-                "until": last,
-                "recorded": not how["all_at_once"],
-                "since_version": how["since_version"],
-            }
-            done = _replay_here(pipeline, (inputs, inputs_of), **options)
+            with wrong_usage():
+                options["inputs"] = read_inputs(pipeline, inputs, inputs_of)
+            options |= {"until": last, "recorded": not how["all_at_once"]}
+            with progress_bar("repeating supersteps") as on_progress:
+                done = replay_rows(
+                    pipeline=pipeline, told=on_progress, since_version=how["since_version"], **options
+                )
         result |= {"store": store.path, "path": new, **asdict(done)}
     if not as_json:
         repeated = f"{done.supersteps:,} supersteps, " if done.supersteps else ""
@@ -183,15 +189,6 @@ def replay(
             f"replayed: {new} has versions {done.version} to {done.until} of {store.path} once more "
             f"({repeated}{done.records:,} records)"
         )
-
-
-def _replay_here(
-    pipeline: EnginePipeline, given: tuple[tuple[str, ...], str | None], **options: Any
-) -> Replayed:
-    with wrong_usage():
-        rows = read_inputs(pipeline, *given)
-    with progress_bar("repeating supersteps") as on_progress:
-        return replay_rows(pipeline=pipeline, inputs=rows, told=on_progress, **options)
 
 
 def _replay_on_spark(

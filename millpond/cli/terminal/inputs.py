@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module, invalidate_caches
 from pathlib import Path
 from types import ModuleType
@@ -77,12 +78,11 @@ def load_function(text: str) -> Callable[..., Any]:
     return found
 
 
-def _call(text: str, function: Callable[..., Any]) -> object:
+def _call(text: str, function: Callable[[], object]) -> object:
     try:
-        result: object = function()
+        return function()
     except Exception as error:
         raise _failed(f"calling {text} failed", error) from error
-    return result
 
 
 def workers_import_from_here() -> None:
@@ -109,25 +109,19 @@ def _module(name: str) -> ModuleType:
     invalidate_caches()
     try:
         return import_module(name)  # named by the user
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if missing == name or name.startswith(f"{missing}."):
-            raise _no_module(name, missing) from error
-        raise _failed(f"importing {name} failed", error) from error
     except Exception as error:
-        raise _failed(f"importing {name} failed", error) from error
-
-
-def _no_module(name: str, missing: str) -> InvalidError:
-    parent, _, last = missing.rpartition(".")
-    folders = [str(Path.cwd())] if not parent else list(getattr(sys.modules.get(parent), "__path__", ()))
-    names = [module.name for module in pkgutil.iter_modules(folders)]
-    where = f"the package {parent}" if parent else "this folder"
-    return InvalidError(
-        f"there is no such module in {where} or in what is installed{did_you_mean(last, names)}",
-        module=name,
-        known=_some(names),
-    )
+        missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or not f"{name}.".startswith(f"{missing}."):
+            raise _failed(f"importing {name} failed", error) from error
+        parent, _, last = missing.rpartition(".")
+        folders = list(getattr(sys.modules.get(parent), "__path__", ())) if parent else [here]
+        names = [module.name for module in pkgutil.iter_modules(folders)]
+        where = f"the package {parent}" if parent else "this folder"
+        raise InvalidError(
+            f"there is no such module in {where} or in what is installed{did_you_mean(last, names)}",
+            module=name,
+            known=_some(names),
+        ) from error
 
 
 def _failed(what: str, error: Exception) -> InvalidError:
@@ -172,37 +166,45 @@ def read_inputs(
         given: ``STREAM=PATH`` texts, as on the command line.
         function: ``module:function`` of a function that returns rows by stream, for the other streams.
     """
-    inputs = _returned(function)
-    topology = pipeline.check()
-    for stream, path in _paths(given, inputs, topology).items():
-        if "://" in str(path):
+
+    def read(path: str, text_columns: frozenset[str]) -> RowFiles:
+        if "://" in path:
             raise InvalidError("the local runner reads files of this machine: give --spark", input=path)
-        inputs[stream] = RowFiles(Path(path).expanduser(), _text_columns(topology, stream))
-    return _all_given(inputs)
+        return RowFiles(Path(path).expanduser(), text_columns)
+
+    return _read(pipeline, given, function, read)
 
 
 def read_frames(
     pipeline: EnginePipeline, given: Iterable[str], function: str | None, spark: SparkSession
 ) -> dict[str, DataFrame]:
     """Return the same inputs for `SparkRunner.run`: streaming DataFrames, whose checkpoints remember the files read."""
-    inputs = _returned(function)
-    topology = pipeline.check()
-    for stream, path in _paths(given, inputs, topology).items():
-        inputs[stream] = stream_of_files(spark, path, _text_columns(topology, stream))
-    return _all_given(inputs)
+    return _read(pipeline, given, function, partial(stream_of_files, spark))
 
 
-def _returned(function: str | None) -> dict[str, Any]:
-    if function is None:
-        return {}
-    returned = _call(function, load_function(function))
+def _read(
+    pipeline: EnginePipeline,
+    given: Iterable[str],
+    function: str | None,
+    read: Callable[[str, frozenset[str]], Any],
+) -> dict[str, Any]:
+    returned = {} if function is None else _call(function, load_function(function))
     if not isinstance(returned, Mapping):
         raise InvalidError(
             "the function of --inputs returns a dict of rows by stream",
             name=function,
             type=type(returned).__name__,
         )
-    return dict(returned)
+    inputs, topology = dict(returned), pipeline.check()
+    for stream, path in _paths(given, returned, topology).items():
+        node = topology.injectors[stream]
+        keys = [consumer.subscription.key for consumer in topology.consumers_of(stream)]
+        # Keys and ids would lose leading zeros as numbers.
+        texts = frozenset(name for name in (node.key, node.id, node.member, *keys) if isinstance(name, str))
+        inputs[stream] = read(path, texts)
+    if not inputs:
+        raise InvalidError("what is the input? Give --input STREAM=PATH, or --inputs MODULE:FUNCTION")
+    return inputs
 
 
 def _paths(given: Iterable[str], others: Mapping[str, Any], topology: Topology) -> dict[str, str]:
@@ -224,20 +226,7 @@ def _paths(given: Iterable[str], others: Mapping[str, Any], topology: Topology) 
     return paths
 
 
-def _all_given(inputs: dict[str, Any]) -> dict[str, Any]:
-    if not inputs:
-        raise InvalidError("what is the input? Give --input STREAM=PATH, or --inputs MODULE:FUNCTION")
-    return inputs
-
-
-def _text_columns(topology: Topology, stream: str) -> frozenset[str]:
-    """Return the columns of keys and ids, which would lose leading zeros as numbers."""
-    node = topology.injectors[stream]
-    keys = [consumer.subscription.key for consumer in topology.consumers_of(stream)]
-    return frozenset(name for name in (node.key, node.id, node.member, *keys) if isinstance(name, str))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ConsumedInput:
     """The position in one source of an input.
 
@@ -278,13 +267,9 @@ class ConsumedInput:
 
 def consumed_inputs(txns: Mapping[str, int], offsets: Mapping[str, str]) -> list[ConsumedInput]:
     """Return the inputs among the positions of a table or commit; both mappings are by application id."""
-    found = []
-    for app_id, batch in sorted(txns.items()):
-        if app_id.startswith(AppId.INPUT):
-            pipeline, stream, source = AppId.INPUT.parts(app_id)
-            found.append(
-                ConsumedInput(
-                    pipeline=pipeline, input=stream, source=source, batch=batch, offsets=offsets.get(app_id)
-                )
-            )
-    return found
+    return [
+        ConsumedInput(pipeline, stream, source, batch, offsets.get(app_id))
+        for app_id, batch in sorted(txns.items())
+        if app_id.startswith(AppId.INPUT)
+        for pipeline, stream, source in [AppId.INPUT.parts(app_id)]
+    ]

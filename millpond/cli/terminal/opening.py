@@ -129,16 +129,6 @@ def options_in(file: str) -> tuple[str, ...]:
     return tuple(f"{name}={value}" for name, value in options.items())
 
 
-class _SecurityFile(click.ParamType[ZooKeeperSecurity]):
-    name = "file"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> ZooKeeperSecurity:
-        del param, ctx
-        return value if isinstance(value, ZooKeeperSecurity) else ZooKeeperSecurity.from_file(str(value))
-
-
 version_option: Final = option(
     "--version=N|NAME",
     "Show the store as it was at table version N (see `millpond history`), or at savepoint NAME.",
@@ -151,7 +141,7 @@ zookeeper_options: Final = options(
     option(
         "--zookeeper-security=FILE",
         "TOML file with TLS and credentials for the ensemble; by default the environment's MILLPOND_ZOOKEEPER_….",
-        type=_SecurityFile(),
+        type=ZooKeeperSecurity.from_file,
     ),
 )
 """The options that name the store's ensemble."""

@@ -71,7 +71,7 @@ def _cell(value: object) -> str:
         return ""
     if isinstance(value, list):
         return "\n".join(map(visible, value))
-    return number_text(value) if isinstance(value, int) and not isinstance(value, bool) else visible(value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else visible(value)
 
 
 def print_json(values: Iterable[Mapping[str, object]]) -> None:
@@ -158,10 +158,6 @@ def size_text(size_bytes: int) -> str:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
         size /= _BYTES_PER_STEP
     return f"{size:.1f} TiB"
-
-
-def number_text(number: int) -> str:
-    return f"{number:,}"
 
 
 @contextmanager

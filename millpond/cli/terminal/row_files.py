@@ -12,7 +12,6 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -110,7 +109,23 @@ class Parquet(FileFormat):
     def read(self, path: Path, start: int, records_max: int) -> Iterator[Rows]:
         from pyarrow import parquet
 
-        words = _words(path)
+        metadata = parquet.read_metadata(path)
+        chunks = (
+            metadata.row_group(group).column(column)
+            for group in range(metadata.num_row_groups)
+            for column in range(metadata.num_columns)
+        )
+        # Text columns with a dictionary so large that a few bytes of file may become gigabytes of rows.
+        words = sorted(
+            {
+                chunk.path_in_schema
+                for chunk in chunks
+                if chunk.physical_type == "BYTE_ARRAY"
+                and chunk.has_dictionary_page
+                and chunk.total_uncompressed_size > _DICTIONARY_BYTES
+                and "." not in chunk.path_in_schema
+            }
+        )
         # Buffered, because otherwise each column of a row group would be in memory as a whole.
         with parquet.ParquetFile(
             path, buffer_size=_BUFFER_BYTES, pre_buffer=False, read_dictionary=words
@@ -125,28 +140,6 @@ class Parquet(FileFormat):
                 passed = min(skipped, batch.num_rows)
                 skipped -= passed
                 yield from _within_bytes(pa.Table.from_batches([batch.slice(passed)]), words)
-
-
-def _words(path: Path) -> list[str]:
-    """Return the text columns with a dictionary so large that a few bytes of file may become gigabytes of rows."""
-    from pyarrow import parquet
-
-    metadata = parquet.read_metadata(path)
-    chunks = (
-        metadata.row_group(group).column(column)
-        for group in range(metadata.num_row_groups)
-        for column in range(metadata.num_columns)
-    )
-    return sorted(
-        {
-            chunk.path_in_schema
-            for chunk in chunks
-            if chunk.physical_type == "BYTE_ARRAY"
-            and chunk.has_dictionary_page
-            and chunk.total_uncompressed_size > _DICTIONARY_BYTES
-            and "." not in chunk.path_in_schema
-        }
-    )
 
 
 def _within_bytes(rows: pa.Table, words: Collection[str]) -> Iterator[pa.Table]:
@@ -175,40 +168,36 @@ class JsonLines(FileFormat):
 
     def counts(self, paths: Sequence[Path]) -> Iterator[int]:
         for path in paths:
-            with _opened(path) as lines:
-                first = next(lines, None)
-                if first is not None and first.lstrip().startswith(b"["):
-                    raise InvalidError(
-                        "JSON files have an object on each line, and no array around them", file=path
-                    )
-                yield (first is not None) + sum(1 for _ in lines)
+            lines = _lines(path)
+            first = next(lines, None)
+            if first is not None and first.lstrip().startswith(b"["):
+                raise InvalidError(
+                    "JSON files have an object on each line, and no array around them", file=path
+                )
+            yield (first is not None) + sum(1 for _ in lines)
 
     def read(self, path: Path, start: int, records_max: int) -> Iterator[Rows]:
-        with _opened(path) as lines:
-            waiting, size_bytes = list[Any](), 0
-            for line in islice(lines, start, None):
-                waiting.append(_object(line))
-                size_bytes += len(line)
-                if len(waiting) == records_max or size_bytes >= _PIECE_BYTES_MAX:
-                    yield waiting
-                    waiting, size_bytes = [], 0
-            if waiting:
+        waiting, size_bytes = list[Any](), 0
+        for line in islice(_lines(path), start, None):
+            waiting.append(_object(line))
+            size_bytes += len(line)
+            if len(waiting) == records_max or size_bytes >= _PIECE_BYTES_MAX:
                 yield waiting
+                waiting, size_bytes = [], 0
+        if waiting:
+            yield waiting
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[Iterator[bytes]]:
-    """Open a file for its lines that are not blank, none of which may be larger than a piece of the input."""
+def _lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file that are not blank; none may be larger than a piece of the input."""
     with gzip.open(path) if path.suffix == _COMPRESSED else path.open("rb") as file:
-        yield _lines(cast(IO[bytes], file), path)
-
-
-def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
-    for line in iter(partial(file.readline, _PIECE_BYTES_MAX + 1), b""):
-        if len(line) > _PIECE_BYTES_MAX:
-            raise InvalidError(f"a line of the file is longer than {_PIECE_BYTES_MAX >> 20} MiB", file=path)
-        if not line.isspace():
-            yield line
+        for line in iter(partial(cast(IO[bytes], file).readline, _PIECE_BYTES_MAX + 1), b""):
+            if len(line) > _PIECE_BYTES_MAX:
+                raise InvalidError(
+                    f"a line of the file is longer than {_PIECE_BYTES_MAX >> 20} MiB", file=path
+                )
+            if not line.isspace():
+                yield line
 
 
 def _object(line: bytes) -> Any:
@@ -244,7 +233,12 @@ class Csv(FileFormat):
                 count += batch.num_rows
                 for name, column in zip(batch.schema.names, batch.columns, strict=True):
                     fitting = [] if name in self._text_columns else kinds.get(name, _KINDS)
-                    kinds[name] = [kind for kind in fitting if _fits(column, kind)]
+                    # Without any text `all` is null, and every type fits.
+                    kinds[name] = [
+                        (kind, pattern)
+                        for kind, pattern in fitting
+                        if pc.all(pc.match_substring_regex(column, pattern)).as_py() is not False
+                    ]
             found.append(count)
         self._types = {name: fitting[0][0] for name, fitting in kinds.items() if fitting}
         yield from found
@@ -287,11 +281,6 @@ class Csv(FileFormat):
         )
         with arrow_csv.open_csv(path, parse_options=_PARSE, convert_options=convert) as batches:
             yield from batches
-
-
-def _fits(column: pa.Array, kind: _Kind) -> bool:
-    # Without any text `all` is null, and every type fits.
-    return pc.all(pc.match_substring_regex(column, kind[1])).as_py() is not False
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,9 +337,8 @@ class RowFiles(RowSource):
     @cached_property
     def _files(self) -> list[_File]:
         found, start = list[_File](), 0
-        for path, count in zip(
-            self._paths, _readable(self._paths, self._format.counts(self._paths)), strict=True
-        ):
+        counts = _readable(self._paths, self._format.counts(self._paths))
+        for path, count in zip(self._paths, counts, strict=True):
             if count:
                 name = path.relative_to(self._root).as_posix()
                 found.append(_File(name, path, start, start + count))
@@ -359,18 +347,16 @@ class RowFiles(RowSource):
 
     def _parts(self, start: int, records_max: int) -> Iterator[Rows]:
         for file in self._files:
-            if file.stop > start:
-                skipped = max(start - file.start, 0)
-                yield from self._read(file, skipped, records_max)
-
-    def _read(self, file: _File, skipped: int, records_max: int) -> Iterator[Rows]:
-        left = file.stop - file.start - skipped
-        for rows in _readable([file.path], self._format.read(file.path, skipped, records_max)):
+            skipped = max(start - file.start, 0)
+            left = file.stop - file.start - skipped
+            if left <= 0:
+                continue
+            for rows in _readable([file.path], self._format.read(file.path, skipped, records_max)):
+                if left:
+                    yield rows_between(rows, 0, left)
+                    left -= min(left, row_count(rows))
             if left:
-                yield rows_between(rows, 0, left)
-                left -= min(left, row_count(rows))
-        if left:
-            raise DataError("a file has lost rows since it was counted", file=file.path, missing=left)
+                raise DataError("a file has lost rows since it was counted", file=file.path, missing=left)
 
 
 def files_in(path: Path, text_columns: Collection[str] = ()) -> tuple[FileFormat, list[Path]]:
@@ -424,28 +410,19 @@ def _gathered(parts: Iterable[Rows], records_max: int) -> Iterator[tuple[int, Ro
     waiting, count = list[Rows](), 0
     for part in parts:
         rest = part
-        if waiting and not _fit(waiting[0], rest):
+        if waiting and getattr(waiting[0], "schema", None) != getattr(rest, "schema", None):
             yield count, _joined(waiting)
             waiting, count = [], 0
         while (here := row_count(rest)) > 0:
             taken = min(here, records_max - count)
             waiting.append(rows_between(rest, 0, taken))
             rest, count = rows_between(rest, taken, here), count + taken
-            if count == records_max or _size_bytes(waiting) >= _PIECE_BYTES_MAX:
+            size_bytes = sum(one.nbytes for one in waiting if isinstance(one, pa.Table))
+            if count == records_max or size_bytes >= _PIECE_BYTES_MAX:
                 yield count, _joined(waiting)
                 waiting, count = [], 0
     if waiting:
         yield count, _joined(waiting)
-
-
-def _size_bytes(parts: list[Rows]) -> int:
-    return sum(part.nbytes for part in parts if isinstance(part, pa.Table))
-
-
-def _fit(one: Rows, other: Rows) -> bool:
-    if isinstance(one, pa.Table) and isinstance(other, pa.Table):
-        return bool(one.schema.equals(other.schema))
-    return not isinstance(one, pa.Table) and not isinstance(other, pa.Table)
 
 
 def _joined(parts: list[Rows]) -> Rows:
@@ -473,38 +450,25 @@ def stream_of_files(spark: SparkSession, path: str, text_columns: Collection[str
 
     The suffix of a URL determines the format; without one it is Parquet.
     """
-    schema: StructType | str
+    schema: StructType | str = ""
     if "://" in path:
         name = format_of(Path(path)).name if Path(path).suffix else "parquet"
-        schema = _schema_by_spark(spark, name, path, text_columns)
     else:
         here = Path(path).expanduser().resolve()
         found, paths = files_in(here, text_columns)
         name, path = found.name, str(here)
-        schema = _schema_of(found, paths) or _schema_by_spark(spark, name, path, text_columns)
+        if isinstance(found, Csv):
+            # The types of the local runner, because Spark may infer others.
+            columns = found.types(paths).items()
+            schema = ", ".join(f"`{column.replace('`', '``')}` {_TYPES[kind]}" for column, kind in columns)
+    schema = schema or _schema_by_spark(spark, name, path, text_columns)
     reader = spark.readStream.schema(schema).options(**_OPTIONS.get(name, {}))
     return reader.option("recursiveFileLookup", "true").format(name).load(path)
 
 
-def _schema_of(found: FileFormat, paths: list[Path]) -> str | None:
-    if not isinstance(found, Csv):
-        return None
-    # The types of the local runner, because Spark may infer others.
-    columns = found.types(paths).items()
-    return ", ".join(f"`{name.replace('`', '``')}` {_TYPES[kind]}" for name, kind in columns)
-
-
 def _schema_by_spark(spark: SparkSession, name: str, path: str, text_columns: Collection[str]) -> StructType:
     from pyspark.errors import AnalysisException
-    from pyspark.sql.types import (
-        BooleanType,
-        DoubleType,
-        IntegerType,
-        LongType,
-        StringType,
-        StructField,
-        StructType,
-    )
+    from pyspark.sql import types
 
     reader = spark.read.options(**_OPTIONS.get(name, {})).option("recursiveFileLookup", "true")
     if name == "csv":
@@ -518,11 +482,11 @@ def _schema_by_spark(spark: SparkSession, name: str, path: str, text_columns: Co
     if name != "csv":
         return found
     # Times stay text, as on the local runner.
-    plain = (BooleanType, DoubleType, IntegerType, LongType)
+    plain = (types.BooleanType, types.DoubleType, types.IntegerType, types.LongType)
     fields = [
         field
         if isinstance(field.dataType, plain) and field.name not in text_columns
-        else StructField(field.name, StringType())
+        else types.StructField(field.name, types.StringType())
         for field in found
     ]
-    return StructType(fields)
+    return types.StructType(fields)
