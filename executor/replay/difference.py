@@ -113,7 +113,11 @@ def compare_stores(
         difference = mp.compare_stores(replay, original)
         assert difference.is_empty, difference.rows
     """
-    note = _note_of(store, other)
+    note = None
+    if not store.path.startswith("memory:"):
+        note = read_note(open_objects(store.path, store.storage_options))
+    if note is not None and note.store != other.path:
+        note = None
     if other_version is None and note is not None:
         other_version = note.until
     with store.reading(version) as first, other.reading(other_version) as second:
@@ -137,13 +141,6 @@ def compare_stores(
         rows=_joined((rows for _, rows in compared), _ROWS),
         sink_rows=_joined((rows for _, rows in sinks), _SINK_ROWS),
     )
-
-
-def _note_of(store: Store, other: Store) -> ReplayNote | None:
-    if store.path.startswith("memory:"):
-        return None
-    note = read_note(open_objects(store.path, store.storage_options))
-    return note if note is not None and note.store == other.path else None
 
 
 def _check_complete(note: ReplayNote, snapshot: Snapshot) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import unquote
 
 from millpond.executor.inputs.extraction import Rows, row_count, rows_between
 from millpond.executor.inputs.positions import LOCAL_SOURCE, superstep_of
@@ -59,7 +58,7 @@ def recorded_supersteps(
 
     Refuses collected commits, repairs and rewinds in between, and supersteps that Spark ran.
     """
-    journaled = {app_id: at for app_id, at in snapshot.txns.items() if _is_of_input(app_id, pipeline)}
+    journaled = _journaled(snapshot.txns, pipeline)
     reached = {
         app_id: at
         for app_id, at in snapshot.txns.items()
@@ -76,9 +75,7 @@ def recorded_supersteps(
             )
         _refuse_changes(commit)
         if commit.kind == "superstep" and commit.metadata.get("pipeline") == pipeline:
-            journaled = journaled | {
-                app_id: at for app_id, at in commit.txns.items() if _is_of_input(app_id, pipeline)
-            }
+            journaled = journaled | _journaled(commit.txns, pipeline)
             reached |= {app_id: at for app_id, at in commit.txns.items() if app_id.startswith(AppId.INPUT)}
             yield _recorded(commit, pipeline, journaled, reached)
 
@@ -111,9 +108,10 @@ def _recorded(
             version=commit.version,
             computation=metadata["backfill"],
         )
-    stream = metadata.get("input")
-    consumed = 0
-    if isinstance(stream, str):
+    given, taken = metadata.get("input"), metadata.get("taken")
+    stream, consumed, observed = None, 0, None
+    if isinstance(given, str):
+        stream, observed = given, commit.txns.get(AppId.INPUT_ROWS.of(pipeline, given))
         local = AppId.INPUT.of(pipeline, stream, LOCAL_SOURCE)
         moved = [app_id for app_id in commit.txns if app_id.startswith(AppId.INPUT.of(pipeline, stream, ""))]
         if any(app_id != local for app_id in moved) or local not in reached:
@@ -124,44 +122,43 @@ def _recorded(
                 input=stream,
             )
         consumed = reached[local]
-    taken = metadata.get("taken")
     return RecordedSuperstep(
         version=commit.version,
         superstep=superstep_of(commit.txns, pipeline),
         conditions=Conditions.from_json(metadata["conditions"]),
         taken=tuple((str(name), int(count)) for name, count in taken) if isinstance(taken, list) else (),
-        stream=stream if isinstance(stream, str) else None,
+        stream=stream,
         consumed=consumed,
-        observed=None if stream is None else commit.txns.get(AppId.INPUT_ROWS.of(pipeline, str(stream))),
+        observed=observed,
         journaled=journaled,
     )
 
 
-def _is_of_input(app_id: str, pipeline: str) -> bool:
-    if not app_id.startswith(AppId.WATERMARK):
-        return False
-    of, kind, *_ = app_id.removeprefix(AppId.WATERMARK).split("/")
-    return (unquote(of), kind) == (pipeline, "injector")
+def _journaled(txns: Mapping[str, int], pipeline: str) -> dict[str, int]:
+    watermarks = ((app_id, at) for app_id, at in txns.items() if app_id.startswith(AppId.WATERMARK))
+    return {
+        app_id: at for app_id, at in watermarks if AppId.WATERMARK.parts(app_id)[:2] == (pipeline, "injector")
+    }
 
 
 _PIECE_RECORDS = 20_000
 
 
+@dataclass(frozen=True)
 class InputPart(RowSource):
     """A section of an input, from row number ``begins`` to before ``ends`` of the original."""
 
-    def __init__(self, source: RowSource, begins: int, ends: int) -> None:
-        self._source = source
-        self._begins = begins
-        self._ends = ends
+    source: RowSource
+    begins: int
+    ends: int
 
     @property
     def count(self) -> int:
-        return self._ends
+        return self.ends
 
     def pieces(self, start: int, records_max: int) -> Iterator[tuple[int, Rows]]:
-        left = self._ends - start
-        for count, rows in self._source.pieces(max(start - self._begins, 0), records_max):
+        left = self.ends - start
+        for count, rows in self.source.pieces(max(start - self.begins, 0), records_max):
             if left <= 0:
                 return
             taken = min(count, left)
@@ -169,7 +166,7 @@ class InputPart(RowSource):
             left -= taken
 
     def first(self, records_max: int) -> Rows:
-        return self._source.first(records_max)
+        return self.source.first(records_max)
 
 
 class InputCursor:

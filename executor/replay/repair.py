@@ -56,18 +56,12 @@ SET_ASIDE_FOLDER: Final = "_millpond/set_aside"
 
 _LOST_NAMED_MAX: Final = 100
 _RESTARTED: Final = {
-    AppId.TOTAL: 0,
-    AppId.COUNT: 0,
-    AppId.INPUT_ROWS: 0,
-    AppId.INJECTED: 0,
+    **dict.fromkeys((AppId.TOTAL, AppId.COUNT, AppId.INPUT_ROWS, AppId.INJECTED), 0),
     AppId.WATERMARK: int(TIME_MIN_US),
     AppId.BACKFILL: -1,
     # The newest of these counts, so entries recorded after the restored version must lose.
-    AppId.CODEC: -1,
-    AppId.KEY_COLUMNS: -1,
-    AppId.PIPELINE_NAME: -1,
-    AppId.STATE_COLUMNS: -1,
-    AppId.STATE_VERSION: -1,
+    **dict.fromkeys((AppId.CODEC, AppId.KEY_COLUMNS, AppId.PIPELINE_NAME), -1),
+    **dict.fromkeys((AppId.STATE_COLUMNS, AppId.STATE_VERSION), -1),
 }
 
 
@@ -184,20 +178,18 @@ def _check_files(objects: Objects, plan: RepairPlan) -> None:
 
 def _changes(plan: RepairPlan, live: Mapping[str, Add], now_ms: int) -> Iterator[Action]:
     """Yield the actions that make ``live`` the table's files; all actions if the log is not readable to its end."""
+    before = plan.history.state.live if plan.is_readable else {}
     if not plan.is_readable:
         yield plan.history.protocol
         if plan.history.metadata is not None:
             yield plan.history.metadata
-        yield from live.values()
-        return
-    before = plan.history.state.live
-    for path, add in before.items():
+    for path, gone in before.items():
         if path not in live:
             yield Remove(
                 path=path,
                 deletion_time_ms=now_ms,
-                partition_values=add.partition_values,
-                size_bytes=add.size_bytes,
+                partition_values=gone.partition_values,
+                size_bytes=gone.size_bytes,
             )
     yield from (add for path, add in live.items() if path not in before)
 
@@ -286,12 +278,10 @@ def _rewritten_rows(
                 fence=fence,
                 token=names.token(),
             )
-            yield (
-                path,
-                row_file_to_add(
-                    written, interval, version=version, modification_time_ms=now_ms, rewrite=True
-                ),
+            rewritten = row_file_to_add(
+                written, interval, version=version, modification_time_ms=now_ms, rewrite=True
             )
+            yield path, rewritten
 
 
 def _set_aside(objects: Objects, plan: RepairPlan, version: TableVersion) -> None:

@@ -126,11 +126,10 @@ class _Files:
             damaged = self._objects.get(path)
         except ObjectMissingError:
             return False
-        name = path.rpartition("/")[2]
+        name, memory = path.rpartition("/")[2], MemoryObjects()
         whole = repair_bit_flip(damaged, lambda data: parquet_seal_holds(memoryview(data), name))
         if whole is None:
             return False
-        memory = MemoryObjects()
         memory.put(path, whole)
         try:
             read_row_files(memory, [path])
@@ -177,6 +176,10 @@ def plan_repair(objects: Objects, mark: Mark | None) -> RepairPlan:
                 state.live |= {add.path: add for add in adds or ()}
                 restored.append(Restored(path=path, sources=tuple(add.path for add in adds or ())))
             is_readable = history.newest == newest
+            txns = history.state.txns
+            beyond = (version for version in inventory.versions if version > history.newest)
+            for commit in readable_commits(log, beyond):
+                txns |= {app_id: max(at, txns.get(app_id, at)) for app_id, at in commit.txns.items()}
             return RepairPlan(
                 newest=newest,
                 state=state,
@@ -186,7 +189,7 @@ def plan_repair(objects: Objects, mark: Mark | None) -> RepairPlan:
                 restored=tuple(restored),
                 lost=tuple(sorted(lost)),
                 set_aside=_set_aside(log, inventory, history, is_readable=is_readable),
-                txns=_newest_txns(log, inventory, history),
+                txns=txns,
                 is_readable=is_readable,
             )
     raise DataError(
@@ -204,7 +207,8 @@ def _set_aside(
         except DataError:
             broken.update(checkpoint.paths)
     if not is_readable:
-        return tuple(path for path in log.objects.list(LOG_FOLDER) if _is_of_log(path))
+        names = ((path, path.removeprefix(f"{LOG_FOLDER}/")) for path in log.objects.list(LOG_FOLDER))
+        return tuple(path for path, name in names if name[:20].isdecimal())
     boundary = log_boundary(log.objects)
     before = [version for version in inventory.versions if boundary <= version < history.start]
     if not history.is_start_chained and history.start in inventory.versions:
@@ -222,31 +226,14 @@ def _set_aside(
     return tuple(sorted(broken))
 
 
-def _is_of_log(path: str) -> bool:
-    return path.removeprefix(f"{LOG_FOLDER}/")[:20].isdecimal()
-
-
-def _newest_txns(log: Log, inventory: LogInventory, history: TableHistory) -> dict[str, int]:
-    txns = history.state.txns
-    for commit in readable_commits(
-        log, (version for version in inventory.versions if version > history.newest)
-    ):
-        txns |= {app_id: max(at, txns.get(app_id, at)) for app_id, at in commit.txns.items()}
-    return txns
-
-
 def plan_rewind(objects: Objects, version: TableVersion, mark: Mark | None) -> RepairPlan:
     """Plan to return a sound store to a version; ``mark`` is the high-water mark, if it is known."""
     log = Log(objects)
     latest = log.latest_version()
     histories = read_histories(log, mark)
     # A commit between these two reads makes the rewind's own commit fail, because its version is taken.
-    if (
-        not histories
-        or latest is None
-        or histories[0].newest < latest
-        or (mark is not None and mark.version > latest)
-    ):
+    marked = -1 if mark is None else mark.version
+    if not histories or latest is None or histories[0].newest < latest or marked > latest:
         raise DataError("the log is damaged: repair the store first (`millpond repair`)", store=objects.url)
     history = histories[0]
     if not 0 <= version <= history.newest:

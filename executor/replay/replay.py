@@ -104,20 +104,19 @@ class ReplayPlan:
         for stream in topology.injectors:
             begins = consumed_rows(self.first, topology.name, stream)
             ends = consumed_rows(self.last, topology.name, stream)
-            if stream not in given and ends > begins:
+            if stream not in given:
+                if ends <= begins:
+                    continue
                 raise InvalidError(
                     "the original consumed an input that is not given: give its rows under the stream's name",
                     input=stream,
                     rows=ends - begins,
                 )
-            if stream not in given:
-                continue
             source = given[stream]
             missing = begins if since_version else 0
             # `LocalRunner.run` counts only rows of bounded inputs.
-            by_calls = (
-                0 if self.recorded else self.first.txns.get(AppId.INJECTED.of(topology.name, stream), 0)
-            )
+            injected = AppId.INJECTED.of(topology.name, stream)
+            by_calls = 0 if self.recorded else self.first.txns.get(injected, 0)
             if source.count < ends - missing:
                 raise InvalidError(
                     "the input has fewer rows than the original had consumed by then: give all of its rows",
@@ -175,7 +174,10 @@ def begin_replay(
 
     Without ``until`` the replay ends where the earlier call did, or with the newest version.
     """
-    known = _known_note(store, path)
+    local = local_folder(path)
+    # The note of an earlier call, which may have been killed.
+    is_new = local is not None and not local.is_dir()
+    known = None if is_new else read_note(open_objects(str(path), store.storage_options))
     if until is None and known is not None:
         until = known.until
     with store.reading(version) as first:
@@ -190,7 +192,9 @@ def begin_replay(
                 version=known.version,
                 until=known.until,
             )
-        if known is None or not _is_forked(store, path):
+        rows = open_objects(place_of(path), store.storage_options, folder=ROWS_FOLDER)
+        # On an object store the note is written first, so there may be one without a store.
+        if known is None or Log(rows).latest_version() is None:
             # The note appears with the store, so that a killed call is recognised and resumed.
             text = orjson.dumps(asdict(note), option=orjson.OPT_INDENT_2)
             fork_store(store, path, version, notes={NOTE: text}, clock=clock, rng=rng)
@@ -208,20 +212,6 @@ def _note_of(store: Store, topology: Topology, plan: ReplayPlan, *, recorded: bo
         superstep=superstep_of(plan.last.txns, topology.name),
         sinks={name: node.sink.identity for name, node in sinks.items() if isinstance(node.sink, DeltaSink)},
     )
-
-
-def _known_note(store: Store, path: str | Path) -> ReplayNote | None:
-    """Return the note of an earlier call, which may have been killed."""
-    local = local_folder(path)
-    if local is not None and not local.is_dir():
-        return None
-    return read_note(open_objects(str(path), store.storage_options))
-
-
-def _is_forked(store: Store, path: str | Path) -> bool:
-    """Return whether the noted store exists: on an object store the note is written first."""
-    rows = open_objects(place_of(path), store.storage_options, folder=ROWS_FOLDER)
-    return Log(rows).latest_version() is not None
 
 
 def with_own_sinks(pipeline: EnginePipeline, fork: Store, clock: Clock, rng: Rng) -> EnginePipeline:
@@ -396,22 +386,18 @@ def replay(
                     computation=min(run.backfilled),
                 )
             run.finish_backfills()
-            if wall is None:
-                _run_on(run, plan, parts)
-            else:
+            if wall is not None:
                 repeat_supersteps(run, plan.supersteps, parts, fork.snapshot(), wall, told)
+            else:
+                consume_inputs(run, parts, finish=plan.has_ended)
+                for stream, part in parts.items():
+                    if plan.has_ended:
+                        run.finish(stream)
+                    else:
+                        observe_rows(run, stream, part)
+                run.run_until_quiet()
             summary = run.stop()
         return plan.replayed(fork, summary.run.records)
-
-
-def _run_on(run: LocalRun, plan: ReplayPlan, parts: Mapping[str, RowSource]) -> None:
-    consume_inputs(run, parts, finish=plan.has_ended)
-    for stream, part in parts.items():
-        if plan.has_ended:
-            run.finish(stream)
-        else:
-            observe_rows(run, stream, part)
-    run.run_until_quiet()
 
 
 def replay_on_spark(

@@ -59,9 +59,11 @@ def checkpoints_in(folder: Path) -> dict[str, Path]:
     files.refuse_links()
     paths = [PurePath(path) for path in files.list("")]
     found = (
-        (_id_of(files.get(str(path))), folder / path.parent) for path in paths if path.name == "metadata"
+        (_object(files.get(str(path))).get("id"), folder / path.parent)
+        for path in paths
+        if path.name == "metadata"
     )
-    return {query: checkpoint for query, checkpoint in found if query is not None}
+    return {query: checkpoint for query, checkpoint in found if isinstance(query, str)}
 
 
 def _files_in(folder: Path) -> LocalObjects:
@@ -85,14 +87,27 @@ def rewind_checkpoints(
         if query not in batches:
             continue
         last, files = batches[query], _files_in(checkpoint)
-        later = list(_later(files, last))
-        if not dry_run and query in offsets and last >= 0:
-            _write_missing(files, last, offsets[query])
-        # Commits first: after a kill in between, Spark repeats a batch, which the store recognises.
-        if not dry_run:
-            files.delete(later)
+        later = [
+            path
+            for part in _PARTS
+            # Newest first: a kill in between leaves no gap.
+            for name in reversed(_batches(files, part))
+            if int(name) > last
+            for path in (f"{part}/{name}", f"{part}/.{name}.crc")
+        ]
         if later:
             rewound.append(query)
+        if dry_run:
+            continue
+        if query in offsets and last >= 0:
+            # Before anything is removed: a kill in between leaves a checkpoint that is ahead, which the next call
+            # rewinds.
+            for part, text in (("offsets", offsets[query]), ("commits", _DONE)):
+                with suppress(ObjectExistsError):
+                    files.put_if_absent(f"{part}/{last}", text.encode())
+                    files.delete([f"{part}/.{last}.crc"])
+        # Commits first: after a kill in between, Spark repeats a batch, which the store recognises.
+        files.delete(later)
     return tuple(rewound)
 
 
@@ -105,34 +120,18 @@ def by_query(entries: Mapping[str, _Entry]) -> dict[str, _Entry]:
     }
 
 
-def _write_missing(files: LocalObjects, batch: int, entry: str) -> None:
-    # Before anything is removed: a kill in between leaves a checkpoint that is ahead, which the next call rewinds.
-    for part, text in (("offsets", entry), ("commits", _DONE)):
-        with suppress(ObjectExistsError):
-            files.put_if_absent(f"{part}/{batch}", text.encode())
-            files.delete([f"{part}/.{batch}.crc"])
-
-
-def _later(files: LocalObjects, batch: int) -> Iterator[str]:
-    # Newest first: a kill in between leaves no gap.
-    for part in _PARTS:
-        later = [name for name in _batches(files, part) if int(name) > batch]
-        for name in sorted(later, key=int, reverse=True):
-            yield from (f"{part}/{name}", f"{part}/.{name}.crc")
-
-
 def _batches(files: LocalObjects, part: str) -> list[str]:
     names = (path.removeprefix(f"{part}/") for path in files.list(part))
-    return [name for name in names if name.isdecimal()]
+    return sorted((name for name in names if name.isdecimal()), key=int)
 
 
-def _id_of(metadata: bytes) -> str | None:
+def _object(text: bytes) -> dict[str, Any]:
+    """Parse a JSON object; anything else is an empty one."""
     try:
-        fields = orjson.loads(metadata)
+        found = orjson.loads(text)
     except ValueError:
-        return None
-    query = fields.get("id") if isinstance(fields, dict) else None
-    return query if isinstance(query, str) else None
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 # The file source's log: a note per file in ``sources/<number>``, and now and then one file with all notes so far
@@ -182,28 +181,18 @@ def _notes(data: bytes) -> Iterator[tuple[bytes, Mapping[str, Any] | None]]:
     if version != _VERSION:
         yield version, None
     for line in lines:
-        yield line, _note(line)
-
-
-def _note(line: bytes) -> Mapping[str, Any] | None:
-    try:
-        note = orjson.loads(line)
-    except ValueError:
-        return None
-    is_note = (
-        isinstance(note, dict) and isinstance(note.get("path"), str) and isinstance(note.get("batchId"), int)
-    )
-    return note if is_note else None
+        note = _object(line)
+        is_note = isinstance(note.get("path"), str) and isinstance(note.get("batchId"), int)
+        yield line, note if is_note else None
 
 
 def _last_note(files: LocalObjects, batch: int, source: str) -> int | None:
     """Return the offset of a file source at the end of a batch; ``None`` for other kinds of sources."""
     try:
         line = files.get(f"{_OFFSETS}/{batch}").split(b"\n")[_LINES_BEFORE_OFFSETS + int(source)]
-        offset = orjson.loads(line)
     except (ObjectMissingError, ValueError, IndexError):
         return None
-    last = offset.get("logOffset") if isinstance(offset, dict) else None
+    last = _object(line).get("logOffset")
     return last if isinstance(last, int) else None
 
 
