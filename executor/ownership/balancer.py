@@ -56,12 +56,10 @@ class IntervalLoad:
     home: str = ""
 
 
+@dataclass(slots=True)
 class _Seen:
-    def __init__(self, window: int) -> None:
-        self.work_us: deque[int] = deque(maxlen=window)
-        self.records: deque[int] = deque(maxlen=window)
-        self.keys: deque[tuple[str, ...]] = deque(maxlen=window)
-        self.home = ""
+    bundles: deque[tuple[int, int, tuple[str, ...]]]  # work in µs, records and timers, sampled keys
+    home: str = ""
 
 
 class Loads:
@@ -76,17 +74,14 @@ class Loads:
         for interval in live:
             seen = self._seen.get(interval)
             if seen is None:
-                seen = self._seen[interval] = _Seen(self._window)
+                seen = self._seen[interval] = _Seen(deque(maxlen=self._window))
             manifest = by_interval.get(interval)
             if manifest is None:
-                seen.work_us.append(0)
-                seen.records.append(0)
-                seen.keys.append(())
+                seen.bundles.append((0, 0, ()))
             else:
                 statistics = manifest.result.statistics
-                seen.work_us.append(manifest.work_us)
-                seen.records.append(statistics.records + statistics.timers)
-                seen.keys.append(manifest.result.key_sample)
+                records = statistics.records + statistics.timers
+                seen.bundles.append((manifest.work_us, records, manifest.result.key_sample))
                 seen.home = manifest.home
 
     def forget(self, intervals: Iterable[Interval]) -> None:
@@ -97,7 +92,7 @@ class Loads:
         """Return the loads of some intervals; ``None`` while one of them lacks a full window."""
         chosen = list(intervals)
         is_known = all(
-            interval in self._seen and len(self._seen[interval].work_us) == self._window
+            interval in self._seen and len(self._seen[interval].bundles) == self._window
             for interval in chosen
         )
         return self.so_far(chosen) if is_known else None
@@ -105,9 +100,9 @@ class Loads:
     def so_far(self, intervals: Iterable[Interval]) -> Mapping[Interval, IntervalLoad]:
         return {
             interval: IntervalLoad(
-                work_ms=median(seen.work_us) / 1_000,
-                records=median(seen.records),
-                keys=tuple(key for keys in seen.keys for key in keys),
+                work_ms=median(work_us for work_us, _, _ in seen.bundles) / 1_000,
+                records=median(records for _, records, _ in seen.bundles),
+                keys=tuple(key for *_, keys in seen.bundles for key in keys),
                 home=seen.home,
             )
             for interval in intervals
@@ -294,7 +289,14 @@ class Balancer:
         now_us = self._clock.monotonic_us()
         if now_us >= self.ask_us:
             self.ask_us = now_us + _ASKED_EVERY_US
-            yield from self._requested(txns)
+            for request in waiting_requests(txns):
+                intervals = self._intervals(request.computation)
+                cut = request.cut(intervals) if intervals else None
+                if cut is not None:
+                    yield cut, request.answer
+                elif intervals:
+                    # The keys are cut like that already: only a commit of the answer ends the request.
+                    self._ownership.record(request.answer)
         policy = self._policy
         if policy is None or self._supersteps < policy.every:
             return
@@ -317,16 +319,6 @@ class Balancer:
             for name in self._computations
             for interval, load in self.loads.so_far(self._intervals(name)).items()
         }
-
-    def _requested(self, txns: Mapping[str, int]) -> Iterator[tuple[Cut, Mapping[str, int]]]:
-        for request in waiting_requests(txns):
-            intervals = self._intervals(request.computation)
-            cut = request.cut(intervals) if intervals else None
-            if cut is not None:
-                yield cut, request.answer
-            elif intervals:
-                # The keys are cut like that already: only a commit of the answer ends the request.
-                self._ownership.record(request.answer)
 
     def _intervals(self, computation: str) -> list[Interval]:
         return [owned.interval for owned in self._ownership.of(computation)]

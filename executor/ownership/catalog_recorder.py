@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import asdict
 from queue import Full, Queue
 from typing import cast
 
@@ -20,7 +21,6 @@ from millpond.statestore.catalog.topology import (
     StreamDefinition,
     SubscriptionDefinition,
     definition_from_metadata,
-    definition_to_metadata,
 )
 from millpond.statestore.errors import MillpondError
 from millpond.statestore.log.action import JsonValue
@@ -89,11 +89,8 @@ def definition_of(topology: Topology) -> PipelineDefinition:
             code_hash=code_fingerprint(node.computation, [one.key for one in node.subscriptions]),
             codec=node.computation.codec.name,
             options={
-                "exactly_once": node.exactly_once,
-                "on_error": node.on_error,
-                "retries": node.retries,
-                "intervals": node.intervals,
-                "on_late": node.on_late,
+                name: getattr(node, name)
+                for name in ("exactly_once", "on_error", "retries", "intervals", "on_late")
             },
         )
         for node in topology.computations.values()
@@ -107,16 +104,10 @@ def definition_of(topology: Topology) -> PipelineDefinition:
     )
     names = {entry.stream for entry in subscriptions} | {sink.stream for sink in topology.sinks.values()}
     names |= {stream for node in topology.computations.values() for stream in node.produces}
+    producers = {name: tuple(node.name for node in topology.producers_of(name)) for name in sorted(names)}
     streams = tuple(
-        StreamDefinition(
-            name=name,
-            producers=(
-                ("injector",)
-                if name in topology.injectors
-                else tuple(node.name for node in topology.producers_of(name))
-            ),
-        )
-        for name in sorted(names)
+        StreamDefinition(name=name, producers=("injector",) if name in topology.injectors else made_by)
+        for name, made_by in producers.items()
     )
     sinks = tuple(
         SinkDefinition(name=node.name, stream=node.stream, destination=node.sink.identity)
@@ -133,7 +124,7 @@ def definition_of(topology: Topology) -> PipelineDefinition:
 
 def definition_metadata(topology: Topology) -> dict[str, JsonValue]:
     """Return a commit's metadata about the pipeline that runs from that commit on."""
-    definition = cast("JsonValue", definition_to_metadata(definition_of(topology)))
+    definition = cast("JsonValue", asdict(definition_of(topology)))
     return {"pipeline": topology.name, "definition": definition}
 
 

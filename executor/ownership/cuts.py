@@ -163,13 +163,7 @@ def waiting_requests(txns: Mapping[str, int]) -> tuple[CutRequest, ...]:
     found = []
     for app_id, number in txns.items():
         if number % 2 == 0 and app_id.startswith(AppId.CUT):
-            computation, kind, key = AppId.CUT.parts(app_id)
-            found.append(
-                CutRequest(
-                    computation=computation,
-                    kind="split" if kind == "split" else "merge",
-                    key=key,
-                    number=number,
-                )
-            )
+            computation, part, key = AppId.CUT.parts(app_id)
+            kind: CutKind = "split" if part == "split" else "merge"
+            found.append(CutRequest(computation=computation, kind=kind, key=key, number=number))
     return tuple(sorted(found, key=lambda request: (request.computation, request.key)))

@@ -92,27 +92,24 @@ def _renames(topology: Topology, snapshot: Snapshot, stored: frozenset[str]) -> 
                 pipeline=topology.name,
                 belongs_to=rival,
             )
-        if old in stored:
-            _check_target(snapshot, old, new)
-            yield old, new
-
-
-def _check_target(snapshot: Snapshot, old: str, new: str) -> None:
-    if snapshot.files_in(new):
-        raise InvalidError(
-            "the store has rows under both names: remove renamed_from=, and restore the former computation "
-            "or drop= it in the pipeline",
-            computation=new,
-            renamed_from=old,
-        )
-    cuts, former_cuts = _cuts(snapshot, new), _cuts(snapshot, old)
-    bare, former_bare = (snapshot.txns.get(AppId.BARE_IDS.of(name)) for name in (new, old))
-    if (cuts and cuts != former_cuts) or (bare is not None and bare != former_bare):
-        raise InvalidError(
-            "an earlier computation had this name with different intervals or ids: choose another name",
-            computation=new,
-            renamed_from=old,
-        )
+        if old not in stored:
+            continue
+        if snapshot.files_in(new):
+            raise InvalidError(
+                "the store has rows under both names: remove renamed_from=, and restore the former computation "
+                "or drop= it in the pipeline",
+                computation=new,
+                renamed_from=old,
+            )
+        cuts, former_cuts = _cuts(snapshot, new), _cuts(snapshot, old)
+        bare, former_bare = (snapshot.txns.get(AppId.BARE_IDS.of(name)) for name in (new, old))
+        if (cuts and cuts != former_cuts) or (bare is not None and bare != former_bare):
+            raise InvalidError(
+                "an earlier computation had this name with different intervals or ids: choose another name",
+                computation=new,
+                renamed_from=old,
+            )
+        yield old, new
 
 
 def _cuts(snapshot: Snapshot, computation: str) -> frozenset[tuple[str, str | None]]:
@@ -251,14 +248,11 @@ def _moved(topology: Topology, snapshot: Snapshot, old: str, new: str) -> dict[s
     }
     pairs[AppId.BARE_IDS.of(old)] = AppId.BARE_IDS.of(new)
     for app_id in txns:
-        if app_id.startswith(AppId.COUNT):
-            of, computation, counter = AppId.COUNT.parts(app_id)
-            if (of, computation) == (pipeline, old):
-                pairs[app_id] = AppId.COUNT.of(pipeline, new, counter)
-        if app_id.startswith(AppId.BACKFILL):
-            of, computation, stream = AppId.BACKFILL.parts(app_id)
-            if (of, computation) == (pipeline, old):
-                pairs[app_id] = AppId.BACKFILL.of(pipeline, new, stream)
+        for kind in (AppId.COUNT, AppId.BACKFILL):
+            if app_id.startswith(kind):
+                of, computation, last = kind.parts(app_id)
+                if (of, computation) == (pipeline, old):
+                    pairs[app_id] = kind.of(pipeline, new, last)
     # Everything that belongs to the rows moves with them, otherwise the computation would start from nothing.
     moved = {target: txns[source] for source, target in pairs.items() if source in txns}
     moved[AppId.CLAIM.of(new)] = pipeline_number(pipeline)
@@ -268,12 +262,10 @@ def _moved(topology: Topology, snapshot: Snapshot, old: str, new: str) -> dict[s
         moved[AppId.CODEC.of(new, str(code.codec.name))] = snapshot.version + 1
     if stored_state_version(txns, new) != code.state_version:
         moved[AppId.STATE_VERSION.of(new, code.state_version)] = snapshot.version + 1
-    columns = recorded_word(txns, AppId.KEY_COLUMNS, old)
-    if columns is not None:
-        moved[AppId.KEY_COLUMNS.of(new, columns)] = snapshot.version + 1
-    declared = recorded_word(txns, AppId.DECLARED_INTERVALS, old)
-    if declared is not None:
-        moved[AppId.DECLARED_INTERVALS.of(new, int(declared))] = snapshot.version + 1
+    for kind in (AppId.KEY_COLUMNS, AppId.DECLARED_INTERVALS):
+        word = recorded_word(txns, kind, old)
+        if word is not None:
+            moved[kind.of(new, word)] = snapshot.version + 1
     return moved
 
 
@@ -314,7 +306,9 @@ def moved_intervals(evolution: Evolution, leaving: list[Interval]) -> dict[Inter
 
 def as_stored(topology: Topology, snapshot: Snapshot) -> Topology:
     """Return the pipeline under the name by which the store knows it, if any."""
-    stored = _stored_pipelines(snapshot)
+    # The stored names of the pipelines that have run in the store, or at least opened.
+    opened = (interval.low.removesuffix("/") for interval in snapshot.live_intervals(DEAD_LETTERS))
+    stored = frozenset([*supersteps_of(snapshot.txns), *opened])
     by_name = {current_name(snapshot.txns, pipeline): pipeline for pipeline in stored}
     name, former = topology.title, topology.renamed_from
     if name in by_name:
@@ -349,9 +343,3 @@ def name_records(topology: Topology, snapshot: Snapshot) -> dict[str, int]:
             "another process has renamed the pipeline meanwhile", pipeline=title, former=stored, now=current
         )
     return {AppId.PIPELINE_NAME.of(stored, title): snapshot.version + 1}
-
-
-def _stored_pipelines(snapshot: Snapshot) -> frozenset[str]:
-    """Return the stored names of the pipelines that have run in the store, or at least opened."""
-    opened = (interval.low.removesuffix("/") for interval in snapshot.live_intervals(DEAD_LETTERS))
-    return frozenset([*supersteps_of(snapshot.txns), *opened])

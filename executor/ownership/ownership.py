@@ -138,10 +138,8 @@ class OwnedInterval:
             return True
         if pending.next_event_timer is not None and pending.next_event_timer <= mark(computation, EXACT):
             return True
-        for percentile, at in pending.next_percentile_timers.items():
-            if at <= mark(computation, percentile):
-                return True
-        return False
+        timers = pending.next_percentile_timers.items()
+        return bool(timers) and any(at <= mark(computation, percentile) for percentile, at in timers)
 
 
 def refuse_claimed(positions: Mapping[str, int], pipeline: str, computations: Iterable[str]) -> None:
@@ -528,11 +526,17 @@ class Ownership:
             # The control interval's fence proves that this process still owns the pipeline.
             writes.append(self._write(self._control_interval))
         writes += [self._write(one) for one in replaced]
+        metadata: Mapping[str, JsonValue] = {}
+        if replaced:
+            metadata = {"replaced": [one.app_id for one in replaced]}
+        elif self._control_interval in intervals:
+            # A new owner records which pipeline it runs.
+            metadata = definition_metadata(self._topology)
         request = CommitRequest(
             kind="fence" if cut is None else cut.kind,
             writes=tuple(writes),
             positions=claims,
-            metadata=self._metadata(intervals, replaced),
+            metadata=metadata,
         )
         # From this commit on every late write of a former owner fails. A lease alone could not stop one.
         self._commit_taken(request)
@@ -554,12 +558,6 @@ class Ownership:
                     self._store.objects, interval, files, self._topology.percentiles
                 )
         reach("recovery.scanned")
-
-    def _metadata(self, taken: Collection[Interval], replaced: Collection[Interval]) -> dict[str, JsonValue]:
-        """Return the metadata of a commit that takes intervals; a new owner records which pipeline it runs."""
-        if replaced:
-            return {"replaced": [one.app_id for one in replaced]}
-        return definition_metadata(self._topology) if self._control_interval in taken else {}
 
     def _index(self) -> None:
         self.by_computation = {

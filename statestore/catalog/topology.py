@@ -7,7 +7,7 @@ its topology each time, which replaces the previous one (MillWheel §4.3).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Final
 
 from millpond.statestore.errors import DataError
@@ -67,11 +67,6 @@ DEFINES: Final = b'"definition"'
 """Bytes of every commit that records a topology."""
 
 
-def definition_to_metadata(definition: PipelineDefinition) -> dict[str, object]:
-    """Convert a topology to JSON, for a commit's metadata under ``definition``."""
-    return asdict(definition)
-
-
 def definition_from_metadata(metadata: Mapping[str, object]) -> PipelineDefinition | None:
     """Return the topology in a commit's metadata, if any; raise `DataError` if it is malformed."""
     value = metadata.get("definition")
@@ -90,19 +85,15 @@ def definition_from_metadata(metadata: Mapping[str, object]) -> PipelineDefiniti
         )
     except (KeyError, TypeError) as error:
         raise DataError(_MALFORMED) from error
-    if not _is_typed(definition):
+    name, *kinds = asdict(definition).values()
+    values = (value for parts in kinds for part in parts for value in part.items())
+    if not isinstance(name, str) or not all(isinstance(value, _KINDS.get(of, str)) for of, value in values):
         raise DataError(_MALFORMED)
     return definition
 
 
 _MALFORMED: Final = "a commit carries a malformed pipeline definition"
 _KINDS: Final[Mapping[str, type]] = {"options": Mapping, "producers": tuple}
-
-
-def _is_typed(definition: PipelineDefinition) -> bool:
-    name, *kinds = asdict(definition).values()
-    values = (value for parts in kinds for part in parts for value in part.items())
-    return isinstance(name, str) and all(isinstance(value, _KINDS.get(of, str)) for of, value in values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +117,7 @@ class TopologyChange:
     sinks_changed: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(
-            self.added
-            or self.removed
-            or self.changed
-            or self.sinks_added
-            or self.sinks_removed
-            or self.sinks_changed
-        )
+        return any(astuple(self))
 
 
 def change_between(former: PipelineDefinition | None, present: PipelineDefinition) -> TopologyChange:

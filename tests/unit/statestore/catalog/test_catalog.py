@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from millpond.statestore.catalog.topology import (
     DEFINES,
     ComputationDefinition,
     PipelineDefinition,
-    definition_to_metadata,
 )
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
 from millpond.statestore.history.replayed_log import newest_commits
@@ -189,7 +188,7 @@ class TestRebuilding:
         for version, definition in enumerate((None, DEFINITION, None, DEFINITION, later, None)):
             fields: dict[str, Any] = {"kind": "fence"}
             if definition is not None:
-                fields["definition"] = definition_to_metadata(definition)
+                fields["definition"] = asdict(definition)
             info = CommitInfo(operation="X", timestamp_ms=5_000 + version, millpond=fields)
             log.put(TableVersion(version), encode([info]))
         return log
