@@ -294,12 +294,8 @@ def _invoke(words: Sequence[str]) -> tuple[str | None, int]:
     result = CliRunner().invoke(main, words, prog_name="millpond")
     problem = None
     if result.exception is not None and not isinstance(result.exception, SystemExit):
-        shown = traceback.format_exception(result.exception)
-        frames = [line.strip().split("\n")[0] for line in shown if "File" in line][-7:]
-        short = " < ".join(
-            f"{Path(line.split(chr(34))[1]).name}:{line.split('line ')[1].split(',')[0]}"
-            for line in frames[::-1]
-        )
+        frames = traceback.extract_tb(result.exception.__traceback__)[-7:]
+        short = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames[::-1])
         problem = f"traceback: {type(result.exception).__name__}: {str(result.exception)[:200]!r} at {short}"
     elif any(sign in result.output for sign in ("\x1b", "\x07", "\x9b", "\u202e")):
         problem = "escape sequence in the output"

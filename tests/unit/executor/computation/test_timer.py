@@ -28,10 +28,11 @@ def due(queue: TimerQueue, event: int, wall: int = -1) -> set[str]:
     return queue.due_keys(EventTimeMicros(event), WallTimeMicros(wall))
 
 
-def test_firing_order_is_time_then_domain_then_tag() -> None:
-    timers = [timer(2), timer(1, WALL), timer(1, tag="b"), timer(1, tag="a")]
+def test_firing_order_is_time_then_domain_then_percentile_then_tag() -> None:
+    early = Timer("z", EVENT, 1, 1, percentile=50)
+    timers = [timer(2), timer(1, WALL), timer(1, tag="b"), timer(1, tag="a"), early]
 
-    assert firing_order(timers) == (timers[3], timers[2], timers[1], timers[0])
+    assert firing_order(timers) == tuple(reversed(timers))
 
 
 def test_hold_is_the_oldest_output_time() -> None:

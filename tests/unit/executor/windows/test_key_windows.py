@@ -130,6 +130,13 @@ def test_merged_session_has_contents_counts_and_trigger_state_of_its_parts() -> 
     assert (shown.value, shown.window, shown.pane.timing) == (24, Window(1, 25), Timing.EARLY)
 
 
+def test_session_that_absorbs_others_continues_its_pane_count() -> None:
+    key = _Key(WindowingStrategy(window_fn=Sessions(4), trigger=Repeatedly(AfterCount(2))))
+    shown = key.add(0, 3) + key.add(1, 2)
+
+    assert [(value.window, value.pane.index) for value in shown] == [(Window(0, 7), 0), (Window(0, 7), 1)]
+
+
 def test_merging_windows_need_a_trigger_that_can_merge() -> None:
     trigger = ShouldEmit(lambda value, state: (True, state))
 

@@ -32,7 +32,7 @@ def test_only_an_object_with_the_four_fields_is_an_envelope() -> None:
 
 def test_retraction_repeats_its_pane_with_the_new_timing() -> None:
     """The timing comes from the pane that replaces the retracted one."""
-    first = _pane(index=0, nonspeculative_index=-1, timing=Timing.EARLY, is_last=False)
+    first = _pane(index=0, nonspeculative_index=-1, timing=Timing.EARLY, is_last=True)
     shown = WindowedValue(value=7, window=Window(0, 5), at=4, pane=first)
     back = shown.retraction(_pane(produced_at=9))
 
