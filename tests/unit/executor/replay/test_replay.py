@@ -67,10 +67,10 @@ def pond(tmp_path: Path, zookeeper_hosts: str) -> Path:
     return tmp_path / "pond"
 
 
-def version_after(pond: Path, rows: int) -> int:
+def version_after(pond: Path, rows: int, position: str = "millpond/injected/p/in") -> int:
     with mp.Store.open(pond, read_only=True) as store:
         versions = range(store.snapshot().version + 1)
-        return min(at for at in versions if store.snapshot(at).txns.get("millpond/injected/p/in") == rows)
+        return min(at for at in versions if store.snapshot(at).txns.get(position) == rows)
 
 
 def replay(pond: Path, new: Path, pipeline: mp.Pipeline, rows: Any, **options: Any) -> mp.types.Replayed:
@@ -237,6 +237,33 @@ def test_replay_of_bounded_runs_is_equal(tmp_path: Path, zookeeper_hosts: str, f
     with mp.Store.open(pond, read_only=True) as store:
         mp.replay(store, other, windows(2), {"in": rows}, version=0, zookeeper=zookeeper_hosts)
     assert not compare(other, pond).is_empty
+
+
+def test_replay_of_sorted_input_passes_records_in_the_same_superstep(
+    tmp_path: Path, zookeeper_hosts: str
+) -> None:
+    """Otherwise they wait for the next one, which the version to compare with does not have."""
+
+    class Seen(mp.Computation):
+        time_sorted = True
+
+        def process_record(self, context, record):
+            context.state.set([*context.state.get([]), record.value["at"]])
+
+    def pipeline() -> mp.Pipeline:
+        pipeline = mp.Pipeline("p")
+        pipeline.inject("in", key="k", at="at").apply(Seen(), name="seen")
+        return pipeline
+
+    pond, new = tmp_path / "pond", tmp_path / "new"
+    mp.LocalRunner(pond, zookeeper=zookeeper_hosts, progress=False).run(pipeline(), {"in": ROWS[::-1]})
+    until = version_after(pond, len(ROWS), "millpond/input/p/in/local")
+    with mp.Store.open(pond, read_only=True) as store:
+        mp.replay(
+            store, new, pipeline(), {"in": ROWS[::-1]}, version=0, until=until, zookeeper=zookeeper_hosts
+        )
+
+    assert compare(new, pond, other_version=until).is_empty
 
 
 def test_renamed_pipeline_can_be_replayed(pond: Path, zookeeper_hosts: str) -> None:
