@@ -237,9 +237,7 @@ class Vandal:
             path.write_bytes(data)
             previous = commit_file.digest_of(data)
         for folder in ("high_water", "zookeeper"):
-            # An earlier deed may have put a FIFO there, which `rmtree` would open.
-            if (self._pond / folder).is_dir():
-                shutil.rmtree(self._pond / folder, ignore_errors=True)
+            _clear(self._pond / folder)
         for checkpoint in self._pond.glob("rows/_delta_log/*checkpoint*"):
             checkpoint.unlink()
         return self._name(commits[first])
@@ -370,7 +368,7 @@ class Vandal:
             else:
                 _write(place, self._one_of(["v1\n{}\n{}", "v9\n", "", "v1\n" + "[" * 9_999]))
         if self._rng.random() < 0.3:
-            shutil.rmtree(folder / "commits", ignore_errors=True)
+            _clear(folder / "commits")
             (folder / "commits").symlink_to(self._canary / "folder")
         return self._name(folder)
 
@@ -390,15 +388,16 @@ class Vandal:
 
 
 def _clear(path: Path) -> None:
+    # `rmtree` itself would open a FIFO, and wait.
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
 def _write(path: Path, text: str) -> None:
     """Write a file; whatever an earlier deed left in its place would lead outside or wait."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
+    if path.is_symlink() or not path.is_file():
         _clear(path)
     path.write_text(text, encoding="utf-8", errors="replace")
 
