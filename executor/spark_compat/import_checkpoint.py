@@ -116,8 +116,8 @@ def fetch_checkpoint(spark: SparkSession, path: str | Path, folder: Path) -> Que
 def put_checkpoint(checkpoint: QueryCheckpoint, target: Path, query: str) -> None:
     """Replace ``target`` by the checkpoint of a new, stateless query that continues after the last finished batch."""
     staged = target.with_name(f".{target.name}.importing")
-    # Make the folder above, which must not be a link.
-    LocalObjects(target.parent, "os_cache")
+    # Make the folder above, without a link that the calls below would follow, or a FIFO that they would wait for.
+    LocalObjects(target.parent, "os_cache").refuse_links()
     shutil.rmtree(staged, ignore_errors=True)
     shutil.copytree(checkpoint.folder, staged, ignore=shutil.ignore_patterns(".*.crc"))
     (staged / _METADATA).write_bytes(orjson.dumps({"id": query}))
