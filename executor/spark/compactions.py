@@ -67,15 +67,12 @@ class SparkCompactions:
         running = set(self._futures)
         while running:
             # A job that was about to start escapes one cancellation, so repeat it.
-            self._cancel()
+            try:
+                self._context.cancelJobsWithTag(self._tag)
+            except Exception as error:  # noqa: BLE001 - a context that was stopped has no jobs either
+                _LOG.debug("jobs could not be cancelled: %s", error)
             running = wait_for(running, timeout=_CANCEL_AGAIN_S).not_done
         self._threads.shutdown(wait=True)
-
-    def _cancel(self) -> None:
-        try:
-            self._context.cancelJobsWithTag(self._tag)
-        except Exception as error:  # noqa: BLE001 - a context that was stopped has no jobs either
-            _LOG.debug("jobs could not be cancelled: %s", error)
 
     def _run(self, work: Callable[[], _Result]) -> _Result:
         if self._is_closed:

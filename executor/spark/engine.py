@@ -7,7 +7,8 @@ of computations; it still ends in one commit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -22,13 +23,12 @@ from millpond.executor.pipeline.nodes import ComputationNode, is_addressed
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.options import RunnerOptions
 from millpond.executor.spark.frames import flat_frame
-from millpond.executor.spark.hand_over import has_abstract_addresses
 from millpond.executor.spark.key_sql import arrow_key_columns
+from millpond.executor.spark.routed import ROUTED_SCHEMA, make_routing_task
 from millpond.executor.spark.routing import (
     Router,
     are_shuffled,
     production_routes,
-    routed_productions,
     routes_of,
     slot_of_row,
 )
@@ -128,7 +128,8 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
             WorkerSetting.of, self._store, cache_bytes=options.cache_bytes, disk=options.disk
         )
         self._follow(coordinator.topology)
-        self._secret = options.rng.token() if has_abstract_addresses() else None
+        # Only Linux has the abstract sockets at which processes hand slots over.
+        self._secret = options.rng.token() if sys.platform == "linux" else None
 
     def _follow(self, topology: Topology) -> None:
         """Replace the parts that depend on the topology; a task whose process has other code loads the new code first."""
@@ -170,10 +171,10 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         """Run one superstep on records without an outside position: only their ids distinguish repeated records."""
         return self._superstep.run(SparkBatch(frame=frame, stream=stream))
 
-    def backfill(self, frame: DataFrame, position: InputPosition, computation: str) -> SuperstepReport:
+    def backfill(self, frame: DataFrame, position: InputPosition) -> SuperstepReport:
         """Run one superstep on the history of a stream, which only one computation gets."""
         return self._superstep.run(
-            SparkBatch(frame=frame, stream=position.stream, position=position, backfilled=computation)
+            SparkBatch(frame=frame, stream=position.stream, position=position, backfilled=position.backfill)
         )
 
     def advance(self) -> SuperstepReport:
@@ -208,7 +209,15 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
             if stream in self._coordinator.inputs.closed and not frame.isEmpty():
                 raise after_the_end(stream)
             frame = flat_frame(self._coordinator.topology.injectors[stream].change, frame)
-        self._record_keys(frame, stream, batch.backfilled)
+        keys = self._coordinator.keys
+        # The batches of an input have the same columns.
+        if not keys.is_known(stream, batch.backfilled):
+            node = self._coordinator.topology.injectors[stream]
+            if node.payload is None:
+                keys.record_columns(stream, arrow_key_columns(frame.schema), batch.backfilled)
+            else:
+                rows = rows_to_extract(node, frame.limit(ROWS_READ).toArrow())
+                keys.record(stream, rows, batch.backfilled)
         return SparkInputs(
             batch=replace(batch, frame=frame),
             streams=() if batch.backfilled is not None else (stream,),
@@ -228,7 +237,13 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
     def run_intervals(self, plan: SuperstepPlan, inputs: SparkInputs) -> SparkResults:
         """Run the job of a superstep, and one further job per wave of weak productions."""
         self._homes.settle()
-        batch, first = inputs.batch, self._first_wave(plan)
+        batch = inputs.batch
+        waves = self._coordinator.topology.waves({part.interval.computation for part in plan.intervals})
+        first = plan
+        if len(waves) > 1:
+            # The other intervals wait for weak productions.
+            waiting_for_none = [part for part in plan.intervals if part.interval.computation in waves[0]]
+            first = replace(plan, intervals=tuple(waiting_for_none))
         if batch.frame is None:
             reports = self._run_without_input(first)
         else:
@@ -236,7 +251,7 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         rows = None
         if batch.position is not None and batch.position.source == BOUNDED_SOURCE:
             rows = self._rows_of(batch.stream, reports)
-        reports += self._run_later_waves(plan, reports)
+        reports += self._run_later_waves(plan, waves[1:], reports)
         if batch.backfilled is not None:
             # History moves no watermark, and its records were counted when they arrived first.
             reports = tuple(replace(report, inputs=()) for report in reports)
@@ -278,16 +293,6 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         unreadable = sum(letter.stream == stream and letter.computation == first for letter in letters)
         return unreadable + sum(seen.records for report in reports for seen in report.inputs)
 
-    def _record_keys(self, frame: DataFrame, stream: str, only: str | None) -> None:
-        # The batches of an input have the same columns.
-        keys = self._coordinator.keys
-        if not keys.is_known(stream, only):
-            node = self._coordinator.topology.injectors[stream]
-            if node.payload is None:
-                keys.record_columns(stream, arrow_key_columns(frame.schema), only)
-            else:
-                keys.record(stream, rows_to_extract(node, frame.limit(ROWS_READ).toArrow()), only)
-
     # -- jobs ------------------------------------------------------------------------------
 
     def _run_input(
@@ -327,23 +332,15 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         parts = self._slots.parts_of(plan.intervals)
         return self._run(None, replace(self._task_plan(plan, parts), handed_on=handed_on), parts)
 
-    def _first_wave(self, plan: SuperstepPlan) -> SuperstepPlan:
-        """Return the part of a superstep that waits for no weak production."""
-        waves = self._coordinator.topology.waves(_computations(plan))
-        if len(waves) < 2:
-            return plan
-        first = tuple(part for part in plan.intervals if part.interval.computation in waves[0])
-        return replace(plan, intervals=first)
-
     def _run_later_waves(
-        self, plan: SuperstepPlan, reports: tuple[SlotReport, ...]
+        self, plan: SuperstepPlan, waves: Sequence[Collection[str]], reports: tuple[SlotReport, ...]
     ) -> tuple[SlotReport, ...]:
         """Hand weak productions on, job after job; all jobs belong to one superstep and one commit.
 
         Only files whose manifests have been collected are handed on: other files of a repeated task are never read.
         """
         later: tuple[SlotReport, ...] = ()
-        for wave in self._coordinator.topology.waves(_computations(plan))[1:]:
+        for wave in waves:
             handed_on = _handed_on(plan, reports + later)
             parts = [part for name in wave for part in self._parts(plan, name, handed_on)]
             if parts:
@@ -365,6 +362,9 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
 
     def _task_plan(self, plan: SuperstepPlan, parts: SlotParts) -> TaskPlan:
         """Return the instructions of a superstep without outside input."""
+        homes = None
+        if self._secret is not None:
+            homes = ProcessHomes(secret=self._secret, slots_max=self._homes.slots_per_process)
         return TaskPlan(
             setting=self._setting,
             superstep=plan.superstep,
@@ -374,13 +374,8 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
             sources=plan.sources,
             input=None,
             weak=self._weak,
-            homes=self._process_homes(),
+            homes=homes,
         )
-
-    def _process_homes(self) -> ProcessHomes | None:
-        if self._secret is None:
-            return None
-        return ProcessHomes(secret=self._secret, slots_max=self._homes.slots_per_process)
 
     def _run(self, routed: DataFrame | None, plan: TaskPlan, parts: SlotParts) -> tuple[SlotReport, ...]:
         """Run every slot that has work; return exactly one report of each.
@@ -413,7 +408,10 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         routes = production_routes(
             self._setting, topology, parts, self._slots.count, plan.sources, self._writers
         )
-        productions = routed_productions(self._homes.empty(self._slots.count), routes)
+        # Rows for each slot and file, not yet moved.
+        productions = self._homes.empty(self._slots.count).mapInArrow(
+            make_routing_task(routes), ROUTED_SCHEMA
+        )
         both = productions if routed is None else productions.unionByName(routed, allowMissingColumns=True)
         return both, replace(plan, sources=())
 
@@ -423,10 +421,6 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
             if report.failure is not None:
                 raise report.failure
         return reports
-
-
-def _computations(plan: SuperstepPlan) -> set[str]:
-    return {part.interval.computation for part in plan.intervals}
 
 
 def _handed_on(plan: SuperstepPlan, reports: tuple[SlotReport, ...]) -> tuple[ProductionSource, ...]:

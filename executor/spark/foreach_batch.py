@@ -20,7 +20,7 @@ from datetime import timedelta
 from inspect import signature
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, Unpack
 from weakref import WeakValueDictionary
 
 from millpond.executor.computation.computation import Computation
@@ -41,7 +41,7 @@ from millpond.executor.sinks.sink import Sink
 from millpond.executor.spark.micro_batches import QueryStart
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.runner import SparkRunner
-from millpond.executor.spark.session import refuse_connect, refuse_pickle
+from millpond.executor.spark.session import INSTEAD, refuse_connect
 from millpond.executor.time.instants import TimeUnit
 from millpond.executor.time.watermark_policies import IngressTime, WatermarkPolicy
 from millpond.statestore.durations import Duration, with_new_names
@@ -50,6 +50,7 @@ from millpond.statestore.errors import (
     InvalidError,
     QueryStoppedError,
     UnavailableError,
+    UnpicklableError,
     did_you_mean,
 )
 from millpond.statestore.history.lineage import place_of
@@ -70,10 +71,6 @@ _CLAIM: Final = threading.Lock()
 """Held while `_OWNERS` changes."""
 
 
-class _Runner(Protocol):
-    def open(self, pipeline: EnginePipeline) -> SparkRun: ...
-
-
 @dataclass(slots=True, eq=False)
 class OpenRun:
     """A run from its opening to its end, with the consumers of batches by stream; a closed run has no failure."""
@@ -82,11 +79,6 @@ class OpenRun:
     functions: dict[str, Callable[[DataFrame, int], None]] = field(default_factory=dict)
     failure: BaseException | None = None
     is_over: bool = False
-
-    def raise_failure(self) -> None:
-        """Raise the error that ended the run, if it has failed."""
-        if self.failure is not None:
-            raise self.failure
 
     def consume(self, stream: str, frame: DataFrame, batch: int) -> None:
         """Consume a batch in one superstep."""
@@ -104,13 +96,13 @@ class EmbeddedRun:
         self._lock = threading.RLock()
         self._options: dict[str, Any] = {}
         self._said: set[str] = set()
-        self._runner: _Runner | None = None
+        self._runner: SparkRunner | None = None
         self._streams: set[str] = set()
         self._open: OpenRun | None = None
         self._is_too_late = False
 
     def join(
-        self, stream: str, options: Mapping[str, Any], make: Callable[[Mapping[str, Any]], _Runner]
+        self, stream: str, options: Mapping[str, Any], make: Callable[[Mapping[str, Any]], SparkRunner]
     ) -> None:
         """Add a stream's function, and the options of its call.
 
@@ -118,10 +110,14 @@ class EmbeddedRun:
         call may change options for the next run.
         """
         with self._lock:
+            # Make the runner first: it refuses options that it does not know.
+            all_options = {**self._options, **options}
+            runner = make(all_options)
             for name, value in options.items():
                 is_known, is_open = name in self._options, self._open is not None
                 before = self._options.get(name)
-                if is_known and (is_open or name in self._said) and not _is_same(before, value):
+                is_same = before is value or bool(before == value)
+                if is_known and (is_open or name in self._said) and not is_same:
                     raise InvalidError(
                         "the functions of a pipeline share one run: say an option once, or the same each time",
                         pipeline=self.pipeline.name,
@@ -135,9 +131,7 @@ class EmbeddedRun:
                         pipeline=self.pipeline.name,
                         option=name,
                     )
-            all_options = {**self._options, **options}
-            self._runner = make(all_options)
-            self._options = all_options
+            self._runner, self._options = runner, all_options
             self._said |= options.keys()
             self._streams.add(stream)
 
@@ -173,7 +167,16 @@ class EmbeddedRun:
                 return
             try:
                 opened.run.run_until_quiet()
-                self._tell_of_silent(opened)
+                streams = opened.run.topology.injectors.keys() - {SIGNALS}
+                opened.run.note_unfed(sorted(streams))
+                summary = opened.run.summary()
+                for stream in sorted(summary.skipped.keys() & streams - self._streams - {*summary.ended}):
+                    _LOG.warning(
+                        "no function takes a stream of the pipeline, which keeps event time where it was unless it was "
+                        'declared idle or gone: pipeline.foreach_batch(store, into="%s") makes one pipeline=`%s`',
+                        stream,
+                        self.pipeline.name,
+                    )
             except BaseException:
                 opened.run.abandon()
                 raise
@@ -188,17 +191,34 @@ class EmbeddedRun:
     def _opened(self, stream: str) -> OpenRun:
         """Return the open run, or open one for a batch of this stream."""
         with self._lock:
-            if self._open is not None:
-                return self._open
+            opened = self._open
+        if opened is not None:
+            return opened
         self._claim()
         with self._lock:
             if self._is_too_late:
                 raise UnavailableError("the process ends: the next one takes the batch", input=stream)
-            if self._open is None:
-                self._open = self._begun()
-                atexit.register(self._close_at_exit)
-                self._tell_who_waits(self._open, stream)
-            return self._open
+            if self._open is not None:
+                return self._open
+            if self._runner is None:
+                raise InternalError("a function of the pipeline is called before one was made")
+            try:
+                run = self._runner.open(self.pipeline)
+            except BaseException:
+                self._disclaim()
+                raise
+            run.start_ticker()
+            self._open = opened = OpenRun(run)
+            atexit.register(self._close_at_exit)
+            if waiting := sorted(run.topology.injectors.keys() - {stream, SIGNALS}):
+                _LOG.info(
+                    "the run is open; other streams keep event time where it was until their first batch pipeline=`%s` "
+                    "first=`%s` others=`%s`",
+                    self.pipeline.name,
+                    stream,
+                    waiting,
+                )
+            return opened
 
     def _claim(self) -> None:
         takes = self._options.get("on_held", "take") == "take"
@@ -208,17 +228,6 @@ class EmbeddedRun:
                 _OWNERS[self._name] = self
         if takes and former is not None and former is not self:
             former._give_way()  # noqa: SLF001 - of the same class
-
-    def _begun(self) -> OpenRun:
-        if self._runner is None:
-            raise InternalError("a function of the pipeline is called before one was made")
-        try:
-            run = self._runner.open(self.pipeline)
-        except BaseException:
-            self._disclaim()
-            raise
-        run.start_ticker()
-        return OpenRun(run)
 
     def _disclaim(self) -> None:
         with _CLAIM:
@@ -274,39 +283,9 @@ class EmbeddedRun:
             _LOG.warning("work is due that the next run will do: call close() when the query has ended")
         opened.run.stop()
 
-    def _tell_who_waits(self, opened: OpenRun, stream: str) -> None:
-        """Log the streams that hold event time back."""
-        waiting = sorted(opened.run.topology.injectors.keys() - {stream, SIGNALS})
-        if waiting:
-            _LOG.info(
-                "the run is open; other streams keep event time where it was until their first batch pipeline=`%s` "
-                "first=`%s` others=`%s`",
-                self.pipeline.name,
-                stream,
-                waiting,
-            )
-
-    def _tell_of_silent(self, opened: OpenRun) -> None:
-        """Record the streams that brought no records, and warn of streams without a function."""
-        streams = opened.run.topology.injectors.keys() - {SIGNALS}
-        opened.run.note_unfed(sorted(streams))
-        summary = opened.run.summary()
-        for stream in sorted(summary.skipped.keys() & streams - self._streams - {*summary.ended}):
-            _LOG.warning(
-                "no function takes a stream of the pipeline, which keeps event time where it was unless it was declared "
-                'idle or gone: pipeline.foreach_batch(store, into="%s") makes one pipeline=`%s`',
-                stream,
-                self.pipeline.name,
-            )
-
-
-def _is_same(before: object, given: object) -> bool:
-    return before is given or bool(before == given)
-
 
 INPUT = "input"
 """Name of the injected stream of an embedded computation."""
-
 
 _RUNS: Final[WeakValueDictionary[tuple[str, int], EmbeddedRun]] = WeakValueDictionary()
 """The run of each pipeline object on a store, by the store's place, as long as one of its functions lives."""
@@ -351,8 +330,8 @@ class ForeachBatch:
         """
         refuse_connect(frame, input=self._stream)
         begun = QueryStart.of(frame, self._stream)
-        if self._joined is not None and self._joined[0] == begun:
-            self._joined[1].raise_failure()
+        if self._joined is not None and self._joined[0] == begun and self._joined[1].failure is not None:
+            raise self._joined[1].failure
         self._joined = begun, self._embedded.consume(self._stream, frame, batch)
 
     def __enter__(self) -> Self:
@@ -368,7 +347,10 @@ class ForeachBatch:
 
     def __reduce__(self) -> NoReturn:
         """Raise `InvalidError`: the function cannot be sent to the server of Spark Connect."""
-        refuse_pickle("a foreachBatch function of Millpond")
+        raise UnpicklableError(
+            "a foreachBatch function of Millpond stays in its process, and Spark Connect would send it to the server: "
+            f"{INSTEAD}"
+        )
 
     @property
     def run(self) -> SparkRun:
@@ -411,19 +393,13 @@ def stream_function(
             into=stream,
             injected=streams,
         )
-    options = with_new_names(options)
-    known = PipelineBatchOptions.__annotations__.keys()
-    for option in sorted(options.keys() - known):
-        raise InvalidError(
-            f"no such option{did_you_mean(option, known)}", option=option, options=sorted(known)
-        )
     place = store.path if isinstance(store, Store) else place_of(store)
     with _MAKING:
         embedded = _RUNS.get((place, id(pipeline)))
         if embedded is None:
             # The run keeps the pipeline alive, so that no other pipeline gets its id.
             embedded = _RUNS[place, id(pipeline)] = EmbeddedRun(pipeline, place)
-        said = {"store": store if isinstance(store, Store) else place, **options}
+        said = {"store": store if isinstance(store, Store) else place, **with_new_names(options)}
         embedded.join(stream, said, lambda known: SparkRunner(**known))
     return ForeachBatch(embedded, stream)
 
@@ -502,7 +478,17 @@ def foreach_batch(
         ).option("checkpointLocation", "…").start()
     """
     chosen = name or type(computation).__name__
-    of_stream, of_code, of_runner = _sorted_out(with_new_names(options))
+    given = with_new_names(options)
+    options_known = ForeachBatchOptions.__annotations__.keys()
+    for option in given.keys() - _STREAM_OPTIONS - _CODE_OPTIONS - options_known:
+        raise InvalidError(
+            f"no such option{did_you_mean(option, options_known)}",
+            option=option,
+            options=sorted(options_known),
+        )
+    of_stream = {option: value for option, value in given.items() if option in _STREAM_OPTIONS}
+    of_code = {option: value for option, value in given.items() if option in _CODE_OPTIONS}
+    of_runner = {option: given[option] for option in given.keys() - of_stream.keys() - of_code.keys()}
     # The store and its sinks keep the query under its first name.
     first = pipeline or of_code.get("renamed_from") or chosen
     graph = EnginePipeline(first, drop=drop)
@@ -519,17 +505,3 @@ def foreach_batch(
 
 _STREAM_OPTIONS: Final = frozenset(signature(EnginePipeline.inject).parameters)
 _CODE_OPTIONS: Final = frozenset(ComputationOptions.__annotations__)
-
-
-def _sorted_out(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return the options of the stream, of the computation and of the runner."""
-    known = _STREAM_OPTIONS | _CODE_OPTIONS | SparkRunnerOptions.__annotations__.keys()
-    for option in options.keys() - known:
-        options_known = sorted(ForeachBatchOptions.__annotations__)
-        raise InvalidError(
-            f"no such option{did_you_mean(option, options_known)}", option=option, options=options_known
-        )
-    of_stream = {name: value for name, value in options.items() if name in _STREAM_OPTIONS}
-    of_code = {name: value for name, value in options.items() if name in _CODE_OPTIONS}
-    rest = {name: value for name, value in options.items() if name not in of_stream and name not in of_code}
-    return of_stream, of_code, rest

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import quote
@@ -176,8 +176,10 @@ def _with_frame_watermarks(topology: Topology, inputs: Mapping[str, DataFrame]) 
 
 
 def _with_delay(node: InjectorNode, schema: StructType) -> InjectorNode:
-    delays_us = _delays_us(schema)
-    column = _column_of_time(node)
+    delays_us, column = _delays_us(schema), node.at if isinstance(node.at, str) else None
+    if column is not None and node.payload is not None:
+        # Outside of the payload the frame has only its own columns.
+        column = column.removeprefix(ROW_PREFIX) if column.startswith(ROW_PREFIX) else None
     delay_us = None if column is None else delays_us.get(column)
     if delay_us is None:
         if delays_us:
@@ -191,13 +193,6 @@ def _with_delay(node: InjectorNode, schema: StructType) -> InjectorNode:
         return node
     _LOG.info("watermark from withWatermark stream=`%s` delay=`%s`", node.stream, duration_text(delay_us))
     return replace(node, watermark=BoundedDisorder(delay_us), is_assumed=False)
-
-
-def _column_of_time(node: InjectorNode) -> str | None:
-    """Return the frame's own column with the event time; ``None`` if a function or a payload has it."""
-    if not isinstance(node.at, str) or node.payload is None:
-        return node.at if isinstance(node.at, str) else None
-    return node.at.removeprefix(ROW_PREFIX) if node.at.startswith(ROW_PREFIX) else None
 
 
 def _delays_us(schema: StructType) -> dict[str, int]:
@@ -230,23 +225,14 @@ class _Engine(Protocol):
     def count(self, frame: DataFrame, stream: str) -> int: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackfillFrame:
-    """The history of one stream for one computation, and the position once it is consumed.
+def backfill_frames(
+    coordinator: Coordinator, engine: _Engine, inputs: Mapping[str, DataFrame]
+) -> Iterator[tuple[DataFrame, InputPosition]]:
+    """Yield the histories that computations still need, each with its position. Commit each before asking for the next.
 
     On Spark the history of a stream is one frame and one superstep. A key gets its records in the order of their times,
     as from a bounded input. Timers that the history has made due fire in the next superstep.
     """
-
-    computation: str
-    frame: DataFrame
-    position: InputPosition
-
-
-def backfill_frames(
-    coordinator: Coordinator, engine: _Engine, inputs: Mapping[str, DataFrame]
-) -> Iterator[BackfillFrame]:
-    """Yield the histories that computations still need. Commit each before the next one is asked for."""
     # Read all histories first, so that a wrong one stops the run before anything is committed.
     pending = {
         name: {
@@ -261,8 +247,7 @@ def backfill_frames(
         for stream, frame in frames.items():
             if frame is not None:
                 batch = backfill_position(0, is_all=True)
-                position = InputPosition(stream=stream, source="", batch=batch, backfill=name)
-                yield BackfillFrame(computation=name, frame=frame, position=position)
+                yield frame, InputPosition(stream=stream, source="", batch=batch, backfill=name)
         coordinator.backfills.end(name, {stream: 0 for stream, frame in frames.items() if frame is None})
 
 

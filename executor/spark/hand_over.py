@@ -16,7 +16,6 @@ import logging
 import os
 import pickle
 import socket
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,10 +31,6 @@ _LOG = logging.getLogger("millpond")
 _FAMILY: Final = "AF_UNIX"
 _WAITING_MAX: Final = 16
 _CALL_S: Final = 5.0
-
-
-def has_abstract_addresses(system: str = sys.platform) -> bool:
-    return system == "linux"
 
 
 class HandedOver:
@@ -138,7 +133,8 @@ class SlotHomes:
                 # Both sides prove that they know the secret before either unpickles anything from the other.
                 deliver_challenge(connection, self._key)
                 answer_challenge(connection, self._key)
-                plan, batches = connection.recv_bytes(), _batches(connection.recv_bytes())
+                plan, packed = connection.recv_bytes(), connection.recv_bytes()
+                batches = list(pa.ipc.open_stream(packed)) if packed else []
                 self._serve(HandedOver(connection, plan, batches))
             except (OSError, EOFError, AuthenticationError, ValueError) as failure:
                 _LOG.debug("a slot was not handed over to its end: %s", failure)
@@ -168,7 +164,3 @@ def _bytes(batches: Sequence[pa.RecordBatch]) -> bytes | pa.Buffer:
         for batch in batches:
             writer.write_batch(batch)
     return sink.getvalue()
-
-
-def _batches(data: bytes) -> Sequence[pa.RecordBatch]:
-    return list(pa.ipc.open_stream(data)) if data else []

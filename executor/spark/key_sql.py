@@ -234,19 +234,17 @@ _CUTS_IN_TREE_MAX: Final = 128
 
 def position_sql(key: str, lows: Sequence[str], positions: Sequence[int]) -> str:
     """Return SQL for the position of the interval that owns a key. ``lows`` are in key order; the first is ``""``."""
-    passed = _passed(key, lows[1:])
+    cuts = lows[1:]
+    # The number of cuts at or below the key, by bisection because there may be thousands of cuts.
+    if len(cuts) <= _CUTS_IN_TREE_MAX:
+        passed = _tree(key, cuts, 0)
+    else:
+        steps = [1 << bit for bit in reversed(range(len(cuts).bit_length()))]
+        reached = f"passed + step <= {len(cuts)} AND {_texts(cuts)}[passed + step - 1] <= {key}"
+        passed = f"aggregate({_integers(steps)}, 0, (passed, step) -> if({reached}, passed + step, passed))"
     if list(positions) == list(range(positions[0], positions[0] + len(positions))):
         return f"{positions[0]} + {passed}"
     return f"{_integers(positions)}[{passed}]"
-
-
-def _passed(key: str, cuts: Sequence[str]) -> str:
-    """Return SQL for the number of cuts at or below a key, by bisection because there may be thousands of cuts."""
-    if len(cuts) <= _CUTS_IN_TREE_MAX:
-        return _tree(key, cuts, 0)
-    steps = [1 << bit for bit in reversed(range(len(cuts).bit_length()))]
-    reached = f"passed + step <= {len(cuts)} AND {_texts(cuts)}[passed + step - 1] <= {key}"
-    return f"aggregate({_integers(steps)}, 0, (passed, step) -> if({reached}, passed + step, passed))"
 
 
 def _tree(key: str, cuts: Sequence[str], passed: int) -> str:

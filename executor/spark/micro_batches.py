@@ -1,4 +1,4 @@
-"""Micro-batches: the streaming query of a batch, its end in the source, and the thread for silent input.
+"""Micro-batches: the streaming query of a batch, and its end in the source.
 
 The end of a batch is the entry that Spark writes into ``offsets/<batch>`` of the query's checkpoint before the batch
 begins: the offsets of all sources of the query, the watermark, and settings. With the entry a query can continue from
@@ -8,16 +8,11 @@ a batch without its former checkpoint.
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from millpond.executor.run.lifecycle import Lifecycle
-from millpond.executor.spark.engine import plan_once
-from millpond.executor.spark.session import spark_calls
-from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.errors import InvalidError, MillpondError, QueryStoppedError
 
 if TYPE_CHECKING:
@@ -79,39 +74,6 @@ class QueryStart:
             raise _stopped(stream)
 
 
-def batch_function(
-    stream: str,
-    *,
-    meet: Callable[[str, DataFrame], None],
-    wait: Callable[[str, Callable[[], None]], None],
-    consume: Callable[[DataFrame, InputPosition], object],
-) -> Callable[[DataFrame, int], None]:
-    """Return the ``foreachBatch`` function of an injected stream.
-
-    It calls ``meet`` with the first batch of each start of a query, ``wait`` while the stream is too far ahead, with a
-    function to poll, and ``consume`` with each batch.
-    """
-    known: QueryStart | None = None
-    ends = False
-
-    def function(frame: DataFrame, batch: int) -> None:
-        nonlocal known, ends
-        begun = QueryStart.of(frame, stream)
-        if begun != known:
-            # Each start of a query clones the user's session, so the setting is made for each.
-            plan_once(frame.sparkSession)
-            meet(stream, frame)
-            known, ends = begun, begun.ends_by_itself(frame)
-        # A query that ends by itself does not wait: the slower query may have ended already.
-        # A query that ends by itself does not wait: the slower query may have ended already.
-        if not ends:
-            wait(stream, lambda: begun.check_running(frame, stream))
-        offsets = begun.end_offsets(frame, batch)
-        consume(frame, InputPosition(stream=stream, source=begun.query, batch=batch, offsets=offsets))
-
-    return function
-
-
 @contextmanager
 def unless_stopped(frame: DataFrame, query: str, stream: str) -> Iterator[None]:
     """Raise `QueryStoppedError` in place of Spark's errors if the batch's query is being stopped."""
@@ -153,28 +115,3 @@ def _untold() -> tuple[type[Exception], ...]:
     from pyspark.errors import PySparkException
 
     return (Py4JError, PySparkException, AttributeError, TypeError, OSError)
-
-
-class Ticker:
-    """A thread that calls a function repeatedly until the run is stopped or has failed; an error ends the run."""
-
-    def __init__(self, tick: Callable[[], None], lifecycle: Lifecycle, every_ms: float) -> None:
-        self._tick = tick
-        self._lifecycle = lifecycle
-        self._every_ms = every_ms
-        self._thread = threading.Thread(target=self._work, name="millpond-ticker", daemon=True)
-        self._thread.start()
-
-    def join(self) -> None:
-        """Wait until the thread has ended."""
-        self._thread.join()
-
-    def _work(self) -> None:
-        while not self._lifecycle.wait_for_stop(self._every_ms):
-            try:
-                with spark_calls():
-                    self._tick()
-            except BaseException as failure:  # noqa: BLE001 - kept, and raised to each thread that waits
-                self._lifecycle.fail(failure)
-            if self._lifecycle.error is not None:
-                return

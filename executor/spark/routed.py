@@ -66,8 +66,17 @@ class RoutedRecords:
     def __init__(self, source: RoutedInput, table: pa.Table) -> None:
         self._source = source
         self._columns = source.columns
-        self._table = _without_large(_stamped(table, source), source)
-        self._targets = pc.unique(self._table.column(TARGET)).to_pylist()
+        if source.watch.stamp_at is not None:
+            # The input has no other time than that of its arrival.
+            times = pa.array(np.full(table.num_rows, source.watch.stamp_at, np.int64))
+            table = table.set_column(table.column_names.index(self._columns.at), self._columns.at, times)
+        if large := too_large(table.select(self._columns.own), source.max_record_bytes):
+            # Make large records unreadable in the slot that has them, so that they become letters there.
+            targets = table.column(TARGET).to_numpy().copy()
+            targets[large] = [unreadable_target(position_of(int(target))) for target in targets[large]]
+            table = table.set_column(table.column_names.index(TARGET), TARGET, pa.array(targets, pa.int32()))
+        self._table = table
+        self._targets = pc.unique(table.column(TARGET)).to_pylist()
 
     @classmethod
     def read(cls, source: RoutedInput | None, batches: Iterable[pa.RecordBatch]) -> RoutedRecords | None:
@@ -90,24 +99,17 @@ class RoutedRecords:
         """Return the records of the interval at a position of the plan."""
         if position not in self._targets:
             return []
-        table = self._of_target(position)
+        table, source = self._of_target(position), self._source
         at = _times(table, self._columns.at).to_numpy(zero_copy_only=False)
-        return [
-            Deliveries(
-                stream=self._source.stream,
-                keys=_column(table, self._columns.key),
-                at=at,
-                values=self._values(table, at),
-                ids=scoped_ids(self._own_ids(table), self._source.id_scopes.get(node.name, b"")),
-            )
-        ]
-
-    def _values(self, table: pa.Table, at: npt.NDArray[np.int64]) -> Values:
         rows = table.select(self._columns.own)
-        if self._source.payload is not None:
-            return row_values(decoded_values(self._source.payload, rows, stream=self._source.stream))
-        values = ArrowValues(rows)
-        return values if self._columns.sign is None else ChangedValues(values, change_signs(table), at)
+        values: Values = ArrowValues(rows)
+        if source.payload is not None:
+            values = row_values(decoded_values(source.payload, rows, stream=source.stream))
+        elif self._columns.sign is not None:
+            values = ChangedValues(values, change_signs(table), at)
+        ids = scoped_ids(self._own_ids(table), source.id_scopes.get(node.name, b""))
+        keys = _column(table, self._columns.key)
+        return [Deliveries(stream=source.stream, keys=keys, at=at, values=values, ids=ids)]
 
     def letters(self, parts: SlotParts) -> Iterator[DeadLetter]:
         """Yield a letter for each record without a readable key or time."""
@@ -145,7 +147,7 @@ class RoutedRecords:
             yield DeadLetter.of_unreadable(
                 computation,
                 self._source.stream,
-                partial(_same, value),
+                partial(values.__getitem__, row),
                 large.get(row) or error or key_error or untimed or "the time is unreadable",
                 key=key,
                 at=at if is_timed else None,
@@ -185,10 +187,9 @@ class RoutedRecords:
         if self._source.injector is None:
             return observe_times(self._source.watch, at, records=records)
         node = cloudpickle.loads(self._source.injector)  # written by the driver of this run
-        own = readable
-        if self._columns.sign is None:
-            own = readable.select(self._columns.own)
-        rows = rows_to_extract(node, own)
+        rows = rows_to_extract(
+            node, readable.select(self._columns.own) if self._columns.sign is None else readable
+        )
         members = member_names(node, rows)
         seen = observe_times(self._source.watch, at, members, records=records)
         return with_marks(seen, node, rows, members)
@@ -210,29 +211,6 @@ class RoutedRecords:
         if len(self._targets) == 1:
             return self._table
         return self._table.filter(pc.equal(self._table.column(TARGET), target))
-
-
-def _stamped(table: pa.Table, source: RoutedInput) -> pa.Table:
-    """Set the event time to the time of arrival, if the input has no other."""
-    stamp_at, name = source.watch.stamp_at, source.columns.at
-    if stamp_at is None:
-        return table
-    times = pa.array(np.full(table.num_rows, stamp_at, np.int64))
-    return table.set_column(table.column_names.index(name), name, times)
-
-
-def _without_large(table: pa.Table, source: RoutedInput) -> pa.Table:
-    """Make records above the limit unreadable, in the slot that has them, so that they become letters there."""
-    large = too_large(table.select(source.columns.own), source.max_record_bytes)
-    if not large:
-        return table
-    targets = table.column(TARGET).to_numpy().copy()
-    targets[large] = [unreadable_target(position_of(int(target))) for target in targets[large]]
-    return table.set_column(table.column_names.index(TARGET), TARGET, pa.array(targets, pa.int32()))
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _times(table: pa.Table, name: str) -> Any:
@@ -345,24 +323,12 @@ def _targets(keys: pa.Array, route: Route) -> npt.NDArray[np.int32]:
     """Return the target of each key, by binary search for the bounds in the sorted keys, because keys outnumber bounds."""
     targets = np.full(len(keys), unreadable_target(route.first), np.int32)
     order = pc.sort_indices(keys).to_numpy()[: len(keys) - keys.null_count]
-    ordered = _Keys(keys.take(pa.array(order)))
-    starts = [0, *(bisect_left(ordered, low) for low in route.lows[1:]), len(order)]
+    rows = range(len(order))
+    cuts = [bisect_left(rows, low, key=lambda row: keys[order[row]].as_py()) for low in route.lows[1:]]
+    starts = [0, *cuts, len(order)]
     for position, (start, end) in zip(route.positions, pairwise(starts), strict=True):
         targets[order[start:end]] = position
     return targets
-
-
-class _Keys(Sequence[str]):
-    """An Arrow array as a sequence that `bisect` compares."""
-
-    def __init__(self, keys: pa.Array) -> None:
-        self._keys = keys
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._keys[index].as_py()
 
 
 def _by_slot(table: pa.Table, slots: int, read_bytes: int) -> Iterator[pa.RecordBatch]:

@@ -24,7 +24,7 @@ from millpond.executor.inputs.reserved import refuse_reserved
 from millpond.executor.pipeline.checks import told_of_stream
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.spark.key_sql import check_key_type, key_sql, position_sql, quoted
-from millpond.executor.spark.routed import ROUTED_SCHEMA, ProductionRoutes, make_routing_task
+from millpond.executor.spark.routed import ProductionRoutes
 from millpond.executor.spark.task_plan import (
     AT,
     ERROR,
@@ -160,36 +160,39 @@ class Router:
     def route(self, frame: DataFrame, routes: tuple[Route, ...]) -> Routed:
         """Return one row per record and consumer, with its target; not yet moved."""
         if self._kept is None or self._kept[0] != routes:
-            is_named = _is_named(self._node, routes)
-            self._kept = routes, _select(frame.schema, self._node, routes) if is_named else None
+            self._kept = routes, _select(frame.schema, self._node, routes)
         return _spread(frame, self._node, routes, self._kept[1])
 
     def keys(self, frame: DataFrame, key: KeyExtractor, rows_max: int) -> DataFrame:
         """Return the readable keys of a consumer as a single column, at most ``rows_max`` of them."""
         routes = (Route(positions=(0,), lows=("",), key=key),)
-        is_named = _is_named(self._node, routes)
-        selection = _select(frame.schema, self._node, routes) if is_named else None
+        selection = _select(frame.schema, self._node, routes)
+        is_named = selection is not None
         # A limit after a Python stage would end its worker with a broken pipe, so limit its input instead.
         probe = _spread(frame if is_named else frame.limit(rows_max), self._node, routes, selection)
         keys = probe.frame.where(READABLE_SQL).select(probe.columns.key)
         return keys.limit(rows_max) if is_named else keys
 
 
-def _is_named(node: InjectorNode, routes: Iterable[Route]) -> bool:
-    """Return True if key, time and id are columns, so that the JVM can route."""
-    at = None if isinstance(node.at, IngressTime) else node.at
-    parts = (node.key, at, node.id, *(route.key for route in routes))
-    return node.payload is None and not any(map(callable, parts))
-
-
 def _spread(
     frame: DataFrame, node: InjectorNode, routes: tuple[Route, ...], selection: _Selection | None
 ) -> Routed:
-    if selection is None:
-        return _spread_in_python(frame, node, routes)
-    for expressions in selection.passes:
-        frame = frame.selectExpr(*expressions)
-    return Routed(frame=frame, columns=selection.columns)
+    if selection is not None:
+        for expressions in selection.passes:
+            frame = frame.selectExpr(*expressions)
+        return Routed(frame=frame, columns=selection.columns)
+    schema = T.StructType([*(T.StructField(*added) for added in _ADDED.items()), *frame.schema.fields])
+    own, sign, _ = _parts_of_change(node, _carried(frame.columns))
+    record_id = None if node.id is None else ID
+    columns = RoutedColumns(key=KEY, at=AT, id=record_id, error=ERROR, own=own, sign=sign)
+
+    def router(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            rows = rows_to_extract(node, pa.Table.from_batches([batch]))
+            for route in routes:
+                yield _routed_batch(batch, rows, node, route)
+
+    return Routed(frame=frame.mapInArrow(router, schema), columns=columns)
 
 
 def _carried(names: Sequence[str]) -> tuple[str, ...]:
@@ -204,13 +207,17 @@ def _carried(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _select(schema: T.StructType, node: InjectorNode, routes: Sequence[Route]) -> _Selection:
+def _select(schema: T.StructType, node: InjectorNode, routes: Sequence[Route]) -> _Selection | None:
+    """Return the expressions with which the JVM routes, ``None`` unless key, time and id are columns."""
+    at_field = None if isinstance(node.at, IngressTime) else node.at
+    fields = (node.key, at_field, node.id, *(route.key for route in routes))
+    if node.payload is not None or any(map(callable, fields)):
+        return None
     carried = _carried(schema.names)
     own, sign, error = _parts_of_change(node, carried)
     # A task stamps records that have their time of arrival.
-    is_stamped = isinstance(node.at, IngressTime)
-    at, at_column = (_UNSTAMPED, None) if is_stamped else _time(schema, str(node.at), node.times)
-    raw_at = None if is_stamped else str(node.at)
+    raw_at = None if at_field is None else str(at_field)
+    at, at_column = (_UNSTAMPED, None) if raw_at is None else _time(schema, raw_at, node.times)
     record_id = None if node.id is None else _id(schema, str(node.id))
     keys = [_key(schema, node.key if route.key is None else route.key) for route in routes]
     names = tuple(map(quoted, carried))
@@ -359,21 +366,6 @@ def _id(schema: T.StructType, name: str) -> str:
     )
 
 
-def _spread_in_python(frame: DataFrame, node: InjectorNode, routes: tuple[Route, ...]) -> Routed:
-    schema = T.StructType([*(T.StructField(*added) for added in _ADDED.items()), *frame.schema.fields])
-    own, sign, _ = _parts_of_change(node, _carried(frame.columns))
-    record_id = None if node.id is None else ID
-    columns = RoutedColumns(key=KEY, at=AT, id=record_id, error=ERROR, own=own, sign=sign)
-
-    def router(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            rows = rows_to_extract(node, pa.Table.from_batches([batch]))
-            for route in routes:
-                yield _routed_batch(batch, rows, node, route)
-
-    return Routed(frame=frame.mapInArrow(router, schema), columns=columns)
-
-
 def _routed_batch(batch: pa.RecordBatch, rows: Rows, node: InjectorNode, route: Route) -> pa.RecordBatch:
     injected = read_injected(node, route.key, rows)
     keys = injected.keys.to_pylist()
@@ -433,8 +425,3 @@ def production_routes(
     for number, source in enumerate(sources):
         by_task.setdefault(writers.get(source.path, number) % slots, []).append((number, source))
     return ProductionRoutes(setting=setting, slots=slots, consumers=consumers, sources=by_task)
-
-
-def routed_productions(frame: DataFrame, routes: ProductionRoutes) -> DataFrame:
-    """Return the productions, in rows for each slot and file, not yet moved. ``frame`` has a partition for each task."""
-    return frame.mapInArrow(make_routing_task(routes), ROUTED_SCHEMA)

@@ -28,9 +28,9 @@ from millpond.executor.run.run import (
     WatermarkUpdate,
     update_between,
 )
-from millpond.executor.spark.engine import SparkEngine
+from millpond.executor.spark.engine import SparkEngine, plan_once
 from millpond.executor.spark.frames import InputFrames, backfill_frames, table_of
-from millpond.executor.spark.micro_batches import Ticker, batch_function, unless_stopped
+from millpond.executor.spark.micro_batches import QueryStart, unless_stopped
 from millpond.executor.spark.queries import Queries, StartQuery
 from millpond.executor.spark.session import spark_calls, worker_calls
 from millpond.executor.superstep.commit import RunStatus, SuperstepReport
@@ -76,7 +76,7 @@ class SparkRun(Run[None]):
         self._queries = Queries(self._check_owner)
         self._fed: set[str] = set()
         self._is_bounded = False
-        self._ticker: Ticker | None = None
+        self._ticker: threading.Thread | None = None
         self._last_superstep_us = options.clock.monotonic_us()
         # Replaced after each superstep, so that any thread may read it.
         self._watermarks = first.watermarks
@@ -85,7 +85,26 @@ class SparkRun(Run[None]):
 
     def on_batch(self, stream: str) -> Callable[[DataFrame, int], None]:
         """Return the ``foreachBatch`` function of an injected stream."""
-        return batch_function(stream, meet=self._meet, wait=self._wait_for_slower, consume=self.consume)
+        known: QueryStart | None = None
+        ends = False
+
+        def function(frame: DataFrame, batch: int) -> None:
+            nonlocal known, ends
+            begun = QueryStart.of(frame, stream)
+            if begun != known:
+                # Each start of a query clones the user's session, so the setting is made for each.
+                plan_once(frame.sparkSession)
+                self._meet(stream, frame)
+                known, ends = begun, begun.ends_by_itself(frame)
+            # A query that ends by itself does not wait: the slower query may have ended already.
+            if not ends:
+                self._wait_for_slower(stream, lambda: begun.check_running(frame, stream))
+            offsets = begun.end_offsets(frame, batch)
+            self.consume(
+                frame, InputPosition(stream=stream, source=begun.query, batch=batch, offsets=offsets)
+            )
+
+        return function
 
     def _meet(self, stream: str, frame: DataFrame) -> None:
         if self._frames is None:
@@ -166,8 +185,8 @@ class SparkRun(Run[None]):
             InvalidError: a history does not fit its stream, or cannot be read here.
         """
         with self._guarded():
-            for piece in backfill_frames(self._coordinator, self._engine, inputs):
-                self._reported(self._engine.backfill(piece.frame, piece.position, piece.computation))
+            for frame, position in backfill_frames(self._coordinator, self._engine, inputs):
+                self._reported(self._engine.backfill(frame, position))
 
     def advance(self) -> SuperstepReport | None:
         """Run one superstep without outside input: deliver productions and fire due timers."""
@@ -250,7 +269,18 @@ class SparkRun(Run[None]):
 
     def start_ticker(self) -> None:
         """Start a thread that runs supersteps while the input is silent."""
-        self._ticker = Ticker(self._tick, self._lifecycle, self._tick_ms)
+        self._ticker = threading.Thread(target=self._tick_until_over, name="millpond-ticker", daemon=True)
+        self._ticker.start()
+
+    def _tick_until_over(self) -> None:
+        while not self._lifecycle.wait_for_stop(self._tick_ms):
+            try:
+                with spark_calls():
+                    self._tick()
+            except BaseException as failure:  # noqa: BLE001 - kept, and raised to each thread that waits
+                self._lifecycle.fail(failure)
+            if self._lifecycle.error is not None:
+                return
 
     def _tick(self) -> None:
         # A silent run commits nothing, so only this check finds that another process has taken over.

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 from millpond.executor.maintenance.policy import CompactionWorkers, UpkeepPolicy
 from millpond.executor.ownership.balancer import BalancePolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.options import RunnerOptions, SparkRunnerOptions
 from millpond.executor.run.run import RunSummary
 from millpond.executor.spark.compactions import SparkCompactions
@@ -32,7 +31,7 @@ from millpond.statestore.store import Store
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
 _UPKEEP = UpkeepPolicy()
@@ -154,9 +153,16 @@ class SparkRunner:
             check_session(spark)
             frames = InputFrames(spark, inputs or {})
             topology = frames.fit(topology)
-            run = self._options.open_run(
-                lambda store, release: self._open_run(topology, spark, store, release, frames)
-            )
+            intervals = self._options.intervals or max(1, spark.sparkContext.defaultParallelism)
+            options = replace(self._options, intervals=intervals)
+            workers = self._compaction_workers(spark.sparkContext)
+
+            def start(store: Store, release: Callable[[], None]) -> SparkRun:
+                coordinator = options.open_coordinator(store, topology, compaction_workers=workers)
+                engine = SparkEngine(spark, coordinator, options)
+                return SparkRun(engine, coordinator, options, release=release, frames=frames)
+
+            run = options.open_run(start)
         try:
             run.backfill(inputs or {})
         except BaseException:
@@ -172,22 +178,6 @@ class SparkRunner:
     def _root(self) -> str:
         store = self._options.store
         return store.path if isinstance(store, Store) else place_of(store)
-
-    def _open_run(
-        self,
-        topology: Topology,
-        spark: SparkSession,
-        store: Store,
-        release: Callable[[], None],
-        frames: InputFrames,
-    ) -> SparkRun:
-        intervals = self._options.intervals or max(1, spark.sparkContext.defaultParallelism)
-        options = replace(self._options, intervals=intervals)
-        coordinator = options.open_coordinator(
-            store, topology, compaction_workers=self._compaction_workers(spark.sparkContext)
-        )
-        engine = SparkEngine(spark, coordinator, options)
-        return SparkRun(engine, coordinator, options, release=release, frames=frames)
 
     def _compaction_workers(self, context: SparkContext) -> CompactionWorkers | None:
         """Return the maker of compaction jobs; ``None`` on one machine, where they would take the supersteps' slots."""

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 from millpond.executor.spark.delta_jars import check_jars, files_in
 from millpond.statestore import errors
-from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError, UnpicklableError
+from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError
 from millpond.statestore.leases.zookeeper_process import java_of_spark, refuse_old_java
 from millpond.statestore.visible import options_without_secrets
 
@@ -42,13 +42,6 @@ def refuse_connect(given: object, **details: object) -> None:
             type=f"{module}.{type(given).__name__}",
             **details,
         )
-
-
-def refuse_pickle(what: str) -> NoReturn:
-    """Raise for an object that works only in this process, because Spark Connect would send it to the server."""
-    raise UnpicklableError(
-        f"{what} stays in its process, and Spark Connect would send it to the server: {INSTEAD}"
-    )
 
 
 def asks_for_connect(options: Mapping[str, str], environment: Mapping[str, str]) -> str | None:

@@ -54,7 +54,11 @@ class Slots:
     def position_of(self, interval: Interval) -> int:
         """Return the position of an interval, a new one if it has none."""
         if interval not in self._positions:
-            self._positions[interval] = self._free_position(self._least_loaded())
+            # The slot with the least work, then with the fewest intervals.
+            work_us = self._work_by_slot()
+            held = Counter(position % self.count for position in self._positions.values())
+            least = min(range(self.count), key=lambda slot: (work_us[slot], held[slot], slot))
+            self._positions[interval] = self._free_position(least)
         return self._positions[interval]
 
     def record(self, manifests: Iterable[Manifest]) -> None:
@@ -106,12 +110,6 @@ class Slots:
         for interval, position in self._positions.items():
             work_us[position % self.count] += self._work_us.get(interval, 0.0)
         return work_us
-
-    def _least_loaded(self) -> int:
-        """Return the slot with the least work, then with the fewest intervals."""
-        work_us = self._work_by_slot()
-        held = Counter(position % self.count for position in self._positions.values())
-        return min(range(self.count), key=lambda slot: (work_us[slot], held[slot], slot))
 
     def _free_position(self, slot: int) -> int:
         taken = set(self._positions.values())

@@ -288,7 +288,7 @@ class WorkerProcess:
                     self._objects,
                     memory=self._memory,
                     stopwatch=thread_time_us,
-                    on_stuck=lambda error: self._tell_stuck(interval, error),
+                    on_stuck=partial(self._tell_stuck, interval),
                 )
                 kept = self._kept[interval] = _Kept(worker)
             return kept
