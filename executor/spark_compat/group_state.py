@@ -83,18 +83,9 @@ class _GroupsWithState(ComputationOfRows, Generic[_Function]):
         self._call(context, iter(()), has_timed_out=True)
 
     def _call(self, context: Context, parts: Iterator[Any], *, has_timed_out: bool) -> None:
-        state = self._opened(context, has_timed_out=has_timed_out)
-        self._output.produce(context, self._function(context.key_values, parts, state))
-        if state._removed:  # noqa: SLF001 - Spark's runner reads them too
-            context.state.delete()
-        elif state._updated:  # noqa: SLF001
-            context.state.set(self._state.to_json(state.get))
-        self._set_timeout(context, state)
-
-    def _opened(self, context: Context, *, has_timed_out: bool) -> GroupState:
         stored = context.state.get()
         value = None if stored is None else self._state.from_json(stored)
-        return GroupState(
+        state = GroupState(
             optionalValue=cast(Row, value),
             batchProcessingTimeMs=context.wall_time // 1_000,
             eventTimeWatermarkMs=max(context.watermark // 1_000, 0) if self._has_watermark else -1,
@@ -108,6 +99,12 @@ class _GroupsWithState(ComputationOfRows, Generic[_Function]):
             keyAsUnsafe=b"",
             valueSchema=self._state.schema,
         )
+        self._output.produce(context, self._function(context.key_values, parts, state))
+        if state._removed:  # noqa: SLF001 - Spark's runner reads them too
+            context.state.delete()
+        elif state._updated:  # noqa: SLF001
+            context.state.set(self._state.to_json(state.get))
+        self._set_timeout(context, state)
 
     def _set_timeout(self, context: Context, state: GroupState) -> None:
         domain = TIMEOUTS[self._timeout]

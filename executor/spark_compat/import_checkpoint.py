@@ -87,7 +87,10 @@ def fetch_checkpoint(spark: SparkSession, path: str | Path, folder: Path) -> Que
     """Copy a checkpoint except for its state to an empty local folder, and read it."""
     place = str(path)
     _copy(spark, place, folder)
-    batches = {part: _numbers(folder / part) for part in (_COMMITS, _OFFSETS)}
+    batches = {
+        part: {int(path.name) for path in (folder / part).glob("*") if path.name.isdecimal()}
+        for part in (_COMMITS, _OFFSETS)
+    }
     if not batches[_OFFSETS]:
         raise InvalidError("no checkpoint of a streaming query at this path", path=place)
     # An entry in offsets alone is a planned batch, whose records the pipeline must read again.
@@ -138,10 +141,6 @@ def _copy(spark: SparkSession, place: str, folder: Path) -> None:
         source = hadoop.fs.Path(root, part)
         if files.exists(source):
             hadoop.fs.FileUtil.copy(files, source, own, hadoop.fs.Path(str(folder / part)), False, settings)
-
-
-def _numbers(folder: Path) -> set[int]:
-    return {int(path.name) for path in folder.glob("*") if path.name.isdecimal()}
 
 
 def _lines(path: Path) -> list[str]:
@@ -326,7 +325,9 @@ def _beginning(
             input=stream,
             checkpoint=target,
         )
-    query_id = _query_id(rng)
+    # A random UUID, the form of Spark's query ids.
+    token = rng.token()
+    query_id = f"{token[:8]}-{token[8:12]}-4{token[13:16]}-8{token[17:20]}-{token[20:]}"
     # The checkpoint comes before the commit that names it: the reverse could leave a position without a checkpoint.
     put_checkpoint(query, target, query_id)
     position = AppId.INPUT.of(pipeline, stream, query_id)
@@ -339,12 +340,6 @@ def _beginning(
         positions={position: query.batch, **{name: at for name, at in watermarks.items() if at > 0}},
         source_offsets={position: query.entry()},
     )
-
-
-def _query_id(rng: Rng) -> str:
-    """Return a random UUID, the form of Spark's query ids."""
-    token = rng.token()
-    return f"{token[:8]}-{token[8:12]}-4{token[13:16]}-8{token[17:20]}-{token[20:]}"
 
 
 class _Counted:

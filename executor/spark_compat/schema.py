@@ -300,30 +300,16 @@ def _write_date(value: Any, kind: T.DataType, what: str) -> str:
     return str(_of(value, date, kind, what).isoformat())
 
 
-def _write_binary(value: Any, kind: T.DataType, what: str) -> str:
-    return b64encode(_of(value, (bytes, bytearray), kind, what)).decode()
-
-
-def _write_text(value: Any, kind: T.DataType, what: str) -> str:
-    return value if type(value) is str else str(_of(value, str, kind, what))
-
-
-def _write_boolean(value: Any, kind: T.DataType, what: str) -> bool:
-    return value if type(value) is bool else bool(_of(value, np.bool_, kind, what))
-
-
-def _write_null(value: Any, kind: T.DataType, what: str) -> None:
-    raise _misfit(value, kind, what)
-
-
 _WRITERS: Final[Mapping[type[T.DataType], Callable[[Any, Any, str], Any]]] = {
-    T.BinaryType: _write_binary,
-    T.BooleanType: _write_boolean,
+    T.BinaryType: lambda value, kind, what: b64encode(_of(value, (bytes, bytearray), kind, what)).decode(),
+    T.BooleanType: lambda value, kind, what: (
+        value if type(value) is bool else bool(_of(value, np.bool_, kind, what))
+    ),
     T.DateType: _write_date,
     T.DoubleType: _write_float,
     T.FloatType: _write_float,
-    T.NullType: _write_null,
-    T.StringType: _write_text,
+    T.NullType: lambda value, kind, what: _of(value, (), kind, what),
+    T.StringType: lambda value, kind, what: value if type(value) is str else str(_of(value, str, kind, what)),
     T.TimestampNTZType: _write_timestamp_ntz,
     T.TimestampType: _write_timestamp,
 }

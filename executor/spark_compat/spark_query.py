@@ -127,12 +127,14 @@ def transform_with_state(
         has_watermark=has_watermark,
     )
     name = name or type(processor).__name__
-    inputs = (
-        {INPUT: frame} if initial_state is None else {INPUT: frame, INITIAL_STATE: _ungrouped(initial_state)}
-    )
-    runner, table = _runner(store, trigger, options), _table(sink, output_schema)
+    inputs = {INPUT: frame}
+    if initial_state is not None:
+        # Spark wants the initial state grouped. Here the stream's key groups it.
+        inputs[INITIAL_STATE] = cast("DataFrame", getattr(initial_state, "_df", initial_state))
+        if inputs[INITIAL_STATE].isStreaming:
+            raise InvalidError("the initial state must be a bounded frame, got a streaming one")
     return _start(
-        runner, inputs, computation, columns, name, table, trigger=trigger, id=id, on_error=on_error
+        computation, name, columns, inputs, sink, output_schema, store, trigger, id, on_error, options
     )
 
 
@@ -170,9 +172,8 @@ def apply_in_pandas_with_state(
         function, output_schema, state_schema, timeout, has_watermark=_has_watermark(frame, timeout)
     )
     name = name or str(getattr(function, "__name__", "function"))
-    runner, table = _runner(store, trigger, options), _table(sink, output_schema)
     return _start(
-        runner, {INPUT: frame}, computation, columns, name, table, trigger=trigger, id=id, on_error=on_error
+        computation, name, columns, {INPUT: frame}, sink, output_schema, store, trigger, id, on_error, options
     )
 
 
@@ -205,9 +206,8 @@ def apply_in_arrow_with_state(
         function, output_schema, state_schema, timeout, has_watermark=_has_watermark(frame, timeout)
     )
     name = name or str(getattr(function, "__name__", "function"))
-    runner, table = _runner(store, trigger, options), _table(sink, output_schema)
     return _start(
-        runner, {INPUT: frame}, computation, columns, name, table, trigger=trigger, id=id, on_error=on_error
+        computation, name, columns, {INPUT: frame}, sink, output_schema, store, trigger, id, on_error, options
     )
 
 
@@ -245,9 +245,18 @@ def drop_duplicates(
         raise InvalidError("to drop duplicates within the watermark, the frame needs a withWatermark")
     has_time = watermark_column(frame.schema) in columns
     computation = DropDuplicates(frame.schema, delay_us if within_watermark else 0 if has_time else None)
-    runner, table = _runner(store, trigger, options), _table(sink, frame.schema)
     return _start(
-        runner, {INPUT: frame}, computation, columns, name, table, trigger=trigger, id=None, on_error=on_error
+        computation,
+        name,
+        columns,
+        {INPUT: frame},
+        sink,
+        frame.schema,
+        store,
+        trigger,
+        None,
+        on_error,
+        options,
     )
 
 
@@ -284,21 +293,29 @@ def _has_watermark(frame: DataFrame, timeout: str) -> bool:
 
 
 def _start(
-    runner: SparkRunner,
-    inputs: Mapping[str, DataFrame],
     computation: Computation,
-    keys: Sequence[str],
     name: str,
-    sink: Sink | None,
-    *,
+    keys: Sequence[str],
+    inputs: Mapping[str, DataFrame],
+    sink: Sink | str | Path | None,
+    schema: StructType | str,
+    store: Store | str | Path,
     trigger: Mapping[str, Any] | None,
-    id: FieldExtractor | None,  # noqa: A002 - the word of the paper and of the users
+    id_: FieldExtractor | None,
     on_error: OnError,
+    options: SparkRunnerOptions,
 ) -> SparkRun:
+    # As in Spark, timers do not fire between the micro-batches of a bounded query.
+    if trigger is not None and {"availableNow", "once"} & trigger.keys():
+        options = {"tick": _NO_TICK, **options}
+    runner = SparkRunner(store, **options)
+    if sink is not None and not isinstance(sink, Sink):
+        fields = to_arrow_schema(parse_schema(schema), timezone="UTC")
+        sink = DeltaSink(str(sink), pa.schema([field.with_metadata(TYPED_FIELD) for field in fields]))
     graph, event_time = EnginePipeline(name), watermark_column(inputs[INPUT].schema)
     # A list makes a typed key even of one text column, because in Spark null is a key.
     key = list(keys)
-    graph.inject(INPUT, key=key, at=IngressTime() if event_time is None else event_time, id=id)
+    graph.inject(INPUT, key=key, at=IngressTime() if event_time is None else event_time, id=id_)
     if INITIAL_STATE in inputs:
         graph.inject(INITIAL_STATE, key=key, at=IngressTime())
     graph.add(
@@ -313,29 +330,3 @@ def _start(
     if sink is not None:
         graph.add_sink(name, name, sink)
     return runner.start(graph, inputs, trigger=trigger)
-
-
-def _runner(
-    store: Store | str | Path,
-    trigger: Mapping[str, Any] | None,
-    options: SparkRunnerOptions,
-) -> SparkRunner:
-    # As in Spark, timers do not fire between the micro-batches of a bounded query.
-    if trigger is not None and {"availableNow", "once"} & trigger.keys():
-        options = {"tick": _NO_TICK, **options}
-    return SparkRunner(store, **options)
-
-
-def _table(sink: Sink | str | Path | None, schema: StructType | str) -> Sink | None:
-    if sink is None or isinstance(sink, Sink):
-        return sink
-    fields = to_arrow_schema(parse_schema(schema), timezone="UTC")
-    return DeltaSink(str(sink), pa.schema([field.with_metadata(TYPED_FIELD) for field in fields]))
-
-
-def _ungrouped(initial_state: DataFrame | GroupedData) -> DataFrame:
-    # Spark wants the initial state grouped. Here the stream's key groups it.
-    frame = cast("DataFrame", getattr(initial_state, "_df", initial_state))
-    if frame.isStreaming:
-        raise InvalidError("the initial state must be a bounded frame, got a streaming one")
-    return frame

@@ -310,7 +310,10 @@ class _VariableWriter:
                     continue
                 keys.append(key)
                 members.append(f"{self._name}:{orjson.dumps(written).decode()}")
-                timers.append(_expiry_of(written))
+                parts = written if isinstance(written, list) else [written]
+                first = min((part[EXPIRES] for part in parts if EXPIRES in part), default=None)
+                expiry = {"tag": EXPIRY_TAG, "domain": "wall", "at": (first or 0) * _MILLIS}
+                timers.append(None if first is None else [expiry])
             yield _batch(keys, members, timers, "member")
 
     def _written(self, value: Any) -> Any:
@@ -327,13 +330,6 @@ class _VariableWriter:
         if not self._expires:
             return self._codec.to_json(value)
         return {"value": self._codec.to_json(value[0]), EXPIRES: value[1]}
-
-
-def _expiry_of(written: Any) -> list[dict[str, Any]] | None:
-    """Return the timer of a variable's earliest expiry."""
-    parts = written if isinstance(written, list) else [written]
-    first = min((part[EXPIRES] for part in parts if EXPIRES in part), default=None)
-    return None if first is None else [{"tag": EXPIRY_TAG, "domain": "wall", "at": first * _MILLIS}]
 
 
 def _of_values(

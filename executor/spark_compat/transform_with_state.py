@@ -68,10 +68,7 @@ class ProcessorHandle(StatefulProcessorHandle):
         self.turn: KeyTurn = KeyTurn()
         self.variables: dict[str, Variable] = {}
         self._time_mode = time_mode
-        self._is_open = True
-
-    def initialized(self) -> None:
-        self._is_open = False
+        self.is_open: bool = True
 
     def getValueState(
         self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
@@ -100,13 +97,13 @@ class ProcessorHandle(StatefulProcessorHandle):
 
     def deleteIfExists(self, stateName: str) -> None:
         # State is stored by key, so a variable of earlier code is deleted when its key has a turn.
-        if not self._is_open:
+        if not self.is_open:
             raise InvalidError("deleteIfExists must be called in init", state=stateName)
         self.variables.pop(stateName, None)
         self.turn.deleted.add(stateName)
 
     def _checked(self, name: str, ttl_ms: int | None) -> int | None:
-        if not self._is_open:
+        if not self.is_open:
             raise InvalidError(
                 "state variables must be declared in init, where no key is current", state=name
             )
@@ -407,7 +404,7 @@ class TransformWithState(ComputationOfRows):
         """Have the processor declare its state, as Spark does for each partition of a micro-batch."""
         self._handle = handle = ProcessorHandle(self._time_mode)
         self._processor.init(handle)
-        handle.initialized()
+        handle.is_open = False
 
     def end_bundle(self) -> None:
         """Close the processor, so that it can release its resources."""

@@ -7,7 +7,6 @@ With a time to live, each value, element and entry has the form ``{"value": …,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from typing import Any, Final
 
 import orjson
@@ -268,19 +267,19 @@ class MapVariable(Variable, MapState):
 
 def columns_of_variables(variables: Iterable[Variable]) -> tuple[StateColumn, ...]:
     """Return a view column for each variable whose type SQL can show. The others appear in ``state`` alone."""
-    return tuple(chain.from_iterable(map(_of_variable, variables)))
+    columns = []
+    for variable in variables:
+        kind, key_codec = _kind(variable.codec.schema), variable.key_codec
+        key_kind = None if key_codec is None else _kind(key_codec.schema)
+        if kind is not None and (key_kind is None) == (key_codec is None):
+            expires = variable.ttl_ms is not None
+            columns.append(StateColumn(variable.name, variable.form, kind, key_kind, expires))
+    return tuple(columns)
 
 
 def columns_of_fields(schema: StructType) -> tuple[StateColumn, ...]:
     kind = _kind(schema)
     return () if kind is None else tuple(StateColumn(field.name, "field", field.type) for field in kind)
-
-
-def _of_variable(variable: Variable) -> Iterable[StateColumn]:
-    kind = _kind(variable.codec.schema)
-    key_kind = None if variable.key_codec is None else _kind(variable.key_codec.schema)
-    if kind is not None and (key_kind is None) == (variable.key_codec is None):
-        yield StateColumn(variable.name, variable.form, kind, key_kind, variable.ttl_ms is not None)
 
 
 def _kind(schema: StructType) -> pa.StructType | None:
