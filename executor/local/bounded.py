@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from millpond.executor.inputs.extraction import InjectorNode, Rows, oldest_time, readable_times
 from millpond.executor.inputs.positions import BOUNDED_SOURCE, LOCAL_SOURCE, consumed_before
@@ -51,10 +50,6 @@ class _Input:
     @property
     def is_left(self) -> bool:
         return self.consumed < self.source.count
-
-    @property
-    def has_pieces(self) -> bool:
-        return self.source.count - self.consumed > BUNDLE_RECORDS_MAX
 
     @property
     def oldest_at(self) -> EventTimeMicros:
@@ -99,10 +94,19 @@ def consume_inputs(run: LocalRun, given: Mapping[str, Rows | RowSource], *, fini
     rests = (_rest_of(run, stream, source_of(rows)) for stream, rows in given.items())
     inputs = [rest for rest in rests if rest is not None]
     topology = run.topology
-    if finish and _can_follow(topology) and (topology.sorts or any(one.has_pieces for one in inputs)):
+    # An unbounded horizon lets a computation produce before the watermark: that must not be late.
+    is_free = any(
+        node.computation.late_data_horizon == "unbounded" for node in topology.computations.values()
+    )
+    is_cut = any(one.source.count - one.consumed > BUNDLE_RECORDS_MAX for one in inputs)
+    if finish and not is_free and (topology.sorts or is_cut):
         for one in inputs:
-            if _has_times(topology.injectors[one.stream]):
-                one.measure(topology.injectors[one.stream])
+            node = topology.injectors[one.stream]
+            # Rows without event times, and a watermark that no time moves, have nothing to follow.
+            if not isinstance(node.at, IngressTime) and not isinstance(
+                node.watermark, Perfect | ManualWatermark
+            ):
+                one.measure(node)
                 one.shares = _shares(topology, one.stream, one.source)
     while left := [one for one in inputs if one.is_left]:
         known = {one.stream: one.oldest_at for one in inputs if one.oldest}
@@ -130,25 +134,14 @@ def _shares(topology: Topology, stream: str, source: RowSource) -> dict[int, Per
             newest = max(newest or _BEGINNING, EventTimeMicros(int(at.max())))
         start += count
     measured = np.concatenate(delays)
-    behind = {share: _quantile(measured, share) for share in topology.percentiles}
+    behind = {
+        share: int(np.percentile(measured, share, method="higher")) if len(measured) else 0
+        for share in topology.percentiles
+    }
     return {
         start: {share: EventTimeMicros(newest - delay) for share, delay in behind.items()}
         for start, newest in known.items()
     }
-
-
-def _quantile(delays: npt.NDArray[np.int64], percentile: float) -> int:
-    return int(np.percentile(delays, percentile, method="higher")) if len(delays) else 0
-
-
-def _can_follow(topology: Topology) -> bool:
-    """Return True unless an unbounded horizon lets a computation produce before the watermark: that must not be late."""
-    return all(node.computation.late_data_horizon != "unbounded" for node in topology.computations.values())
-
-
-def _has_times(node: InjectorNode) -> bool:
-    """Return True if rows have event times, and the policy lets the watermark follow them."""
-    return not isinstance(node.at, IngressTime) and not isinstance(node.watermark, Perfect | ManualWatermark)
 
 
 def _rest_of(run: LocalRun, stream: str, source: RowSource) -> _Input | None:

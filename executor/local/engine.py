@@ -8,7 +8,7 @@ for the commit: `WeakRounds` runs their supersteps.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -103,7 +103,7 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         self._produced: Mapping[str, pa.Table] = {}
         self._version: TableVersion | None = None
         self._stuck: InvalidError | None = None
-        self.on_stuck: OnStuck = _log_stuck
+        self.on_stuck: OnStuck = partial(_LOG.error, "%s")
         coordinator.on_recut = self._forget_cut
 
     def _weak_rounds(self) -> WeakRounds:
@@ -196,7 +196,12 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
 
     def run_intervals(self, plan: SuperstepPlan, inputs: LocalInputs) -> LocalResults:
         self._follow_log()
-        productions = self._undelivered(plan)
+        productions = None
+        if plan.sources:
+            productions = UndeliveredProductions(plan.sources, self._productions_in)
+            # All files now: a missing file must fail the superstep before any user code has run.
+            productions.read_committed()
+            reach("delivery.read")
         topology, letters = self._coordinator.topology, list(inputs.extracted.letters)
         if productions is not None:
             for name in dict.fromkeys([part.interval.computation for part in plan.intervals]):
@@ -205,10 +210,11 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
             ran, keyless = self._weak.run(
                 plan, lambda part: self._deliveries(part, inputs.extracted, productions)
             )
-            bundles = self._write_all(ran)
+            bundles = self._write(ran, len(ran))
             letters += keyless
         else:
-            bundles = self._run_bundles(plan, self._work(plan, inputs.extracted, productions))
+            work = self._work(plan, inputs.extracted, productions)
+            bundles = self._write(self._run_bundles(plan, work), len(work))
         if self._stuck is not None:
             # User code returned after the run had ended because of it: its bundle must not be committed.
             raise self._stuck
@@ -263,56 +269,42 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
                 (waiting if is_waiting else others).append((part, deliveries))
         return [*waiting, *others]
 
-    def _write_all(self, ran: Sequence[RanBundle]) -> list[tuple[Manifest, pa.Table | None]]:
-        started: list[_Writing] = []
-        try:
-            for number, bundle in enumerate(ran, 1):
-                result = bundle.settled()
-                is_last = number == len(ran)
-                started.append(self._start_writing(bundle.worker, bundle.bundle, result, is_last=is_last))
-            return [writing.finish() for writing in started]
-        finally:
-            wait([writing.file for writing in started if isinstance(writing.file, Future)])
-
     def _run_bundles(
         self, plan: SuperstepPlan, work: Sequence[tuple[IntervalPlan, list[Deliveries]]]
-    ) -> list[tuple[Manifest, pa.Table | None]]:
-        """Process interval after interval, while the files of earlier intervals are being written."""
-        started: list[_Writing] = []
+    ) -> Iterator[RanBundle]:
+        for part, deliveries in work:
+            worker = self._worker_of(part.interval)
+            bundle = Bundle(
+                plan=part,
+                deliveries=deliveries,
+                superstep=plan.superstep,
+                wall_time=plan.conditions.wall_time,
+            )
+            result = worker.process(bundle, partial(self._files_of, part.interval))
+            reach("superstep.bundle_processed")
+            yield RanBundle(worker, bundle, result)
+
+    def _write(self, bundles: Iterable[RanBundle], count: int) -> list[tuple[Manifest, pa.Table | None]]:
+        """Write the file of each of ``count`` bundles, while the next bundle runs."""
+        started: list[tuple[RanBundle, BundleResult, Future[RowFile | None] | RowFile | None]] = []
         try:
-            for number, (part, deliveries) in enumerate(work, 1):
-                worker = self._worker_of(part.interval)
-                bundle = Bundle(
-                    plan=part,
-                    deliveries=deliveries,
-                    superstep=plan.superstep,
-                    wall_time=plan.conditions.wall_time,
-                )
-                result = worker.process(bundle, partial(self._files_of, part.interval))
-                reach("superstep.bundle_processed")
-                started.append(self._start_writing(worker, bundle, result, is_last=number == len(work)))
-            return [writing.finish() for writing in started]
+            for ran in bundles:
+                result, token = ran.settled(), self._coordinator.names.token()
+                if len(started) < count - 1:
+                    writing = self._writer.submit(ran.worker.write, ran.bundle, result, token)
+                    started.append((ran, result, writing))
+                else:
+                    # The last file has nothing to overlap with, so this thread writes it.
+                    started.append((ran, result, ran.worker.write(ran.bundle, result, token)))
+            written = []
+            for ran, result, file in started:
+                done = file.result() if isinstance(file, Future) else file
+                productions = flatten_productions(result.updates) if result.productions else None
+                written.append((ran.worker.finish(ran.bundle, result, done), productions))
+            return written
         finally:
             # After a failure too: no file may still be written when the work is repeated.
-            wait([writing.file for writing in started if isinstance(writing.file, Future)])
-
-    def _start_writing(
-        self, worker: IntervalWorker, bundle: Bundle, result: BundleResult, *, is_last: bool
-    ) -> _Writing:
-        token = self._coordinator.names.token()
-        if is_last:
-            # The last file has nothing to overlap with, so this thread writes it.
-            return _Writing(worker, bundle, result, worker.write(bundle, result, token))
-        return _Writing(worker, bundle, result, self._writer.submit(worker.write, bundle, result, token))
-
-    def _undelivered(self, plan: SuperstepPlan) -> UndeliveredProductions | None:
-        if not plan.sources:
-            return None
-        productions = UndeliveredProductions(plan.sources, self._productions_in)
-        # All files now: a missing file must fail the superstep before any user code has run.
-        productions.read_committed()
-        reach("delivery.read")
-        return productions
+            wait([file for *_, file in started if isinstance(file, Future)])
 
     def _productions_in(self, source: ProductionSource) -> pa.Table:
         kept = self._produced.get(source.path)
@@ -359,27 +351,7 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         self._weak.strand(error)
 
 
-@dataclass(frozen=True, slots=True)
-class _Writing:
-    """A bundle that has run and whose row file is being written."""
-
-    worker: IntervalWorker
-    bundle: Bundle
-    result: BundleResult
-    file: Future[RowFile | None] | RowFile | None
-
-    def finish(self) -> tuple[Manifest, pa.Table | None]:
-        file = self.file.result() if isinstance(self.file, Future) else self.file
-        manifest = self.worker.finish(self.bundle, self.result, file)
-        productions = flatten_productions(self.result.updates) if self.result.productions else None
-        return manifest, productions
-
-
 def _keep_rows_alike(node: ComputationNode, former: ComputationNode) -> bool:
     """Return True if two computations keep the same parts of their rows in memory."""
     kept = (node.time_sorted, node.exactly_once, node.computation.state_version)
     return kept == (former.time_sorted, former.exactly_once, former.computation.state_version)
-
-
-def _log_stuck(error: InvalidError) -> None:
-    _LOG.error("%s", error)

@@ -45,12 +45,16 @@ from millpond.executor.superstep.delivery import take
 from millpond.executor.time.observations import InputObservation, Watch
 from millpond.statestore.durations import accepts_old_durations, timeout_ms
 from millpond.statestore.errors import InvalidError, UnavailableError
-from millpond.statestore.types import EventTimeMicros
 
 
-def check_fit(topology: Topology, stream: str, rows: Rows) -> None:
+def check_fit(topology: Topology, stream: str, rows: Rows, only: str | None = None) -> None:
+    """Raise unless rows fit their stream and its consumers, or ``only`` the computation of that name."""
     injector = topology.injector(stream)
-    keys = [consumer.subscription.key for consumer in topology.consumers_of(stream)]
+    keys = [
+        consumer.subscription.key
+        for consumer in topology.consumers_of(stream)
+        if only in (None, consumer.computation.name)
+    ]
     if isinstance(rows, pa.Table):
         # A missing column is an error of this call and must not end the run.
         with told_of_stream(stream):
@@ -393,17 +397,23 @@ def extract_inputs(
     letters: list[DeadLetter] = []
     observations: list[InputObservation] = []
     for entry in _merged(outside):
+        node = topology.injectors[entry.stream]
         watch = (watches or {}).get(entry.stream, Watch(stream=entry.stream))
-        readings = _read_for_consumers(topology, entry, watch.stamp_at)
+        readings = {
+            consumer.computation.name: read_injected(
+                node, consumer.subscription.key, entry.rows, watch.stamp_at
+            )
+            for consumer in topology.consumers.get(entry.stream, ())
+            if entry.backfill in (None, consumer.computation.name)
+        }
         for name, injected in readings.items():
             ids = injected.ids
             scoped = None if ids is None else scoped_ids(ids, scope_of(name, entry.stream))
-            deliveries, unreadable = _split(topology.injectors[entry.stream], entry, name, injected, scoped)
+            deliveries, unreadable = _split(node, entry, name, injected, scoped)
             by_computation.setdefault(name, []).append(deliveries)
             letters += unreadable
         if entry.backfill is not None:
             continue
-        node = topology.injectors[entry.stream]
         members = member_names(node, entry.rows)
         seen = _observation(watch, list(readings.values()), members, is_bounded=is_bounded)
         observations.append(with_marks(seen, node, entry.rows, members))
@@ -427,17 +437,6 @@ def _merged(outside: Sequence[OutsideRows]) -> Sequence[OutsideRows]:
             rows_of[entry.stream] = list(entry.rows)
             merged.append(OutsideRows(stream=entry.stream, rows=rows_of[entry.stream]))
     return merged
-
-
-def _read_for_consumers(
-    topology: Topology, outside: OutsideRows, stamp_at: EventTimeMicros | None
-) -> dict[str, Injected]:
-    injector = topology.injectors[outside.stream]
-    return {
-        consumer.computation.name: read_injected(injector, consumer.subscription.key, outside.rows, stamp_at)
-        for consumer in topology.consumers.get(outside.stream, ())
-        if outside.backfill in (None, consumer.computation.name)
-    }
 
 
 def _split(

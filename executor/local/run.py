@@ -271,13 +271,13 @@ class LocalRun(Run[Receipt]):
         return self._accept(WatermarkUpdate(stream=stream, at=TIME_MAX_US))
 
     def _change(self, topology: Topology) -> PipelineUpdate:
-        return self._worker.update(topology, then=lambda: self._follow(topology))
+        def follow() -> None:
+            self._topology, self._gate = topology, (topology, {})
 
-    def _follow(self, topology: Topology) -> None:
-        self._topology, self._gate = topology, (topology, {})
+        return self._worker.update(topology, then=follow)
 
     def _say(self, text: str) -> None:
-        self._worker.say(text)
+        self._worker.progress.note(text)
 
     def _status(self) -> RunStatus:
         return self._worker.status

@@ -126,7 +126,13 @@ class LocalRunner:
 
     def _open(self, topology: Topology, *, writers: int, has_thread: bool, is_bounded: bool) -> LocalRun:
         def start(store: Store, release: Callable[[], None]) -> LocalRun:
-            worker = self._open_worker(topology, store, writers=writers)
+            upkeep = self._options.upkeep
+            options = replace(
+                self._options, upkeep=None if upkeep is None else replace(upkeep, background=bool(writers))
+            )
+            coordinator = options.open_coordinator(store, topology, threads=bool(writers))
+            engine = LocalEngine(coordinator, options, writers=writers)
+            worker = LocalWorker(engine, coordinator, options)
             run = LocalRun(worker, self._options.clock, release)
             if not is_bounded:
                 try:
@@ -139,11 +145,3 @@ class LocalRunner:
             return run
 
         return self._options.open_run(start)
-
-    def _open_worker(self, topology: Topology, store: Store, *, writers: int) -> LocalWorker:
-        upkeep = self._options.upkeep
-        options = replace(
-            self._options, upkeep=None if upkeep is None else replace(upkeep, background=bool(writers))
-        )
-        coordinator = options.open_coordinator(store, topology, threads=bool(writers))
-        return LocalWorker(LocalEngine(coordinator, options, writers=writers), coordinator, options)

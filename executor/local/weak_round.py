@@ -62,10 +62,6 @@ class _Running:
     bundle: Bundle
     future: Future[BundleResult]
 
-    @property
-    def records(self) -> int:
-        return sum(len(deliveries.at) for deliveries in self.bundle.deliveries)
-
 
 class WeakRounds:
     """The bundles of supersteps in a pipeline with weak productions; used by one thread.
@@ -104,7 +100,11 @@ class WeakRounds:
 
         ``own_of`` returns an interval's deliveries from outside of this superstep.
         """
-        self._discard_outdated(plan.superstep)
+        for interval, running in list(self._running.items()):
+            # A bundle whose superstep was not committed: no checkpoint redelivers exactly its records.
+            if running.bundle.superstep + 1 != plan.superstep:
+                del self._running[interval]
+                self._worker_of(interval, True)
         round_ = _FusedRound(plan, self._clock.monotonic_us() + self._checkpoint_after_us)
         planned: dict[str, list[IntervalPlan]] = {}
         for part in plan.intervals:
@@ -234,7 +234,8 @@ class WeakRounds:
         """
         self._await(running)
         own_records = sum(len(deliveries.at) for deliveries in own)
-        if own_records != running.records or running.future.exception() is not None:
+        records = sum(len(deliveries.at) for deliveries in running.bundle.deliveries)
+        if own_records != records or running.future.exception() is not None:
             # Its soft state has effects that are not committed: begin again from the committed rows.
             self._worker_of(part.interval, True)
             return None
@@ -243,13 +244,6 @@ class WeakRounds:
             running.bundle.restamped(part.fence, plan.superstep),
             _restamped(running.future.result(), part.fence, plan.superstep),
         )
-
-    def _discard_outdated(self, superstep: Superstep) -> None:
-        """Discard bundles whose superstep was not committed: no checkpoint redelivers exactly their records."""
-        for interval, running in list(self._running.items()):
-            if running.bundle.superstep + 1 != superstep:
-                del self._running[interval]
-                self._worker_of(interval, True)
 
 
 def _restamped(result: BundleResult, fence: Fence, superstep: Superstep) -> BundleResult:

@@ -23,8 +23,6 @@ import pyarrow.parquet as pq
 
 from millpond.executor.inputs.extraction import (
     Rows,
-    check_fields,
-    read_injected,
     row_count,
     rows_between,
     rows_from,
@@ -33,7 +31,7 @@ from millpond.executor.inputs.extraction import (
 )
 from millpond.executor.inputs.positions import BOUNDED_SOURCE, LOCAL_SOURCE, consumed_before
 from millpond.executor.local.engine import LocalBatch, LocalEngine, LocalInputs, LocalResults
-from millpond.executor.local.intake import Intake, OutsideRows, Taken
+from millpond.executor.local.intake import Intake, OutsideRows, Taken, check_fit
 from millpond.executor.local.rows import RowSource
 from millpond.executor.pipeline.nodes import INPUT, Backfill
 from millpond.executor.pipeline.topology import Topology
@@ -133,29 +131,20 @@ class _History:
         )
 
 
-def backfill_pieces(
-    coordinator: Coordinator, inputs: Mapping[str, Rows | RowSource] | None, records_max: int
-) -> Iterator[LocalBatch]:
-    """Return the missing history of all computations, in batches; ask for a batch once the last one is committed.
-
-    Of several streams the one furthest behind continues, so the oldest time still to come holds the computation's
-    watermark: no row is late, and timers fire on the way. All history is read before this returns, so a history that
-    does not fit is refused at once.
-    """
-    histories = {name: _histories(coordinator, name, inputs) for name in coordinator.backfills.pending}
-    return _pieces(coordinator, histories, records_max)
-
-
 def _pieces(
     coordinator: Coordinator, histories: Mapping[str, Sequence[_History]], records_max: int
 ) -> Iterator[LocalBatch]:
+    """Yield the missing history of all computations, in batches; ask for a batch once the last one is committed.
+
+    Of several streams the one furthest behind continues, so the oldest time still to come holds the computation's
+    watermark: no row is late, and timers fire on the way.
+    """
     for name, parts in histories.items():
         # Join before the first piece: a computation with rows and without this position is refused at a restart.
         coordinator.backfills.join(name)
         empty = {history.stream: history.consumed for history in parts if not history.is_left}
         while left := [history for history in parts if history.is_left]:
             behind = min(left, key=lambda history: history.oldest_at)
-            # The watermark waits at the oldest time still to come, so that no row of the history is late.
             coordinator.backfills.hold(name, behind.oldest_at)
             yield behind.pop(name, records_max)
         coordinator.backfills.end(name, empty)
@@ -168,14 +157,14 @@ def _histories(
     for stream, consumed in coordinator.backfills.consumed(computation).items():
         if consumed is None:
             continue
-        given = topology.backfills[computation][stream]
+        given: Backfill = topology.backfills[computation][stream]
         node = topology.injectors[stream]
         rows = (
             _of_input(coordinator, stream, inputs)
-            if _is_input(given)
-            else rows_to_extract(node, history_rows(given))
+            if isinstance(given, str) and given == INPUT
+            else rows_to_extract(node, _history_rows(given))
         )
-        _check_rows(coordinator, computation, stream, rows)
+        check_fit(topology, stream, rows, only=computation)
         if consumed > row_count(rows):
             raise InvalidError(
                 "the store has consumed more of this backfill than there is: it is another one",
@@ -189,11 +178,7 @@ def _histories(
     return found
 
 
-def _is_input(given: Backfill) -> bool:
-    return isinstance(given, str) and given == INPUT
-
-
-def history_rows(given: Any) -> Rows:
+def _history_rows(given: Any) -> Rows:
     if not isinstance(given, str | Path):
         return rows_from(given)
     try:
@@ -204,16 +189,6 @@ def history_rows(given: Any) -> Rows:
             path=given,
             reason=str(cause).partition("\n")[0],
         ) from cause
-
-
-def _check_rows(coordinator: Coordinator, computation: str, stream: str, rows: Rows) -> None:
-    node = coordinator.topology.injectors[stream]
-    subscription = coordinator.topology.computations[computation].subscription(stream)
-    key = None if subscription is None else subscription.key
-    if isinstance(rows, pa.Table):
-        read_injected(node, key, rows.slice(0, 0))
-    elif rows:
-        check_fields(node, [key], rows)
 
 
 def _of_input(coordinator: Coordinator, stream: str, inputs: Mapping[str, Rows | RowSource] | None) -> Rows:
@@ -258,7 +233,7 @@ class LocalWorker:
         self.superstep: Superstep[LocalBatch, LocalInputs, LocalResults] = Superstep(coordinator, engine)
         self.intake: Intake = Intake(options.intake_records_max)
         self._clock = options.clock
-        self._progress: Progress = options.progress_of(coordinator.topology.title, log_every_ms=_LOG_EVERY_MS)
+        self.progress: Progress = options.progress_of(coordinator.topology.title, log_every_ms=_LOG_EVERY_MS)
         self.lifecycle: Lifecycle = Lifecycle()
         self.is_threaded: bool = False
         self._thread: threading.Thread | None = None
@@ -277,7 +252,11 @@ class LocalWorker:
             self.lifecycle.raise_failure()
         if self._backfill is not None and (backfilled := self.backfill_step()) is not None:
             return backfilled
-        taken = self._taken = self._pop_fitting()
+        taken = self.intake.pop(BUNDLE_RECORDS_MAX)
+        # Input that waited through an update may not fit the present pipeline.
+        while taken.refuse_unfit(self.coordinator.topology) and not taken.arrivals and not taken.updates:
+            taken = self.intake.pop(BUNDLE_RECORDS_MAX)
+        self._taken = taken
         try:
             report = self._handle(taken)
         except BaseException as failure:
@@ -287,13 +266,6 @@ class LocalWorker:
         # Acknowledge last: a sender that is acknowledged never sends again, so its records must be durable.
         taken.settle()
         return report
-
-    def _pop_fitting(self) -> Taken:
-        """Return the next input that fits the present pipeline; input that waited through an update may not."""
-        taken = self.intake.pop(BUNDLE_RECORDS_MAX)
-        while taken.refuse_unfit(self.coordinator.topology) and not taken.arrivals and not taken.updates:
-            taken = self.intake.pop(BUNDLE_RECORDS_MAX)
-        return taken
 
     def _handle(self, taken: Taken) -> SuperstepReport | None:
         if not taken.arrivals and not taken.updates:
@@ -314,15 +286,18 @@ class LocalWorker:
         self.status = self.coordinator.status()
         if self.coordinator.watermarks.skew_limits:
             self.intake.hold_back(self.coordinator.watermarks.streams_ahead())
-        if self._progress.is_enabled:
-            self._progress.report(report)
+        if self.progress.is_enabled:
+            self.progress.report(report)
         self.coordinator.maintain()
         return report
 
     def begin_backfills(self, inputs: Mapping[str, Rows | RowSource] | None) -> None:
         """Read the missing history of computations; the next steps are on it, before any other input."""
         with self._failing():
-            self._backfill = backfill_pieces(self.coordinator, inputs, BUNDLE_RECORDS_MAX)
+            # Read all history now, so that a history that does not fit is refused at once.
+            pending = self.coordinator.backfills.pending
+            histories = {name: _histories(self.coordinator, name, inputs) for name in pending}
+            self._backfill = _pieces(self.coordinator, histories, BUNDLE_RECORDS_MAX)
 
     def backfill_step(self) -> SuperstepReport | None:
         """Run one superstep on a piece of a backfill; return ``None`` if none is left."""
@@ -337,14 +312,11 @@ class LocalWorker:
                 return None
             return self.run(batch)
 
-    def say(self, text: str) -> None:
-        self._progress.note(text)
-
     # -- changes of the pipeline -----------------------------------------------------------
 
     def update(self, topology: Topology, then: Callable[[], None]) -> PipelineUpdate:
         """Continue with a changed pipeline, once the superstep under way has ended; call ``then`` before the next one."""
-        self.check_active()
+        self.lifecycle.check_phase(Phase.RUNNING)
         if self._thread is None:
             return self._update(topology, then)
         if self._thread is threading.current_thread():
@@ -395,7 +367,7 @@ class LocalWorker:
     @contextmanager
     def working(self) -> Iterator[Coordinator]:
         """Let the caller's thread work in place of the worker's; a failure ends the run."""
-        self.check_active()
+        self.lifecycle.check_phase(Phase.RUNNING)
         with self._failing():
             yield self.coordinator
 
@@ -419,7 +391,9 @@ class LocalWorker:
             while self.lifecycle.phase is Phase.RUNNING:
                 self._update_as_asked()
                 if self.step() is None:
-                    self.intake.rest(self._rest_ms())
+                    due = self.coordinator.next_wall_timer()
+                    until_ms = _REST_MS_MAX if due is None else (due - self._clock.now_us()) / 1_000
+                    self.intake.rest(min(max(until_ms, 0.0), _REST_MS_MAX))
         except BaseException as failure:  # noqa: BLE001 - kept, and raised to each thread that injects or waits
             _LOG.debug("the run has ended: %s", failure)
         finally:
@@ -427,16 +401,7 @@ class LocalWorker:
                 self.lifecycle.error or InvalidError("the run has been stopped: start another one")
             )
 
-    def _rest_ms(self) -> float:
-        due = self.coordinator.next_wall_timer()
-        if due is None:
-            return _REST_MS_MAX
-        return min(max((due - self._clock.now_us()) / 1_000, 0.0), _REST_MS_MAX)
-
     # -- the end ---------------------------------------------------------------------------
-
-    def check_active(self) -> None:
-        self.lifecycle.check_phase(Phase.RUNNING)
 
     def end(self) -> None:
         """Finish the superstep under way and refuse all further input, once the life cycle is stopping."""
@@ -454,4 +419,4 @@ class LocalWorker:
             self.engine.close(wait_for_code=not self.lifecycle.is_stranded)
             self.coordinator.close()
         finally:
-            self._progress.close()
+            self.progress.close()

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -117,10 +118,6 @@ class DirectoryInjector:
         """Creation time of the oldest unfinished file, in microseconds; ``None`` without such a file."""
         return min((file.created_at for file in self._unfinished.values()), default=None)
 
-    def _mark_of(self, member: str | None) -> EventTimeMicros | None:
-        files = (file for file in self._unfinished.values() if file.member == member)
-        return min((file.created_at for file in files), default=None)
-
     def poll(self) -> int:
         """List the directory once: inject new rows and report the watermark.
 
@@ -135,12 +132,14 @@ class DirectoryInjector:
         self._list()
         self._report()
         done = 0
-        for file in sorted(
-            self._unfinished.values(), key=lambda unfinished: (unfinished.created_at, unfinished.path)
-        ):
+        for file in sorted(self._unfinished.values(), key=attrgetter("created_at", "path")):
             if self._inject(file):
                 done += 1
-                self._finish(file)
+                del self._unfinished[file.path]
+                self._done.add(file.path)
+                self._report()
+                if self._finished is not None:
+                    self._finished(file.path)
         return done
 
     def _list(self) -> None:
@@ -173,15 +172,8 @@ class DirectoryInjector:
             for number, row in enumerate(islice(rows, _ROWS_MAX), file.rows)
         ]
 
-    def _finish(self, file: _File) -> None:
-        del self._unfinished[file.path]
-        self._done.add(file.path)
-        self._report()
-        if self._finished is not None:
-            self._finished(file.path)
-
     def _report(self) -> None:
         for member in self._members:
-            mark = self._mark_of(member)
-            if mark is not None:
-                self._run.advance_watermark(self._stream, mark, member=member)
+            marks = [file.created_at for file in self._unfinished.values() if file.member == member]
+            if marks:
+                self._run.advance_watermark(self._stream, min(marks), member=member)

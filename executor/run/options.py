@@ -202,7 +202,7 @@ class RunnerOptions(PipelineOptions):
         """Open the store and start a run on it; ``start`` gets the store, and a function to call once at the run's end."""
         if isinstance(self.store, Store):
             # The store belongs to the caller, who closes it.
-            return start(self.store, _keep_open)
+            return start(self.store, lambda: None)
         store = Store.open(
             self.store,
             self.zookeeper,
@@ -249,7 +249,3 @@ class RunnerOptions(PipelineOptions):
     def progress_of(self, pipeline: str, *, log_every_ms: float = 0) -> Progress:
         """Return the reporter of a pipeline's supersteps; it logs at most once in ``log_every_ms``, or every superstep."""
         return Progress(pipeline, clock=self.clock, enabled=self.progress, log_every_ms=log_every_ms)
-
-
-def _keep_open() -> None:
-    """Release nothing: the caller closes the store."""

@@ -65,11 +65,19 @@ class ProgressLine:
 
 def line_text(pipeline: str, newest: SuperstepReport, run: SuperstepReport) -> str:
     """Return the line for the newest superstep and the sum of all supersteps of the run."""
+    mark_us = newest.watermark_us
+    watermark = "unknown" if mark_us == TIME_MIN_US else "at the end"
+    if mark_us not in (TIME_MIN_US, TIME_MAX_US):
+        try:
+            minute = f"{datetime.fromtimestamp(mark_us // 1_000_000, UTC):%Y-%m-%d %H:%M}"
+        except (OverflowError, ValueError, OSError):  # beyond the years that datetime knows
+            minute = f"{mark_us} us"
+        watermark = f"{minute} (lag {duration_text(newest.lag_ms)})"
     parts = [
         f"{pipeline}  superstep {newest.superstep:,}",
         f"{run.records:,} records",
         f"{newest.records_per_second:,.0f}/s",
-        f"watermark {_watermark_text(newest)}",
+        f"watermark {watermark}",
         f"commit {newest.commit_ms:,.1f} ms",
     ]
     exceptions = {
@@ -80,21 +88,6 @@ def line_text(pipeline: str, newest: SuperstepReport, run: SuperstepReport) -> s
     }
     parts += [f"{count:,} {name}" for name, count in exceptions.items() if count]
     return _SEPARATOR.join(parts)
-
-
-def _watermark_text(report: SuperstepReport) -> str:
-    if report.watermark_us == TIME_MIN_US:
-        return "unknown"
-    if report.watermark_us == TIME_MAX_US:
-        return "at the end"
-    return f"{_minute_text(report.watermark_us)} (lag {duration_text(report.lag_ms)})"
-
-
-def _minute_text(moment_us: EventTimeMicros) -> str:
-    try:
-        return f"{datetime.fromtimestamp(moment_us // 1_000_000, UTC):%Y-%m-%d %H:%M}"
-    except (OverflowError, ValueError, OSError):  # beyond the years that datetime knows
-        return f"{moment_us} us"
 
 
 def duration_text(duration_ms: float) -> str:

@@ -100,16 +100,6 @@ class PipelineUpdate:
     change: TopologyChange
 
 
-def refuse_other_pipeline(topology: Topology, present: Topology) -> None:
-    """Refuse an update to a pipeline of another name, which has other positions in the store."""
-    if topology.name != present.name:
-        raise InvalidError(
-            "an update keeps the pipeline's name, under which the store has its inputs and its time",
-            pipeline=present.name,
-            given=topology.name,
-        )
-
-
 def update_between(
     former: Topology, present: Topology, version: TableVersion, elapsed_us: int
 ) -> PipelineUpdate:
@@ -314,7 +304,12 @@ class Run(ABC, Generic[_Accepted]):
             ``run.update(pipeline_with_an_alert())``
         """
         topology = pipeline.check()
-        refuse_other_pipeline(topology, self._topology)
+        if topology.name != self._topology.name:
+            raise InvalidError(
+                "an update keeps the pipeline's name, under which the store has its inputs and its time",
+                pipeline=self._topology.name,
+                given=topology.name,
+            )
         return self._change(topology)
 
     @abstractmethod
