@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -123,36 +123,25 @@ class SuspectTimes:
         for stream, (oldest, newest) in bounds.items():
             if stream in self._new:
                 self._new.discard(stream)
-                _warn_of_seconds(stream, oldest, newest)
+                if oldest >= _SECONDS_MIN and newest <= _SECONDS_MAX:
+                    _LOG.warning(
+                        "the times of the stream all lie in the first hour of 1970, as dates in seconds do that are taken "
+                        'for microseconds: say inject(..., at_unit="s"), or at_unit="us" if they mean 1970: stream=`%s` '
+                        "oldest=`%s` newest=`%s`",
+                        stream,
+                        oldest,
+                        newest,
+                    )
             if newest > now_us + _AHEAD_US:
                 self._on_time.discard(stream)
-                _warn_of_future(stream, newest, now_us)
-
-
-def _warn_of_seconds(stream: str, oldest_us: int, newest_us: int) -> None:
-    if oldest_us >= _SECONDS_MIN and newest_us <= _SECONDS_MAX:
-        _LOG.warning(
-            "the times of the stream all lie in the first hour of 1970, as dates in seconds do that are taken for "
-            'microseconds: say inject(..., at_unit="s"), or at_unit="us" if they mean 1970: stream=`%s` oldest=`%s` '
-            "newest=`%s`",
-            stream,
-            oldest_us,
-            newest_us,
-        )
-
-
-def _warn_of_future(stream: str, newest_us: int, now_us: int) -> None:
-    _LOG.warning(
-        "a record's time lies more than a year ahead of the clock, and the watermark may follow it, so that all that "
-        "comes after is late: look at the unit of the times, or leave such records out: stream=`%s` newest=`%s` now=`%s`",
-        stream,
-        _shown(newest_us),
-        _shown(now_us),
-    )
-
-
-def _shown(at_us: int) -> str:
-    return datetime.fromtimestamp(at_us // 1_000_000, UTC).isoformat()
+                shown = [datetime.fromtimestamp(at // 1_000_000, UTC).isoformat() for at in (newest, now_us)]
+                _LOG.warning(
+                    "a record's time lies more than a year ahead of the clock, and the watermark may follow it, so that "
+                    "all that comes after is late: look at the unit of the times, or leave such records out: stream=`%s` "
+                    "newest=`%s` now=`%s`",
+                    stream,
+                    *shown,
+                )
 
 
 class ForgottenWatermarks:
@@ -225,7 +214,8 @@ class KeyColumns:
             self.record_columns(stream, tuple(rows.schema), only)
         elif rows:
             names = {name for key in self._keys(stream, only).values() for name in key_names(key)}
-            fields = tuple(_guessed(name, rows) for name in sorted(names))
+            some = [row for row in islice(rows, ROWS_READ) if isinstance(row, Mapping)]
+            fields = tuple(pa.field(name, told_kind(row.get(name) for row in some)) for name in sorted(names))
             self.record_columns(stream, fields, only)
             if any(pa.types.is_null(field.type) for field in fields):
                 del self._seen[stream, only]
@@ -270,7 +260,8 @@ class KeyColumns:
                 )
             return None
         if not stored:
-            if _has_plain_keys(snapshot, name):
+            bounds = (bound for file in snapshot.files_in(name) for bound in (file.min_key, file.max_key))
+            if any(bound is not None and not is_typed(bound) for bound in bounds):
                 raise _refused(
                     "the computation's rows have plain text as keys, and its key is typed now",
                     name,
@@ -302,15 +293,4 @@ def _refused(
         computation=computation,
         **({"stored": key_word(stored)} if stored else {}),
         key=key_word(given),
-    )
-
-
-def _has_plain_keys(snapshot: Snapshot, computation: str) -> bool:
-    bounds = (bound for file in snapshot.files_in(computation) for bound in (file.min_key, file.max_key))
-    return any(bound is not None and not is_typed(bound) for bound in bounds)
-
-
-def _guessed(name: str, rows: Sequence[Mapping[str, Any]]) -> pa.Field:
-    return pa.field(
-        name, told_kind(row.get(name) for row in islice(rows, ROWS_READ) if isinstance(row, Mapping))
     )

@@ -68,7 +68,9 @@ class Backfills:
 
     @property
     def pending(self) -> tuple[str, ...]:
-        return tuple(name for name in self._topology.backfills if not self._is_done(name))
+        """The computations that have history left to consume."""
+        names = self._topology.backfills
+        return tuple(name for name in names if any(left is not None for left in self.consumed(name).values()))
 
     def consumed(self, computation: str) -> dict[str, int | None]:
         """Return how many records of its history a computation has consumed, by stream; ``None``: all."""
@@ -103,9 +105,6 @@ class Backfills:
         if rest:
             self._ownership.record(rest)
         self._watermarks.hold_back(computation, None)
-
-    def _is_done(self, computation: str) -> bool:
-        return all(consumed is None for consumed in self.consumed(computation).values())
 
     def _positions(self, computation: str) -> dict[str, int | None]:
         positions = self._store.committer.snapshot.txns

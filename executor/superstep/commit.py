@@ -21,7 +21,7 @@ from millpond.statestore.log.action import JsonValue
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.rows.files import RowFile
 from millpond.statestore.system import collector_paused
-from millpond.statestore.types import TIME_MIN_US, EventTimeMicros, Superstep, TableVersion, WallTimeMicros
+from millpond.statestore.types import TIME_MIN_US, EventTimeMicros, Superstep, TableVersion
 
 _COUNTERS: Final = (
     "injected",
@@ -244,7 +244,7 @@ class RunStatus:
     ended: frozenset[str] = frozenset()
 
 
-_SECONDS_MIN: Final = 1e-6
+SECONDS_MIN: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,51 +295,17 @@ class SuperstepReport:
         """Return both supersteps as one: the sums of counts and durations, with the positions of this later superstep."""
         if earlier is None:
             return self
-        records = earlier.records + self.records
-        duration_ms = earlier.duration_ms + self.duration_ms
-        return replace(
-            self,
-            records=records,
-            records_per_second=records / max(duration_ms / 1_000, _SECONDS_MIN),
-            late=earlier.late + self.late,
-            dropped=earlier.dropped + self.dropped,
-            duplicates=earlier.duplicates + self.duplicates,
-            dead_letters=earlier.dead_letters + self.dead_letters,
-            timers=earlier.timers + self.timers,
-            productions=earlier.productions + self.productions,
-            commit_ms=earlier.commit_ms + self.commit_ms,
-            duration_ms=duration_ms,
-            slots=earlier.slots + self.slots,
-            slots_at_home=earlier.slots_at_home + self.slots_at_home,
-            read_bytes=earlier.read_bytes + self.read_bytes,
-        )
+        sums = dict(zip(_SUMMED, map(add, _summed(earlier), _summed(self)), strict=True))
+        per_second = sums["records"] / max(sums["duration_ms"] / 1_000, SECONDS_MIN)
+        return replace(self, records_per_second=per_second, **sums)
 
 
-def report_of(
-    plan: SuperstepPlan,
-    version: TableVersion,
-    counts: Totals,
-    *,
-    now_us: WallTimeMicros,
-    elapsed_us: int,
-    watermark: EventTimeMicros,
-    commit_ms: float,
-    pending: int,
-) -> SuperstepReport:
-    return SuperstepReport(
-        superstep=plan.superstep,
-        version=version,
-        records=counts.records,
-        records_per_second=counts.records / max(elapsed_us / 1_000_000, _SECONDS_MIN),
-        late=counts.late,
-        dropped=counts.dropped,
-        duplicates=counts.duplicates,
-        dead_letters=counts.dead_letters,
-        timers=counts.timers,
-        productions=counts.productions,
-        watermark_us=watermark,
-        lag_ms=(now_us - watermark) / 1_000,
-        commit_ms=commit_ms,
-        duration_ms=elapsed_us / 1_000,
-        pending=pending,
-    )
+_SUMMED: Final = (
+    *_COUNTERS[1:],
+    "commit_ms",
+    "duration_ms",
+    "slots",
+    "slots_at_home",
+    "read_bytes",
+)
+_summed: Final = attrgetter(*_SUMMED)

@@ -369,8 +369,11 @@ class Coordinator:
         retried = () if chosen is None else chosen.retried.get(computation, ())
         node, late_before = self.topology.computations[computation], None
         if node.computation.in_micro_batches:
-            # Spark's lateness rule: one superstep behind the watermark.
-            late_before = _late_in_spark(watermarks.former_watermark(computation))
+            # Spark's lateness rule is one superstep behind the watermark. It counts whole milliseconds, and the watermark
+            # itself is late.
+            late_before = former = watermarks.former_watermark(computation)
+            if former != TIME_MIN_US:
+                late_before = EventTimeMicros(former // 1_000 * 1_000 + 1)
         watermark = watermarks.input_watermark(computation)
         percentiles = watermarks.percentile_watermarks(computation)
         settled = watermarks.settled(computation, after) if after and node.time_sorted else None
@@ -443,8 +446,3 @@ class Coordinator:
             productions = read_productions(self.store.objects, self.pending.sources)
             for node in missing:
                 self.create_intervals(node.name, keys_of(productions, node))
-
-
-def _late_in_spark(watermark: EventTimeMicros) -> EventTimeMicros:
-    """Return the time before which Spark drops a record: it counts whole milliseconds, and the watermark itself is late."""
-    return watermark if watermark == TIME_MIN_US else EventTimeMicros(watermark // 1_000 * 1_000 + 1)

@@ -203,8 +203,6 @@ class DeadLetters:
         self, letters: LettersOfSuperstep, plan: SuperstepPlan, fence: Fence, token: str
     ) -> WrittenLetters:
         """Write a superstep's new letters, and the deletion of settled letters, to an uncommitted row file."""
-        if not letters.new and not letters.settled:
-            return WrittenLetters()
         failed_at = EventTimeMicros(int(plan.conditions.wall_time))
         produce = bool(letters.new) and DEAD_LETTERS in self._topology.wanted_streams
         updates = dead_letter_updates(
@@ -233,10 +231,7 @@ class DeadLetters:
 
     def committed(self, letters: LettersOfSuperstep) -> None:
         for computation, tally in letters.tallies.items():
-            judged = self._judged.setdefault(computation, _Tally())
-            judged.records += tally.records
-            judged.letters += tally.letters
-            judged.first = tally.first or judged.first
+            judged = self._judged[computation] = tally.plus(self._judged.get(computation, _Tally()))
             # A full sample has been judged: the next one begins, so that old successes do not cover a new bug.
             if self._limit is None or judged.records >= self._limit.records_min:
                 del self._judged[computation]

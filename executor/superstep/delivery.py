@@ -91,7 +91,11 @@ def summarise_productions(
     productions: pa.Table, percentiles: Collection[float] = ()
 ) -> tuple[ProductionSummary, ...]:
     """Return the number of productions per stream and the oldest time, which holds the watermark."""
-    by_percentile = _oldest_but_of(productions, percentiles) if percentiles else {}
+    by_percentile: dict[str, PercentileTimes] = {}
+    if percentiles:
+        streams, at = productions.column("stream"), productions.column("at").cast(pa.int64())
+        for stream in pc.unique(streams).to_pylist():
+            by_percentile[stream] = oldest_but(at.filter(pc.equal(streams, stream)).to_numpy(), percentiles)
     grouped = productions.group_by("stream").aggregate([("at", "min"), ("at", "count")])
     return tuple(
         ProductionSummary(
@@ -107,15 +111,6 @@ def summarise_productions(
             strict=True,
         )
     )
-
-
-def _oldest_but_of(productions: pa.Table, percentiles: Collection[float]) -> dict[str, PercentileTimes]:
-    streams = productions.column("stream")
-    at = productions.column("at").cast(pa.int64())
-    return {
-        stream: oldest_but(at.filter(pc.equal(streams, stream)).to_numpy(), percentiles)
-        for stream in pc.unique(streams).to_pylist()
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +267,10 @@ class UndeliveredProductions:
         if not self._sources and not self._handed_on:
             return ()
         if node.name not in self._extracted:
-            tables = self._tables_for(node)
+            addresses, inbox = addresses_of(node), node.inbox
+            tables = [self._table(source) for source in self._sources if source.concerns(inbox)]
+            handed_on = (source for source in self._handed_on if source.concerns(addresses))
+            tables += [weak_only(self._table(source)) for source in handed_on]
             self._extracted[node.name] = deliveries_of(pa.concat_tables(tables), node) if tables else ()
         return self._extracted[node.name]
 
@@ -287,13 +285,6 @@ class UndeliveredProductions:
             for extracted in self.extracted(node)
             if extracted.errors
             for letter in keyless_letters(node.name, extracted)
-        ]
-
-    def _tables_for(self, node: ComputationNode) -> list[pa.Table]:
-        addresses = addresses_of(node)
-        return [
-            *(self._table(source) for source in self._sources if source.concerns(node.inbox)),
-            *(weak_only(self._table(source)) for source in self._handed_on if source.concerns(addresses)),
         ]
 
     def _table(self, source: ProductionSource) -> pa.Table:

@@ -44,8 +44,6 @@ from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, EventTimeMicros, Objects
 from millpond.statestore.view import RowsView
 
-_NAME_PARTS = 3
-
 
 @dataclass(frozen=True, slots=True)
 class StoredLetter:
@@ -88,7 +86,7 @@ def stored_letters(
     rows = RowsView.of(snapshot, objects, DEAD_LETTERS).to_arrow(names)
     for name, state in zip(rows.column("key").to_pylist(), rows.column("state").to_pylist(), strict=True):
         parts = name.rsplit("/", 2)
-        if state is not None and len(parts) == _NAME_PARTS and parts[1].isdecimal():
+        if state is not None and len(parts) == 3 and parts[1].isdecimal():
             yield StoredLetter(name, orjson.loads(state))
 
 
@@ -297,7 +295,9 @@ def retry_dead_letters(
         with mp.Store.open("pond") as store:
             mp.retry_dead_letters(store, computation="average")
     """
-    selection = _selection(computation, stream, key, before, error, letter)
+    selection = _selection(
+        before, computation=computation, stream=stream, key=key, error=error, letter=letter
+    )
     return ask_for_letters(store, "retry", selection).letters
 
 
@@ -319,26 +319,14 @@ def drop_dead_letters(
     Raises:
         InvalidError: no letter matches.
     """
-    selection = _selection(computation, stream, key, before, error, letter)
+    selection = _selection(
+        before, computation=computation, stream=stream, key=key, error=error, letter=letter
+    )
     return ask_for_letters(store, "drop", selection).letters
 
 
-def _selection(
-    computation: str | None,
-    stream: str | None,
-    key: str | None,
-    before: Moment | None,
-    error: str | None,
-    letter: str | None,
-) -> LetterSelection:
-    return LetterSelection(
-        computation=computation,
-        stream=stream,
-        key=key,
-        before_us=None if before is None else to_micros(before),
-        error=error,
-        letter=letter,
-    )
+def _selection(before: Moment | None, **parts: str | None) -> LetterSelection:
+    return LetterSelection(before_us=None if before is None else to_micros(before), **parts)
 
 
 def read_again(
@@ -369,7 +357,11 @@ def read_again(
         raise InvalidError(f"the record still cannot be read: {next(iter(read.errors.values()))}")
     text, types = str(letter["value"]), dict(letter.get("value_types") or {})
     if injector.payload is not None:
-        text, types = _decoded(rows[0])
+        # The payload can be decoded now: its value in the form that letters keep.
+        described = describe_value(lambda: value_of_row(rows[0]))
+        if not is_whole(described.types):
+            raise InvalidError("the decoded value cannot be kept as a letter: inject the row")
+        text, types = described.text, dict(described.types)
     own_id = None if read.ids is None else read.ids[0].as_py()
     return RetriedLetter(
         name=name,
@@ -382,14 +374,6 @@ def read_again(
         unseen_id=None if own_id is None else id_scope(node.name, subscription.stream) + own_id,
         retried=int(letter.get("retried") or 0) + 1,
     )
-
-
-def _decoded(row: Any) -> tuple[str, dict[str, str]]:
-    """Return the value of a row whose payload could be decoded now, in the form that letters keep."""
-    described = describe_value(lambda: value_of_row(row))
-    if not is_whole(described.types):
-        raise InvalidError("the decoded value cannot be kept as a letter: inject the row")
-    return described.text, dict(described.types)
 
 
 _LOG: Final = logging.getLogger("millpond")

@@ -42,19 +42,15 @@ def recover_pending(store: Store, topology: Topology, superstep: Superstep) -> P
     summaries: list[ProductionSummary] = []
     for file in undelivered_sources(snapshot, producers, control, superstep):
         stored = read_productions(store.objects, [file])
-        source = replace(file, renames=_stream_renames(stored, topology))
+        streams_of_file = pc.unique(stored.column("stream")).to_pylist()
+        pairs = ((stream, topology.current_stream(stream)) for stream in streams_of_file)
+        source = replace(file, renames=tuple((former, name) for former, name in pairs if former != name))
         summaries_of_file = summarise_productions(source.current(stored), topology.percentiles)
         if summaries_of_file:
             streams = frozenset(summary.stream for summary in summaries_of_file)
             sources.append(replace(source, streams=streams))
             summaries.extend(summaries_of_file)
     return merged_pending(sources, summaries, topology.wanted_addresses)
-
-
-def _stream_renames(productions: pa.Table, topology: Topology) -> tuple[tuple[str, str], ...]:
-    streams = pc.unique(productions.column("stream")).to_pylist()
-    pairs = ((stream, topology.current_stream(stream)) for stream in streams)
-    return tuple((stored, current) for stored, current in pairs if stored != current)
 
 
 def undelivered_sources(
@@ -69,20 +65,16 @@ def undelivered_sources(
     """
     files: list[tuple[LiveFile, Interval | None]] = [(file, control) for file in snapshot.files_of(control)]
     for computation in sorted(computations):
-        files += [(file, None) for file in sorted(snapshot.files_in(computation), key=_by_key)]
+        by_key = sorted(
+            snapshot.files_in(computation),
+            key=lambda file: (file.min_key or "", file.added_version, file.path),
+        )
+        files += [(file, None) for file in by_key]
     return tuple(
         ProductionSource(path=file.path, superstep=superstep, interval=interval)
         for file, interval in files
         if file.productions != 0 and (file.max_superstep is None or file.max_superstep >= superstep)
     )
-
-
-def undelivered_of(
-    snapshot: Snapshot, pipeline: str, computations: Iterable[str]
-) -> tuple[ProductionSource, ...]:
-    control, superstep = control_interval(pipeline), superstep_of(snapshot.txns, pipeline)
-    sources = undelivered_sources(snapshot, computations, control, superstep)
-    return tuple(source for source in sources if source.interval is None)
 
 
 def keep_undelivered(
@@ -99,8 +91,9 @@ def keep_undelivered(
     that no reader of rows sees it.
     """
     snapshot = store.committer.snapshot
-    superstep = superstep_of(snapshot.txns, pipeline)
-    productions = read_productions(store.objects, undelivered_of(snapshot, pipeline, computations))
+    control, superstep = control_interval(pipeline), superstep_of(snapshot.txns, pipeline)
+    sources = undelivered_sources(snapshot, computations, control, superstep)
+    productions = read_productions(store.objects, [one for one in sources if one.interval is None])
     if not productions.num_rows:
         return None
     row = {
@@ -113,14 +106,10 @@ def keep_undelivered(
     }
     return write_row_file(
         store.objects,
-        control_interval(pipeline),
+        control,
         pa.Table.from_pylist([row], schema=ROW_SCHEMA),
         superstep=superstep,
         fence=fence,
         token=token,
         row_format=store.row_format,
     )
-
-
-def _by_key(file: LiveFile) -> tuple[str, int, str]:
-    return file.min_key or "", file.added_version, file.path

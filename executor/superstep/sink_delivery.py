@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -46,7 +47,7 @@ class SinkDelivery:
         self._writers: list[tuple[str, SinkWriter]] = []
         self._executor: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None
-        self.on_failure: Callable[[BaseException], None] = _log_failure
+        self.on_failure: Callable[[BaseException], None] = partial(_LOG.error, "a sink has failed: %s")
 
     def open(self, superstep: Superstep) -> None:
         if not self._topology.sinks:
@@ -128,10 +129,6 @@ class SinkDelivery:
                 reach("sink.behind")
                 writer.write(superstep, part.drop_columns(["stream"]))
                 reach("sink.delivered")
-
-
-def _log_failure(failure: BaseException) -> None:
-    _LOG.error("a sink has failed: %s", failure)
 
 
 def _kept_as(stream: str) -> tuple[str, str]:

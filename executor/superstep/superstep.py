@@ -19,13 +19,12 @@ import pyarrow as pa
 from millpond.executor.interval.bundle import DeadLetter
 from millpond.executor.interval.row_update import Manifest
 from millpond.executor.pipeline.nodes import ComputationNode
-from millpond.executor.superstep.commit import SuperstepReport, Totals, count, report_of, superstep_request
+from millpond.executor.superstep.commit import SECONDS_MIN, SuperstepReport, count, superstep_request
 from millpond.executor.superstep.coordinator import Coordinator
-from millpond.executor.superstep.dead_letters import LettersOfSuperstep, WrittenLetters
+from millpond.executor.superstep.dead_letters import WrittenLetters
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
 from millpond.executor.time.observations import InputObservation
 from millpond.statestore.failpoint import reach
-from millpond.statestore.log.rules import CommitRequest
 from millpond.statestore.types import EventTimeMicros
 
 _BY_INTERVAL: Final = attrgetter("interval")
@@ -187,10 +186,32 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
         coordinator.watermarks.observe(results.observations)
 
         manifests = sorted(results.manifests, key=_BY_INTERVAL)
-        written = self._write_letters(letters, plan)
+        ownership = coordinator.ownership
+        if letters.new or letters.settled:
+            fence = ownership.control.next_fence
+            written = ownership.patience.run(
+                lambda: coordinator.letters.write(letters, plan, fence, coordinator.names.token())
+            )
+        else:
+            # Draw a name all the same: saved seeds of the simulation reach their faults by the number of draws.
+            coordinator.names.token()
+            written = WrittenLetters()
         counts = count(manifests, letters.new, results.observations)
         totals = coordinator.totals.plus(counts)
-        request = self._request(prepared, manifests, written, counts, totals)
+        # The control interval is part of every commit, because its fence proves ownership of the pipeline.
+        touched = [(ownership.control, written.file)]
+        touched += [(ownership.owned[one.interval], one.file) for one in manifests if one.file is not None]
+        request = superstep_request(
+            plan,
+            touched,
+            coordinator.watermarks,
+            pipeline=coordinator.topology.name,
+            counts=counts,
+            totals=totals,
+            position=prepared.position,
+            stored=coordinator.committer.snapshot.txns,
+            loads=coordinator.balancer.report() if coordinator.balancer.is_on else {},
+        )
 
         # The sinks must have superstep n before n + 1 is durable: after a crash only the productions of the last
         # superstep can be read again.
@@ -202,7 +223,7 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
         # Commit: rows, record ids, timers, productions, positions and watermarks in one table version, under the
         # fence of every interval that it touches. A process that lost an interval is refused here.
         committing_us = coordinator.clock.monotonic_us()
-        committed = coordinator.ownership.commit(request)
+        committed = ownership.commit(request)
         reach("superstep.committed")
         commit_ms = (coordinator.clock.monotonic_us() - committing_us) / 1_000
         now_us = coordinator.clock.now_us()
@@ -221,49 +242,23 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
         # Deliver: the sinks get the productions of this superstep while the next one runs.
         if has_sinks:
             coordinator.sinks.deliver(plan.superstep, coordinator.pending.sources)
-        report = report_of(
-            plan,
-            committed.version,
-            counts,
-            now_us=now_us,
-            elapsed_us=coordinator.clock.monotonic_us() - plan.started_us,
-            watermark=coordinator.watermarks.low_watermark(),
+        elapsed_us = coordinator.clock.monotonic_us() - plan.started_us
+        watermark = coordinator.watermarks.low_watermark()
+        report = SuperstepReport(
+            superstep=plan.superstep,
+            version=committed.version,
+            records=counts.records,
+            records_per_second=counts.records / max(elapsed_us / 1_000_000, SECONDS_MIN),
+            late=counts.late,
+            dropped=counts.dropped,
+            duplicates=counts.duplicates,
+            dead_letters=counts.dead_letters,
+            timers=counts.timers,
+            productions=counts.productions,
+            watermark_us=watermark,
+            lag_ms=(now_us - watermark) / 1_000,
             commit_ms=commit_ms,
+            duration_ms=elapsed_us / 1_000,
             pending=coordinator.pending.count,
         )
         return self._engine.confirm(results, report)
-
-    def _write_letters(self, letters: LettersOfSuperstep, plan: SuperstepPlan) -> WrittenLetters:
-        coordinator = self._coordinator
-        if not letters.new and not letters.settled:
-            # Draw a name all the same: saved seeds of the simulation reach their faults by the number of draws.
-            coordinator.names.token()
-            return WrittenLetters()
-        fence = coordinator.ownership.control.next_fence
-        return coordinator.ownership.patience.run(
-            lambda: coordinator.letters.write(letters, plan, fence, coordinator.names.token())
-        )
-
-    def _request(
-        self,
-        prepared: Prepared[_Results],
-        manifests: Sequence[Manifest],
-        letters: WrittenLetters,
-        counts: Totals,
-        totals: Totals,
-    ) -> CommitRequest:
-        coordinator, owned = self._coordinator, self._coordinator.ownership.owned
-        # The control interval is part of every commit, because its fence proves ownership of the pipeline.
-        touched = [(coordinator.ownership.control, letters.file)]
-        touched += [(owned[one.interval], one.file) for one in manifests if one.file is not None]
-        return superstep_request(
-            prepared.plan,
-            touched,
-            coordinator.watermarks,
-            pipeline=coordinator.topology.name,
-            counts=counts,
-            totals=totals,
-            position=prepared.position,
-            stored=coordinator.committer.snapshot.txns,
-            loads=coordinator.balancer.report() if coordinator.balancer.is_on else {},
-        )
