@@ -289,7 +289,8 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         started: list[tuple[RanBundle, BundleResult, Future[RowFile | None] | RowFile | None]] = []
         try:
             for ran in bundles:
-                result, token = ran.settled(), self._coordinator.names.token()
+                result = ran.settled() if ran.stragglers else ran.result
+                token = self._coordinator.names.token()
                 if len(started) < count - 1:
                     writing = self._writer.submit(ran.worker.write, ran.bundle, result, token)
                     started.append((ran, result, writing))

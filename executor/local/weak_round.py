@@ -49,7 +49,7 @@ class RanBundle:
     def settled(self) -> BundleResult:
         """Return the result with every production that a consumer still waits for in its row updates."""
         weak = self.result.weak
-        if weak is None or not self.stragglers:
+        if weak is None:
             return self.result
         draft = weak.keeping(self.stragglers)
         return replace(self.result, updates=draft.updates(), productions=draft.summaries())
