@@ -171,7 +171,16 @@ class Taken:
         unfit = False
         for entries in (self.updates, self.arrivals):
             for entry in [*entries]:
-                if entry.checked is not topology and not _fits(entry, topology):
+                former = entry.checked
+                if former is None or former is topology:
+                    continue
+                try:
+                    if isinstance(entry, UpdateEntry):
+                        entry.update.check(topology)
+                    else:
+                        check_still_fits(topology, former, entry.stream, entry.rows)
+                except Exception as refusal:  # noqa: BLE001 - a key extractor of the user's may raise anything
+                    entry.receipt.settle(refusal)
                     entries.remove(entry)
                     unfit = True
         return unfit
@@ -181,21 +190,6 @@ class Taken:
             update.receipt.settle(failure)
         for arrival in self.arrivals:
             arrival.receipt.settle(failure)
-
-
-def _fits(entry: Arrival | UpdateEntry, topology: Topology) -> bool:
-    former = entry.checked
-    if former is None:
-        return True
-    try:
-        if isinstance(entry, UpdateEntry):
-            entry.update.check(topology)
-        else:
-            check_still_fits(topology, former, entry.stream, entry.rows)
-    except Exception as refusal:  # noqa: BLE001 - a key extractor of the user's may raise anything
-        entry.receipt.settle(refusal)
-        return False
-    return True
 
 
 class Intake:

@@ -118,9 +118,9 @@ class _History:
     def oldest_at(self) -> EventTimeMicros:
         return EventTimeMicros(int(self.at[self.consumed]))
 
-    def pop(self, computation: str, records_max: int) -> LocalBatch:
+    def pop(self, computation: str) -> LocalBatch:
         start = self.consumed
-        self.consumed = min(start + records_max, len(self.at))
+        self.consumed = min(start + BUNDLE_RECORDS_MAX, len(self.at))
         batch = backfill_position(self.consumed, is_all=not self.is_left)
         rows = rows_between(self.rows, start, self.consumed)
         return LocalBatch(
@@ -131,9 +131,7 @@ class _History:
         )
 
 
-def _pieces(
-    coordinator: Coordinator, histories: Mapping[str, Sequence[_History]], records_max: int
-) -> Iterator[LocalBatch]:
+def _pieces(coordinator: Coordinator, histories: Mapping[str, Sequence[_History]]) -> Iterator[LocalBatch]:
     """Yield the missing history of all computations, in batches; ask for a batch once the last one is committed.
 
     Of several streams the one furthest behind continues, so the oldest time still to come holds the computation's
@@ -146,7 +144,7 @@ def _pieces(
         while left := [history for history in parts if history.is_left]:
             behind = min(left, key=lambda history: history.oldest_at)
             coordinator.backfills.hold(name, behind.oldest_at)
-            yield behind.pop(name, records_max)
+            yield behind.pop(name)
         coordinator.backfills.end(name, empty)
 
 
@@ -297,7 +295,7 @@ class LocalWorker:
             # Read all history now, so that a history that does not fit is refused at once.
             pending = self.coordinator.backfills.pending
             histories = {name: _histories(self.coordinator, name, inputs) for name in pending}
-            self._backfill = _pieces(self.coordinator, histories, BUNDLE_RECORDS_MAX)
+            self._backfill = _pieces(self.coordinator, histories)
 
     def backfill_step(self) -> SuperstepReport | None:
         """Run one superstep on a piece of a backfill; return ``None`` if none is left."""

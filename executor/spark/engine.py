@@ -167,19 +167,9 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
             SparkBatch(frame=frame, stream=position.stream, position=position, after=after)
         )
 
-    def inject(self, frame: DataFrame, stream: str) -> SuperstepReport:
-        """Run one superstep on records without an outside position: only their ids distinguish repeated records."""
-        return self._superstep.run(SparkBatch(frame=frame, stream=stream))
-
-    def backfill(self, frame: DataFrame, position: InputPosition) -> SuperstepReport:
-        """Run one superstep on the history of a stream, which only one computation gets."""
-        return self._superstep.run(
-            SparkBatch(frame=frame, stream=position.stream, position=position, backfilled=position.backfill)
-        )
-
-    def advance(self) -> SuperstepReport:
-        """Run one superstep without outside input: deliver productions and fire due timers."""
-        return self._superstep.run(SparkBatch())
+    def run(self, batch: SparkBatch) -> SuperstepReport:
+        """Run one superstep. Without an outside position, only ids distinguish repeated records."""
+        return self._superstep.run(batch)
 
     def count(self, frame: DataFrame, stream: str) -> int:
         """Count the records of a stream's whole input."""

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from inspect import signature
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, Unpack
 from weakref import WeakValueDictionary
 
@@ -79,12 +78,6 @@ class OpenRun:
     functions: dict[str, Callable[[DataFrame, int], None]] = field(default_factory=dict)
     failure: BaseException | None = None
     is_over: bool = False
-
-    def consume(self, stream: str, frame: DataFrame, batch: int) -> None:
-        """Consume a batch in one superstep."""
-        if stream not in self.functions:
-            self.functions[stream] = self.run.on_batch(stream)
-        self.functions[stream](frame, batch)
 
 
 class EmbeddedRun:
@@ -150,7 +143,9 @@ class EmbeddedRun:
         for _ in range(_OPENINGS_MAX):
             opened = self._opened(stream)
             try:
-                opened.consume(stream, frame, batch)
+                if stream not in opened.functions:
+                    opened.functions[stream] = opened.run.on_batch(stream)
+                opened.functions[stream](frame, batch)
             except BaseException as failure:
                 if self._is_blamed(opened, stream, failure):
                     raise
@@ -337,9 +332,7 @@ class ForeachBatch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None:
             self.close()
         else:

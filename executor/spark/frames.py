@@ -27,7 +27,7 @@ from millpond.executor.inputs.changes import (
     meta_field,
     renamed,
 )
-from millpond.executor.inputs.extraction import InjectorNode
+from millpond.executor.inputs.extraction import InjectorNode, rows_from
 from millpond.executor.inputs.payload import ROW_PREFIX
 from millpond.executor.inputs.positions import BOUNDED_SOURCE
 from millpond.executor.inputs.reserved import refuse_reserved
@@ -310,21 +310,16 @@ def _of_input(
 
 
 def _table(given: Any) -> pa.Table:
-    if isinstance(given, pa.Table):
-        return given
-    is_pandas = type(given).__module__.partition(".")[0] == "pandas"
     try:
-        if is_pandas:
-            return pa.Table.from_pandas(given, preserve_index=False)
-        if hasattr(given, "__arrow_c_stream__"):
-            return pa.table(given)
-        rows = list(given)
-    except (pa.ArrowException, TypeError, ValueError) as cause:
+        rows = rows_from(given)
+    except InvalidError as cause:
         raise InvalidError(
             "a backfill must be a bounded DataFrame, a table, the path of a Parquet file, or mappings",
             type=type(given).__name__,
-            reason=str(cause).partition("\n")[0],
+            reason=cause.message,
         ) from cause
+    if isinstance(rows, pa.Table):
+        return rows
     if not all(isinstance(row, Mapping) for row in rows):
         raise InvalidError("a row must be a mapping of fields", type=type(rows[0]).__name__)
     return table_of(rows)

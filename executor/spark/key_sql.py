@@ -180,10 +180,6 @@ def _bits(sql: str) -> str:
     )
 
 
-def _of_binary(sql: str, _: T.DataType) -> str:
-    return f"coalesce(concat('x', hex({sql})), {_NULL})"
-
-
 def _of_date(sql: str, _: T.DataType) -> str:
     return f"CASE WHEN {sql} BETWEEN {_DATES} THEN concat('@', CAST({sql} AS STRING)) WHEN {sql} IS NULL THEN {_NULL} END"
 
@@ -222,7 +218,7 @@ _TYPES: Final[dict[type[T.DataType], tuple[Callable[[str, T.DataType], str], pa.
     T.DateType: (_of_date, pa.date32()),
     T.TimestampType: (_of_instant, pa.timestamp("us", "UTC")),
     T.TimestampNTZType: (_of_local_time, pa.timestamp("us")),
-    T.BinaryType: (_of_binary, pa.binary()),
+    T.BinaryType: (lambda sql, _: f"coalesce(concat('x', hex({sql})), {_NULL})", pa.binary()),
     T.StructType: (_of_struct, None),
     T.NullType: (lambda *_: _NULL, pa.null()),
 }

@@ -28,7 +28,7 @@ from millpond.executor.run.run import (
     WatermarkUpdate,
     update_between,
 )
-from millpond.executor.spark.engine import SparkEngine, plan_once
+from millpond.executor.spark.engine import SparkBatch, SparkEngine, plan_once
 from millpond.executor.spark.frames import InputFrames, backfill_frames, table_of
 from millpond.executor.spark.micro_batches import QueryStart, unless_stopped
 from millpond.executor.spark.queries import Queries, StartQuery
@@ -155,7 +155,7 @@ class SparkRun(Run[None]):
             return
         self._wait_for_slower(stream)
         with self._guarded(stream):
-            self._reported(self._engine.inject(self._engine.frame(table), stream))
+            self._reported(self._engine.run(SparkBatch(frame=self._engine.frame(table), stream=stream)))
             self._fed.add(stream)
 
     def consume_bounded(self, stream: str, frame: DataFrame, *, finish: bool = True) -> None:
@@ -186,12 +186,14 @@ class SparkRun(Run[None]):
         """
         with self._guarded():
             for frame, position in backfill_frames(self._coordinator, self._engine, inputs):
-                self._reported(self._engine.backfill(frame, position))
+                name = position.backfill
+                batch = SparkBatch(frame=frame, stream=position.stream, position=position, backfilled=name)
+                self._reported(self._engine.run(batch))
 
     def advance(self) -> SuperstepReport | None:
         """Run one superstep without outside input: deliver productions and fire due timers."""
         with self._guarded():
-            return self._reported(self._engine.advance())
+            return self._reported(self._engine.run(SparkBatch()))
 
     def _accept(self, update: WatermarkUpdate) -> None:
         with self._guarded(update.stream):
@@ -218,7 +220,7 @@ class SparkRun(Run[None]):
         with self._guarded():
             for stream in self._coordinator.topology.injectors:
                 self._coordinator.watermarks.finish(stream)
-            self._reported(self._engine.advance())
+            self._reported(self._engine.run(SparkBatch()))
         self.run_until_quiet()
 
     @accepts_old_durations
@@ -246,7 +248,7 @@ class SparkRun(Run[None]):
                     if not self._is_work_due():
                         self._coordinator.sinks.wait()
                         return True
-                    self._reported(self._engine.advance())
+                    self._reported(self._engine.run(SparkBatch()))
         return False
 
     def start_queries(self, starts: Mapping[str, StartQuery], *, is_bounded: bool) -> None:
@@ -292,7 +294,7 @@ class SparkRun(Run[None]):
         try:
             has_failed = self._lifecycle.error is not None
             if not has_failed and self._is_work_due():
-                self._reported(self._engine.advance())
+                self._reported(self._engine.run(SparkBatch()))
             elif not has_failed:
                 self._coordinator.maintain()
         finally:

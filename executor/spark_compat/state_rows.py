@@ -301,20 +301,16 @@ class _VariableWriter:
         self._codec = StructCodec(_struct(fields[0].dataType) if self._expires else fields, what)
 
     def members(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            rows = ArrowTableToRowsConversion.convert(pa.Table.from_batches([batch]), self._schema)
-            keys, members, timers = [], [], []
-            for key, value in rows:
-                written = self._written(value)
-                if written is None:
-                    continue
-                keys.append(key)
-                members.append(f"{self._name}:{orjson.dumps(written).decode()}")
-                parts = written if isinstance(written, list) else [written]
-                first = min((part[EXPIRES] for part in parts if EXPIRES in part), default=None)
-                expiry = {"tag": EXPIRY_TAG, "domain": "wall", "at": (first or 0) * _MILLIS}
-                timers.append(None if first is None else [expiry])
-            yield _batch(keys, members, timers, "member")
+        return _converted(batches, self._schema, "member", self._member)
+
+    def _member(self, key: str, value: Any) -> _Row | None:
+        written = self._written(value)
+        if written is None:
+            return None
+        parts = written if isinstance(written, list) else [written]
+        first = min((part[EXPIRES] for part in parts if EXPIRES in part), default=None)
+        timer = None if first is None else {"tag": EXPIRY_TAG, "domain": "wall", "at": first * _MILLIS}
+        return key, f"{self._name}:{orjson.dumps(written).decode()}", timer
 
     def _written(self, value: Any) -> Any:
         if value is None:
@@ -377,19 +373,15 @@ class _ValueWriter:
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         fields = {"text": StringType(), "key": self._key, "value": self._value}
         schema = StructType([StructField(name, kind) for name, kind in fields.items()])
-        for batch in batches:
-            keys, states, timers = [], [], []
-            rows = ArrowTableToRowsConversion.convert(pa.Table.from_batches([batch]), schema)
-            for text, key, value in rows:
-                state, timer = self._row(key, value)
-                if state is None and timer is None:
-                    continue
-                keys.append(text)
-                states.append(None if state is None else orjson.dumps(state).decode())
-                timers.append(None if timer is None else [timer])
-            yield _batch(keys, states, timers, "state")
+        return _converted(batches, schema, "state", self._row)
 
-    def _row(self, key: Any, value: Any) -> tuple[Any, dict[str, Any] | None]:
+    def _row(self, text: str, key: Any, value: Any) -> _Row | None:
+        state, timer = self._state(key, value)
+        if state is None and timer is None:
+            return None
+        return text, None if state is None else orjson.dumps(state).decode(), timer
+
+    def _state(self, key: Any, value: Any) -> tuple[Any, dict[str, Any] | None]:
         timer = None
         if self._kind == "group_state":
             timeout_ms = value[_TIMEOUT]
@@ -436,11 +428,24 @@ def _timeout_domain(operator: StatefulOperator, frame: DataFrame, timeout: str |
     return ""
 
 
-def _batch(
-    keys: Sequence[str], texts: Sequence[str | None], timers: Sequence[Any], name: str
-) -> pa.RecordBatch:
-    arrays = [pa.array(part, kind) for part, kind in zip((keys, texts, timers), _ARROW.types, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, names=["key", name, "timers"])
+_Row: TypeAlias = tuple[str, str | None, dict[str, Any] | None]
+"""A key with its text and its timer."""
+
+
+def _converted(
+    batches: Iterable[pa.RecordBatch], schema: StructType, name: str, convert: Callable[..., _Row | None]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that ``convert`` makes of Spark's rows; ``name`` is the column of their texts."""
+    for batch in batches:
+        found = ArrowTableToRowsConversion.convert(pa.Table.from_batches([batch]), schema)
+        rows = [row for row in (convert(*values) for values in found) if row is not None]
+        columns = [
+            [row[0] for row in rows],
+            [row[1] for row in rows],
+            [[row[2]] if row[2] else None for row in rows],
+        ]
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, _ARROW.types, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, names=["key", name, "timers"])
 
 
 def _struct(kind: DataType) -> StructType:

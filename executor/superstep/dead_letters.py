@@ -184,20 +184,19 @@ class DeadLetters:
         if self._limit is not None:
             for computation, tally in tallies.items():
                 earlier = self._judged.get(computation)
-                if tally.letters or (earlier is not None and earlier.letters):
-                    self._refuse_flood(computation, tally, self._limit)
+                if not tally.letters and (earlier is None or not earlier.letters):
+                    continue
+                if tally.letters >= _ALL_MIN and tally.letters == tally.records:
+                    raise _flood(computation, tally, self._limit)
+                judged = tally if earlier is None else tally.plus(earlier)
+                is_full = judged.records >= self._limit.records_min
+                if is_full and judged.letters > self._limit.share * judged.records:
+                    raise _flood(computation, judged, self._limit)
         new = list(unreadable)
         for manifest in manifests:
             new += manifest.result.dead_letters
         settled = frozenset[str]() if self.retries.chosen is None else self.retries.settled(manifests)
         return LettersOfSuperstep(new, settled, tallies)
-
-    def _refuse_flood(self, computation: str, tally: _Tally, limit: DeadLetterLimit) -> None:
-        if tally.letters >= _ALL_MIN and tally.letters == tally.records:
-            raise _flood(computation, tally, limit)
-        judged = tally.plus(self._judged.get(computation, _Tally()))
-        if judged.records >= limit.records_min and judged.letters > limit.share * judged.records:
-            raise _flood(computation, judged, limit)
 
     def write(
         self, letters: LettersOfSuperstep, plan: SuperstepPlan, fence: Fence, token: str

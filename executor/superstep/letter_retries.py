@@ -435,8 +435,27 @@ class LetterRetries:
         self.chosen = None
         if self._clock.monotonic_us() >= self.look_us:
             self._look()
-        if self.left and self._request is not None:
-            self.chosen = self._next(self._request)
+        if self._request is None or not self.left:
+            return
+        if self._request.action == "drop":
+            self.chosen = ChosenLetters(dropped=frozenset(islice(self.left, _DROPPED_MAX)))
+            return
+        names = list(islice(self.left, _RETRIED_MAX))
+        retried: dict[str, list[RetriedLetter]] = {}
+        size_bytes = 0
+        for stored in stored_letters(self._store.committer.snapshot, self._store.objects, names):
+            try:
+                computation, letter = self._read(stored)
+            except InvalidError as error:
+                # Extractors are user code: an extractor that succeeded in `_meant` may still fail here.
+                del self.left[stored.name]
+                _LOG.warning("a dead letter stays what it is letter=`%s`: %s", stored.name, error)
+                continue
+            retried.setdefault(computation, []).append(letter)
+            size_bytes += len(letter.value)
+            if size_bytes > _RETRIED_BYTES_MAX:
+                break
+        self.chosen = ChosenLetters(retried)
 
     def settled(self, manifests: Iterable[Manifest]) -> frozenset[str]:
         """Return the letters that the commit of these manifests deletes: retried and dropped letters."""
@@ -512,23 +531,3 @@ class LetterRetries:
             return name, RetriedLetter.read(letter.name, fields)
         injector = topology.injectors.get(stream)
         return name, read_again(letter.name, fields, node, subscription, injector, self._id_scope)
-
-    def _next(self, request: LetterRequest) -> ChosenLetters:
-        if request.action == "drop":
-            return ChosenLetters(dropped=frozenset(islice(self.left, _DROPPED_MAX)))
-        names = list(islice(self.left, _RETRIED_MAX))
-        retried: dict[str, list[RetriedLetter]] = {}
-        size_bytes = 0
-        for stored in stored_letters(self._store.committer.snapshot, self._store.objects, names):
-            try:
-                computation, letter = self._read(stored)
-            except InvalidError as error:
-                # Extractors are user code: an extractor that succeeded in `_meant` may still fail here.
-                del self.left[stored.name]
-                _LOG.warning("a dead letter stays what it is letter=`%s`: %s", stored.name, error)
-                continue
-            retried.setdefault(computation, []).append(letter)
-            size_bytes += len(letter.value)
-            if size_bytes > _RETRIED_BYTES_MAX:
-                break
-        return ChosenLetters(retried)

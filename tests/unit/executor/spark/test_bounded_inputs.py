@@ -34,7 +34,7 @@ class Engine:
         seen = InputObservation(stream=position.stream, records=1, newest_at=5, oldest_at=5)
         return commit(self.coordinator, plan, [], position=position, inputs=[seen])
 
-    def advance(self):
+    def run(self, _batch: Any):
         return commit(self.coordinator, self.coordinator.begin(), [])
 
     def close(self):
