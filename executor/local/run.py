@@ -105,18 +105,18 @@ class LocalRun(Run[Receipt]):
 
     def read_inputs(self, inputs: Mapping[str, RowsLike]) -> dict[str, Rows | RowSource]:
         """Return the bounded inputs of a caller, by stream."""
-        return {stream: self._read_input(stream, rows) for stream, rows in inputs.items()}
-
-    def _read_input(self, stream: str, rows: RowsLike) -> Rows | RowSource:
-        injector = self._topology.injector(stream)
-        if injector.payload is not None:
-            # Piece by piece: decoded values take many times the memory of their payloads.
-            return DecodedSource(
-                rows if isinstance(rows, RowSource) else source_of(rows_from(rows)), injector
-            )
-        if isinstance(rows, RowSource) and injector.change is None:
-            return rows
-        return self.read_rows(stream, rows)
+        given: dict[str, Rows | RowSource] = {}
+        for stream, rows in inputs.items():
+            injector = self._topology.injector(stream)
+            if injector.payload is not None:
+                # Piece by piece: decoded values take many times the memory of their payloads.
+                source = rows if isinstance(rows, RowSource) else source_of(rows_from(rows))
+                given[stream] = DecodedSource(source, injector)
+            elif isinstance(rows, RowSource) and injector.change is None:
+                given[stream] = rows
+            else:
+                given[stream] = self.read_rows(stream, rows)
+        return given
 
     def read_rows(self, stream: str, rows: RowsLike) -> Rows:
         """Return a caller's rows in memory, with their payload decoded; changes of a table become flat rows."""

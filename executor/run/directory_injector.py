@@ -129,7 +129,14 @@ class DirectoryInjector:
             InvalidError: no row of the first file has the fields that the injector names.
             MillpondError: the error that ended the run.
         """
-        self._list()
+        try:
+            paths = {path for path in self._folder.glob(self._pattern) if path.is_file()}
+        except OSError as cause:
+            raise UnavailableError("the directory cannot be read", folder=self._folder) from cause
+        self._done &= paths
+        for path in paths - self._done - self._unfinished.keys():
+            member = None if self._member is None else self._member(path)
+            self._unfinished[path] = _File(path, instant_us(self._created(path)), member)
         self._report()
         done = 0
         for file in sorted(self._unfinished.values(), key=attrgetter("created_at", "path")):
@@ -142,35 +149,20 @@ class DirectoryInjector:
                     self._finished(file.path)
         return done
 
-    def _list(self) -> None:
-        try:
-            paths = {path for path in self._folder.glob(self._pattern) if path.is_file()}
-        except OSError as cause:
-            raise UnavailableError("the directory cannot be read", folder=self._folder) from cause
-        self._done &= paths
-        for path in paths - self._done - self._unfinished.keys():
-            member = None if self._member is None else self._member(path)
-            self._unfinished[path] = _File(path, instant_us(self._created(path)), member)
-
     def _inject(self, file: _File) -> bool:
         """Inject the rows that are not durable yet; return True if the file is finished."""
         # Ask before reading, so that no row is missed that was written before the file was closed.
         is_closed = self._is_closed is None or self._is_closed(file.path)
+        name = file.path.relative_to(self._folder)
         try:
             rows = islice(self._read(file.path), file.rows, None)
-            while piece := self._piece(file, rows):
+            while some := list(islice(rows, _ROWS_MAX)):
+                piece = [{**row, FILE_ROW: f"{name}:{number}"} for number, row in enumerate(some, file.rows)]
                 self._run.inject_durably(self._stream, piece)
                 file.rows += len(piece)
         except OSError as cause:
             raise UnavailableError("a file cannot be read", file=file.path) from cause
         return is_closed
-
-    def _piece(self, file: _File, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        name = file.path.relative_to(self._folder)
-        return [
-            {**row, FILE_ROW: f"{name}:{number}"}
-            for number, row in enumerate(islice(rows, _ROWS_MAX), file.rows)
-        ]
 
     def _report(self) -> None:
         for member in self._members:

@@ -37,7 +37,7 @@ from millpond.executor.pipeline.nodes import (
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.run.options import SparkRunnerOptions
 from millpond.executor.sinks.sink import Sink
-from millpond.executor.spark.micro_batches import QueryStart
+from millpond.executor.spark.queries import QueryStart
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.runner import SparkRunner
 from millpond.executor.spark.session import INSTEAD, refuse_connect

@@ -30,8 +30,7 @@ from millpond.executor.run.run import (
 )
 from millpond.executor.spark.engine import SparkBatch, SparkEngine, plan_once
 from millpond.executor.spark.frames import InputFrames, backfill_frames, table_of
-from millpond.executor.spark.micro_batches import QueryStart, unless_stopped
-from millpond.executor.spark.queries import Queries, StartQuery
+from millpond.executor.spark.queries import Queries, QueryStart, StartQuery, unless_stopped
 from millpond.executor.spark.session import spark_calls, worker_calls
 from millpond.executor.superstep.commit import RunStatus, SuperstepReport
 from millpond.executor.superstep.coordinator import Coordinator

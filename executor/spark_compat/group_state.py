@@ -104,9 +104,6 @@ class _GroupsWithState(ComputationOfRows, Generic[_Function]):
             context.state.delete()
         elif state._updated:  # noqa: SLF001
             context.state.set(self._state.to_json(state.get))
-        self._set_timeout(context, state)
-
-    def _set_timeout(self, context: Context, state: GroupState) -> None:
         domain = TIMEOUTS[self._timeout]
         if domain is None:
             return

@@ -168,7 +168,19 @@ def state_rows(
     reading = _Reading(spark, path, operator, batch, plain_key=plain_key)
     if operator.kind == "variables":
         return _of_variables(reading)
-    return _of_values(reading, timeout, event_time, convert)
+    frame = reading.frame()
+    key, value = _key_of(frame), _distinct(_struct(frame.schema["value"].dataType))
+    if event_time is not None and event_time not in key.names:
+        raise InvalidError(
+            "event_time must be a column of the key", event_time=event_time, key=key.simpleString()
+        )
+    timeouts = _timeout_domain(operator, frame, timeout)
+    writer = _ValueWriter(operator, key, value, timeouts, event_time, convert)
+    given = frame.select(
+        F.expr(reading.key_text(key)).alias("text"), "key", F.col("value").cast(value).alias("value")
+    )
+    columns = {"state": writer.schema.simpleString()}
+    return StateRows(frame=given.mapInArrow(writer.rows, _ROWS), key=key, columns=columns)
 
 
 def batches_of(rows: StateRows) -> pa.RecordBatchReader:
@@ -328,25 +340,6 @@ class _VariableWriter:
         return {"value": self._codec.to_json(value[0]), EXPIRES: value[1]}
 
 
-def _of_values(
-    reading: _Reading, timeout: str | None, event_time: str | None, convert: Convert | None
-) -> StateRows:
-    frame = reading.frame()
-    key, value = _key_of(frame), _distinct(_struct(frame.schema["value"].dataType))
-    if event_time is not None and event_time not in key.names:
-        raise InvalidError(
-            "event_time must be a column of the key", event_time=event_time, key=key.simpleString()
-        )
-    timeouts = _timeout_domain(reading.operator, frame, timeout)
-    writer = _ValueWriter(reading.operator, key, value, timeouts, event_time, convert)
-    given = frame.select(
-        F.expr(reading.key_text(key)).alias("text"), "key", F.col("value").cast(value).alias("value")
-    )
-    return StateRows(
-        frame=given.mapInArrow(writer.rows, _ROWS), key=key, columns={"state": writer.schema.simpleString()}
-    )
-
-
 class _ValueWriter:
     """Writes the only value of an operator's key, and its timer."""
 
@@ -389,7 +382,12 @@ class _ValueWriter:
                 timer = {"tag": TIMEOUT_TAG, "domain": self._timeouts, "at": timeout_micros(timeout_ms)}
             value = value[_GROUP_STATE]
         elif self._kind == "duplicates":
-            return self._seen(key, value)
+            expires_at = value[EXPIRES_AT] if EXPIRES_AT in self.schema.names else None
+            if expires_at is None and self._event_time is not None and key[self._event_time] is not None:
+                expires_at = datetime_us(key[self._event_time].astimezone(UTC))
+            if expires_at is None:
+                return {}, None
+            return {EXPIRES_AT: expires_at}, {"tag": EXPIRY_TAG, "domain": "event", "at": expires_at}
         if value is None:
             return None, timer
         if self._convert is None:
@@ -401,15 +399,6 @@ class _ValueWriter:
             raise InvalidError(
                 f"convert failed for a key: {type(cause).__name__}: {cause}", key=named[0], buffers=named[1]
             ) from cause
-
-    def _seen(self, key: Any, value: Any) -> tuple[Any, dict[str, Any] | None]:
-        """Return the state and timer of a key in `DropDuplicates`."""
-        expires_at = value[EXPIRES_AT] if EXPIRES_AT in self.schema.names else None
-        if expires_at is None and self._event_time is not None and key[self._event_time] is not None:
-            expires_at = datetime_us(key[self._event_time].astimezone(UTC))
-        if expires_at is None:
-            return {}, None
-        return {EXPIRES_AT: expires_at}, {"tag": EXPIRY_TAG, "domain": "event", "at": expires_at}
 
 
 def _timeout_domain(operator: StatefulOperator, frame: DataFrame, timeout: str | None) -> str:

@@ -1,9 +1,9 @@
-"""The commit request of a superstep, its counts, and its report."""
+"""The counts of a superstep, and its report."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import add, attrgetter, sub
 from typing import Any, Final, TypeAlias
@@ -11,17 +11,10 @@ from typing import Any, Final, TypeAlias
 from millpond.executor.inputs.positions import counts_by_computation
 from millpond.executor.interval.bundle import DeadLetter
 from millpond.executor.interval.row_update import Manifest
-from millpond.executor.ownership.ownership import OwnedInterval
 from millpond.executor.pipeline.nodes import is_addressed
-from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
 from millpond.executor.time.observations import InputObservation
-from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.statestore.app_ids import AppId
-from millpond.statestore.log.action import JsonValue
-from millpond.statestore.log.rules import CommitRequest, IntervalWrite
-from millpond.statestore.rows.files import RowFile
-from millpond.statestore.system import collector_paused
-from millpond.statestore.types import TIME_MIN_US, EventTimeMicros, Superstep, TableVersion
+from millpond.statestore.types import EventTimeMicros, Superstep, TableVersion
 
 _COUNTERS: Final = (
     "injected",
@@ -154,76 +147,6 @@ def count(
         dead_letters=len(letters),
         productions=productions,
         by_computation=_without_zeros(by_computation),
-    )
-
-
-@collector_paused()
-def superstep_request(
-    plan: SuperstepPlan,
-    touched: Iterable[tuple[OwnedInterval, RowFile | None]],
-    watermarks: PipelineWatermarks,
-    *,
-    pipeline: str,
-    counts: Totals,
-    totals: Totals,
-    position: InputPosition | None,
-    stored: Mapping[str, int],
-    loads: Mapping[str, JsonValue] | None = None,
-) -> CommitRequest:
-    """Return the commit that makes a superstep durable.
-
-    ``totals`` include ``counts``, and ``loads`` are published now and then for readers of the log.
-    """
-    wanted: dict[str, int] = {AppId.SUPERSTEP.of(pipeline): plan.superstep}
-    offsets: dict[str, str] = {}
-    metadata: dict[str, JsonValue] = {
-        "pipeline": pipeline,
-        "counts": dict(counts.items()),
-        "conditions": plan.conditions.to_json(),
-    }
-    # The position of the input travels with its effects, so that a restart neither skips nor repeats a batch.
-    if position is not None and position.backfill is not None:
-        wanted[AppId.BACKFILL.of(pipeline, position.backfill, position.stream)] = position.batch
-        metadata["backfill"] = position.backfill
-    elif position is not None:
-        source = AppId.INPUT.of(pipeline, position.stream, position.source)
-        wanted[source] = position.batch
-        if position.offsets is not None:
-            offsets[source] = position.offsets
-        if position.rows is not None:
-            wanted[AppId.INPUT_ROWS.of(pipeline, position.stream)] = position.rows
-        metadata |= {"input": position.stream, "batch": position.batch}
-    if plan.taken:
-        metadata["taken"] = [[stream, count] for stream, count in plan.taken]
-        for stream, taken in plan.taken:
-            injected = AppId.INJECTED.of(pipeline, stream)
-            wanted[injected] = wanted.get(injected, stored.get(injected, 0)) + taken
-    if loads:
-        metadata["loads"] = dict(loads)
-    wanted |= watermarks.positions() | totals.positions(pipeline)
-    inputs = watermarks.input_watermarks()
-    return CommitRequest(
-        kind="superstep",
-        writes=tuple(
-            [
-                IntervalWrite(
-                    interval=owned.interval,
-                    fence=owned.next_fence,
-                    added=() if file is None else (file,),
-                    # The control interval belongs to no computation.
-                    watermark=inputs.get(owned.interval.computation),
-                )
-                for owned, file in touched
-            ]
-        ),
-        # Only changes are written: most of a pipeline's positions are the same from commit to commit.
-        positions={
-            app_id: version
-            for app_id, version in wanted.items()
-            if stored.get(app_id) != version and version != TIME_MIN_US
-        },
-        metadata=metadata,
-        source_offsets=offsets,
     )
 
 

@@ -8,26 +8,30 @@ order of the steps is the engine's guarantee: a crash between any two of them lo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
-from typing import ClassVar, Final, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import pyarrow as pa
 
 from millpond.executor.interval.bundle import DeadLetter
 from millpond.executor.interval.row_update import Manifest
+from millpond.executor.ownership.ownership import OwnedInterval
 from millpond.executor.pipeline.nodes import ComputationNode
-from millpond.executor.superstep.commit import SECONDS_MIN, SuperstepReport, count, superstep_request
+from millpond.executor.superstep.commit import SECONDS_MIN, SuperstepReport, Totals, count
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.dead_letters import WrittenLetters
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
 from millpond.executor.time.observations import InputObservation
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.failpoint import reach
-from millpond.statestore.types import EventTimeMicros
-
-_BY_INTERVAL: Final = attrgetter("interval")
+from millpond.statestore.log.action import JsonValue
+from millpond.statestore.log.rules import CommitRequest, IntervalWrite
+from millpond.statestore.rows.files import RowFile
+from millpond.statestore.system import collector_paused
+from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +189,7 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
             coordinator.watermarks.promise(stream, at)
         coordinator.watermarks.observe(results.observations)
 
-        manifests = sorted(results.manifests, key=_BY_INTERVAL)
+        manifests = sorted(results.manifests, key=attrgetter("interval"))
         ownership = coordinator.ownership
         if letters.new or letters.settled:
             fence = ownership.control.next_fence
@@ -201,17 +205,7 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
         # The control interval is part of every commit, because its fence proves ownership of the pipeline.
         touched = [(ownership.control, written.file)]
         touched += [(ownership.owned[one.interval], one.file) for one in manifests if one.file is not None]
-        request = superstep_request(
-            plan,
-            touched,
-            coordinator.watermarks,
-            pipeline=coordinator.topology.name,
-            counts=counts,
-            totals=totals,
-            position=prepared.position,
-            stored=coordinator.committer.snapshot.txns,
-            loads=coordinator.balancer.report() if coordinator.balancer.is_on else {},
-        )
+        request = _request(coordinator, plan, prepared.position, touched, counts, totals)
 
         # The sinks must have superstep n before n + 1 is durable: after a crash only the productions of the last
         # superstep can be read again.
@@ -262,3 +256,69 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
             pending=coordinator.pending.count,
         )
         return self._engine.confirm(results, report)
+
+
+@collector_paused()
+def _request(
+    coordinator: Coordinator,
+    plan: SuperstepPlan,
+    position: InputPosition | None,
+    files: Iterable[tuple[OwnedInterval, RowFile | None]],
+    counts: Totals,
+    totals: Totals,
+) -> CommitRequest:
+    """Return the commit that makes a superstep durable; ``totals`` include ``counts``."""
+    pipeline, watermarks = coordinator.topology.name, coordinator.watermarks
+    stored = coordinator.committer.snapshot.txns
+    wanted: dict[str, int] = {AppId.SUPERSTEP.of(pipeline): plan.superstep}
+    offsets: dict[str, str] = {}
+    metadata: dict[str, JsonValue] = {
+        "pipeline": pipeline,
+        "counts": dict(counts.items()),
+        "conditions": plan.conditions.to_json(),
+    }
+    # The position of the input travels with its effects, so that a restart neither skips nor repeats a batch.
+    if position is not None and position.backfill is not None:
+        wanted[AppId.BACKFILL.of(pipeline, position.backfill, position.stream)] = position.batch
+        metadata["backfill"] = position.backfill
+    elif position is not None:
+        source = AppId.INPUT.of(pipeline, position.stream, position.source)
+        wanted[source] = position.batch
+        if position.offsets is not None:
+            offsets[source] = position.offsets
+        if position.rows is not None:
+            wanted[AppId.INPUT_ROWS.of(pipeline, position.stream)] = position.rows
+        metadata |= {"input": position.stream, "batch": position.batch}
+    if plan.taken:
+        metadata["taken"] = [[stream, count] for stream, count in plan.taken]
+        for stream, taken in plan.taken:
+            injected = AppId.INJECTED.of(pipeline, stream)
+            wanted[injected] = wanted.get(injected, stored.get(injected, 0)) + taken
+    if coordinator.balancer.is_on and (loads := coordinator.balancer.report()):
+        # Published now and then for readers of the log.
+        metadata["loads"] = dict(loads)
+    wanted |= watermarks.positions() | totals.positions(pipeline)
+    inputs = watermarks.input_watermarks()
+    return CommitRequest(
+        kind="superstep",
+        writes=tuple(
+            [
+                IntervalWrite(
+                    interval=owned.interval,
+                    fence=owned.next_fence,
+                    added=() if file is None else (file,),
+                    # The control interval belongs to no computation.
+                    watermark=inputs.get(owned.interval.computation),
+                )
+                for owned, file in files
+            ]
+        ),
+        # Only changes are written: most of a pipeline's positions are the same from commit to commit.
+        positions={
+            app_id: version
+            for app_id, version in wanted.items()
+            if stored.get(app_id) != version and version != TIME_MIN_US
+        },
+        metadata=metadata,
+        source_offsets=offsets,
+    )
