@@ -186,10 +186,8 @@ class Taken:
         return unfit
 
     def settle(self, failure: BaseException | None = None) -> None:
-        for update in self.updates:
-            update.receipt.settle(failure)
-        for arrival in self.arrivals:
-            arrival.receipt.settle(failure)
+        for entry in (*self.updates, *self.arrivals):
+            entry.receipt.settle(failure)
 
 
 class Intake:

@@ -46,9 +46,8 @@ class LocalRun(Run[Receipt]):
     """
 
     def __init__(self, worker: LocalWorker, clock: Clock, release: Callable[[], None]) -> None:
-        super().__init__(
-            worker.coordinator.topology, worker.lifecycle, clock, first=worker.status, release=release
-        )
+        topology, progress = worker.coordinator.topology, worker.progress
+        super().__init__(topology, worker.lifecycle, clock, progress, first=worker.status, release=release)
         self._worker = worker
         # One value, so that no thread reads the topology of one time and the checked streams of another.
         self._gate: tuple[Topology, dict[str, InjectorNode]] = self._topology, {}
@@ -275,9 +274,6 @@ class LocalRun(Run[Receipt]):
             self._topology, self._gate = topology, (topology, {})
 
         return self._worker.update(topology, then=follow)
-
-    def _say(self, text: str) -> None:
-        self._worker.progress.note(text)
 
     def _status(self) -> RunStatus:
         return self._worker.status

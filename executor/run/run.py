@@ -15,6 +15,7 @@ from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.signals import SignalWindow, listeners, signal_rows
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.lifecycle import Lifecycle
+from millpond.executor.run.progress import Progress
 from millpond.executor.superstep.commit import RunStatus, Totals
 from millpond.executor.time.clocks import EXACT
 from millpond.executor.time.instants import Instant, instant_us
@@ -122,6 +123,7 @@ class Run(ABC, Generic[_Accepted]):
         topology: the checked pipeline.
         lifecycle: phase of the run and its first failure.
         clock: measures the duration of the run.
+        progress: reports supersteps, and what the run has to say.
         first: state of the pipeline before this run.
         release: closes the store if the run owns it; called once by `stop`.
     """
@@ -131,6 +133,7 @@ class Run(ABC, Generic[_Accepted]):
         topology: Topology,
         lifecycle: Lifecycle,
         clock: Clock,
+        progress: Progress,
         *,
         first: RunStatus,
         release: Callable[[], None],
@@ -138,6 +141,7 @@ class Run(ABC, Generic[_Accepted]):
         self._topology = topology
         self._lifecycle = lifecycle
         self._clock = clock
+        self._progress = progress
         self._first = first
         self._release = release
         self._started_us = clock.monotonic_us()
@@ -363,7 +367,7 @@ class Run(ABC, Generic[_Accepted]):
     def note_skipped(self, stream: str, reason: str) -> None:
         """Record for `summary` why this run does not process an input, or a part of it."""
         self._skipped[stream] = reason
-        self._say(f"of the input {stream}: {reason}")
+        self._progress.note(f"of the input {stream}: {reason}")
 
     def note_end(self) -> None:
         """Report the end of the input, and warn if a hold or a wall timer still keeps event time from passing."""
@@ -376,7 +380,7 @@ class Run(ABC, Generic[_Accepted]):
                 list(self.summary().ended),
             )
             return
-        self._say(
+        self._progress.note(
             "the input has ended: windows are closed, timers in event time have fired, and what comes later is"
             f" refused (finish=False leaves it open): {', '.join(self.summary().ended)}"
         )
@@ -393,10 +397,6 @@ class Run(ABC, Generic[_Accepted]):
                 reasons,
                 summary.totals.dead_letters,
             )
-
-    @abstractmethod
-    def _say(self, text: str) -> None:
-        """Show a line where the run reports its supersteps."""
 
     # -- the end ---------------------------------------------------------------------------
 

@@ -36,7 +36,6 @@ from millpond.executor.spark.slots import Slots, homes_for
 from millpond.executor.spark.task import make_task
 from millpond.executor.spark.task_plan import (
     SLOT_REPORT_SCHEMA,
-    ProcessHomes,
     RoutedInput,
     SlotParts,
     SlotReport,
@@ -352,9 +351,6 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
 
     def _task_plan(self, plan: SuperstepPlan, parts: SlotParts) -> TaskPlan:
         """Return the instructions of a superstep without outside input."""
-        homes = None
-        if self._secret is not None:
-            homes = ProcessHomes(secret=self._secret, slots_max=self._homes.slots_per_process)
         return TaskPlan(
             setting=self._setting,
             superstep=plan.superstep,
@@ -364,7 +360,8 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
             sources=plan.sources,
             input=None,
             weak=self._weak,
-            homes=homes,
+            secret=self._secret,
+            slots_max=self._homes.slots_per_process,
         )
 
     def _run(self, routed: DataFrame | None, plan: TaskPlan, parts: SlotParts) -> tuple[SlotReport, ...]:

@@ -64,13 +64,14 @@ class SparkRun(Run[None]):
     ) -> None:
         lifecycle = Lifecycle()
         first = coordinator.status()
-        super().__init__(coordinator.topology, lifecycle, options.clock, first=first, release=release)
+        topology = coordinator.topology
+        progress = options.progress_of(topology.title)
+        super().__init__(topology, lifecycle, options.clock, progress, first=first, release=release)
         self._tick_ms = duration_ms("tick", options.tick)
         self._engine = engine
         self._frames = frames
         self._coordinator = coordinator
         coordinator.sinks.on_failure = lifecycle.fail
-        self._progress = options.progress_of(coordinator.topology.title)
         self._lock = threading.RLock()
         self._queries = Queries(self._check_owner)
         self._fed: set[str] = set()
@@ -386,9 +387,6 @@ class SparkRun(Run[None]):
         # Without the lock: a batch under way for such a stream waits for the lock, and is refused.
         self._queries.stop_others(topology.injectors)
         return done
-
-    def _say(self, text: str) -> None:
-        self._progress.note(text)
 
     def _status(self) -> RunStatus:
         return replace(self._coordinator.status(), watermarks=self._watermarks)

@@ -43,9 +43,9 @@ def _run_at_home(plan: TaskPlan, slot: int, batches: list[pa.RecordBatch]) -> Sl
     """Run a slot in the process with its soft state, or in this one if no other process has it."""
     try:
         process = WorkerProcess.of(plan.setting)
-        if plan.homes is not None and (batches or slot in plan.parts):
-            homes = process.homes(plan.homes.secret, partial(_serve, process))
-            neighbour = homes.neighbour(slot, plan.homes.slots_max)
+        if plan.secret is not None and (batches or slot in plan.parts):
+            homes = process.homes(plan.secret, partial(_serve, process))
+            neighbour = homes.neighbour(slot, plan.slots_max)
             if neighbour is not None:
                 report = hand_over(neighbour, plan.to_neighbour(slot), batches)
                 if report is not None:

@@ -189,14 +189,6 @@ class WorkerSetting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessHomes:
-    """A run's secret, known to its tasks alone, and the number of slots that a process can be home to."""
-
-    secret: str
-    slots_max: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPlan:
     """The instructions for all tasks of one superstep.
 
@@ -205,7 +197,8 @@ class TaskPlan:
         sources: committed files with undelivered productions.
         weak: the productions that are delivered before the commit, by computation.
         handed_on: uncommitted files of this superstep, with weak productions.
-        homes: ``None``: each task runs where Spark starts it.
+        secret: known to the run's tasks alone. ``None``: each task runs where Spark starts it.
+        slots_max: number of slots that a process can be home to.
     """
 
     setting: WorkerSetting
@@ -217,7 +210,8 @@ class TaskPlan:
     input: RoutedInput | None
     weak: Mapping[str, WeakStreams] = field(default_factory=dict)
     handed_on: tuple[ProductionSource, ...] = ()
-    homes: ProcessHomes | None = None
+    secret: str | None = None
+    slots_max: int = 1
 
     def parts_of(self, slot: int) -> SlotParts:
         packed = self.parts.get(slot)

@@ -33,6 +33,7 @@ from millpond.executor.superstep.backfills import Backfills
 from millpond.executor.superstep.commit import RunStatus, Totals
 from millpond.executor.superstep.dead_letters import DeadLetters, WrittenLetters
 from millpond.executor.superstep.delivery import PendingProductions, keys_of, pending_of, read_productions
+from millpond.executor.superstep.letter_retries import LetterRetries
 from millpond.executor.superstep.options import PipelineOptions
 from millpond.executor.superstep.pending import keep_undelivered, recover_pending
 from millpond.executor.superstep.plan import SuperstepPlan
@@ -72,17 +73,6 @@ class Coordinator:
         names: source of file names that are unique to this owner; usable once it is open.
         on_recut: called after each cut of a computation's keys.
     """
-
-    topology: Topology
-    watermarks: PipelineWatermarks
-    inputs: InputAdmission
-    sinks: SinkDelivery
-    backfills: Backfills
-    balancer: Balancer
-    keys: KeyColumns
-    letters: DeadLetters
-    forgotten: ForgottenWatermarks
-    suspects: SuspectTimes
 
     def __init__(
         self,
@@ -157,16 +147,18 @@ class Coordinator:
     def _serve(self, topology: Topology, sinks: SinkDelivery) -> None:
         """Replace the parts that depend on the topology; `_restore` fills them from the store."""
         store, options = self.store, self._options
-        self.topology = topology
-        self.sinks = sinks
-        self.watermarks = PipelineWatermarks(topology, options.clock)
-        self.inputs = InputAdmission(store, topology, self.watermarks, options)
-        self.backfills = Backfills(store, topology, self.ownership, self.watermarks)
-        self.balancer = Balancer(self.ownership, tuple(topology.computations), options.clock, options.balance)
-        self.keys = KeyColumns(store, topology, self.ownership)
-        self.letters = DeadLetters(store, topology, options.clock, options.dead_letter_limit, self.id_scope)
-        self.forgotten = ForgottenWatermarks(topology, self.watermarks)
-        self.suspects = SuspectTimes(topology)
+        self.topology: Topology = topology
+        self.sinks: SinkDelivery = sinks
+        self.watermarks: PipelineWatermarks = PipelineWatermarks(topology, options.clock)
+        self.inputs: InputAdmission = InputAdmission(store, topology, self.watermarks, options)
+        self.backfills: Backfills = Backfills(store, topology, self.ownership, self.watermarks)
+        names = tuple(topology.computations)
+        self.balancer: Balancer = Balancer(self.ownership, names, options.clock, options.balance)
+        self.keys: KeyColumns = KeyColumns(store, topology, self.ownership)
+        retries = LetterRetries(store, topology, options.clock, self.id_scope)
+        self.letters: DeadLetters = DeadLetters(store, topology, options.dead_letter_limit, retries)
+        self.forgotten: ForgottenWatermarks = ForgottenWatermarks(topology, self.watermarks)
+        self.suspects: SuspectTimes = SuspectTimes(topology)
         self._id_scopes: dict[tuple[str, str, int | None], bytes] = {}
 
     def _restore(self, former: PipelineWatermarks | None = None) -> None:

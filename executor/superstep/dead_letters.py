@@ -10,7 +10,7 @@ before the commit, so the records stay unconsumed and the mended program gets th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -29,7 +29,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.files import RowFile, write_row_file
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.store import Store
-from millpond.statestore.types import Clock, EventTimeMicros, Superstep
+from millpond.statestore.types import EventTimeMicros, Superstep
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _RARE: Final = frozenset({"id_base64", "retried"})
@@ -165,19 +165,14 @@ class DeadLetters:
     """The dead letters of one pipeline: judged before the commit, written with it, and retried on request."""
 
     def __init__(
-        self,
-        store: Store,
-        topology: Topology,
-        clock: Clock,
-        limit: DeadLetterLimit | None,
-        id_scope: Callable[[str, str], bytes],
+        self, store: Store, topology: Topology, limit: DeadLetterLimit | None, retries: LetterRetries
     ) -> None:
         self._store = store
         self._topology = topology
         self._limit = limit
         self._judged: dict[str, _Tally] = {}
         self._warned: set[str] = set()
-        self.retries: LetterRetries = LetterRetries(store, topology, clock, id_scope)
+        self.retries: LetterRetries = retries
 
     def judge(self, manifests: Sequence[Manifest], unreadable: Sequence[DeadLetter]) -> LettersOfSuperstep:
         tallies = _tallies(manifests, unreadable)

@@ -50,11 +50,8 @@ class SinkDelivery:
         self.on_failure: Callable[[BaseException], None] = partial(_LOG.error, "a sink has failed: %s")
 
     def open(self, superstep: Superstep) -> None:
-        if not self._topology.sinks:
-            return
-        self._writers = [
-            (node.stream, self._open_sink(node, superstep)) for node in self._topology.sinks.values()
-        ]
+        nodes = self._topology.sinks.values()
+        self._writers = [(node.stream, self._open_sink(node, superstep)) for node in nodes]
 
     def catch_up(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
         """Deliver the last superstep to the sinks that lack it, because of a crash or because they are new."""
