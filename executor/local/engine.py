@@ -26,9 +26,10 @@ from millpond.executor.local.weak_round import RanBundle, WeakRounds
 from millpond.executor.maintenance.helpers import INLINE, HelperThread
 from millpond.executor.ownership.cuts import Cut
 from millpond.executor.pipeline.nodes import ComputationNode
+from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.options import RunnerOptions
 from millpond.executor.superstep.commit import SuperstepReport
-from millpond.executor.superstep.coordinator import CheckedUpdate, Coordinator
+from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.delivery import (
     ProductionSource,
     UndeliveredProductions,
@@ -37,6 +38,7 @@ from millpond.executor.superstep.delivery import (
     within,
 )
 from millpond.executor.superstep.plan import SuperstepPlan
+from millpond.executor.superstep.sink_delivery import SinkDelivery
 from millpond.executor.superstep.superstep import Batch, Engine, Inputs, Results
 from millpond.executor.time.observations import InputObservation, Watch
 from millpond.statestore.durations import duration_ms
@@ -123,18 +125,15 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
             helper=self._helper,
         )
 
-    def update(self, checked: CheckedUpdate) -> TableVersion:
+    def update(self, topology: Topology, sinks: SinkDelivery) -> TableVersion:
         # Abandoned code must not run into the changed pipeline.
         self._weak.await_code()
         former = self._coordinator.topology.computations
-        version = self._coordinator.update(checked)
+        version = self._coordinator.update(topology, sinks)
         # The productions in memory have their former names: read them from the files, as after a restart.
         self._produced = {}
         for interval in list(self._workers):
-            node, before = (
-                checked.topology.computations.get(interval.computation),
-                former[interval.computation],
-            )
+            node, before = topology.computations.get(interval.computation), former[interval.computation]
             # Soft state holds stored rows, which changed code can read.
             if node is not None and _keep_rows_alike(node, before):
                 self._workers[interval].take_code(node)

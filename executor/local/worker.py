@@ -326,9 +326,9 @@ class LocalWorker:
     def _update(self, topology: Topology, then: Callable[[], None]) -> PipelineUpdate:
         former, began_us = self.coordinator.topology, self._clock.monotonic_us()
         # Outside of `_failing`: a change that is refused here does not end the run.
-        checked = self.coordinator.check_update(topology)
+        sinks = self.coordinator.check_update(topology)
         with self._failing():
-            version = self.engine.update(checked)
+            version = self.engine.update(topology, sinks)
             self.status = self.coordinator.status()
             then()
             self.intake.hold_back(self.coordinator.watermarks.streams_ahead())

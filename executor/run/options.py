@@ -229,12 +229,6 @@ class RunnerOptions(PipelineOptions):
         """Take the leases of a pipeline and recover its state.
 
         With ``threads`` sinks are written in parallel with the next superstep.
-
-        Raises:
-            InvalidError: the store knows the pipeline by another name, or its code does not fit the rows.
-            ConflictError: another process holds an interval and ``on_held`` is ``refuse``.
-            UnavailableError: ZooKeeper or the object store cannot be reached.
-            DataError: a file is missing or its bytes are wrong.
         """
         coordinator = Coordinator(
             store,

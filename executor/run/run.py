@@ -120,10 +120,6 @@ class Run(ABC, Generic[_Accepted]):
     Once the run has failed, every method that works raises its first error.
 
     Args:
-        topology: the checked pipeline.
-        lifecycle: phase of the run and its first failure.
-        clock: measures the duration of the run.
-        progress: reports supersteps, and what the run has to say.
         first: state of the pipeline before this run.
         release: closes the store if the run owns it; called once by `stop`.
     """

@@ -46,7 +46,7 @@ from millpond.executor.spark.task_plan import (
 )
 from millpond.executor.superstep.admission import ROWS_READ
 from millpond.executor.superstep.commit import SuperstepReport
-from millpond.executor.superstep.coordinator import CheckedUpdate, Coordinator
+from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.delivery import (
     ProductionSource,
     addresses_of,
@@ -55,6 +55,7 @@ from millpond.executor.superstep.delivery import (
     weak_only,
 )
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
+from millpond.executor.superstep.sink_delivery import SinkDelivery
 from millpond.executor.superstep.superstep import Batch, Engine, Inputs, Results, Superstep
 from millpond.executor.time.watermark_policies import MarkColumn
 from millpond.statestore.errors import check
@@ -137,13 +138,13 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         self._weak = {name: topology.weak_streams(name, keep_all=True) for name in topology.fused}
         self._setting = self._setting_of(topology.computations)
 
-    def update(self, checked: CheckedUpdate) -> TableVersion:
+    def update(self, topology: Topology, sinks: SinkDelivery) -> TableVersion:
         """Continue with a changed pipeline, between two supersteps; see `Coordinator.update`."""
-        version = self._coordinator.update(checked)
+        version = self._coordinator.update(topology, sinks)
         self._slots.keep(
-            one for name in checked.topology.computations for one in self._coordinator.intervals_of(name)
+            one for name in topology.computations for one in self._coordinator.intervals_of(name)
         )
-        self._follow(checked.topology)
+        self._follow(topology)
         return version
 
     def close(self) -> None:

@@ -144,23 +144,18 @@ class SlotHomes:
 
 def hand_over(neighbour: Connection, plan: bytes, batches: Sequence[pa.RecordBatch]) -> SlotReport | None:
     """Have a slot's home run it; ``None`` if the home ends before its report."""
+    packed = pa.BufferOutputStream()
+    if batches:
+        with pa.ipc.new_stream(packed, batches[0].schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
     with neighbour:
         try:
             neighbour.send_bytes(plan)
-            neighbour.send_bytes(_bytes(batches))
-            packed = neighbour.recv_bytes()
+            neighbour.send_bytes(packed.getvalue())
+            answer = neighbour.recv_bytes()
         except (OSError, EOFError) as failure:
             _LOG.warning("the process that a slot was handed over to has ended: %s", failure)
             return None
-    report: SlotReport = pickle.loads(packed)  # noqa: S301 - the home has proved that it knows the run's secret
+    report: SlotReport = pickle.loads(answer)  # noqa: S301 - the home has proved that it knows the run's secret
     return report
-
-
-def _bytes(batches: Sequence[pa.RecordBatch]) -> bytes | pa.Buffer:
-    if not batches:
-        return b""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    return sink.getvalue()

@@ -158,25 +158,22 @@ def _letters(count: str, count_max: int) -> tuple[str, str]:
 
 def _of_float(sql: str, _: T.DataType) -> str:
     number = f"CAST({sql} AS DOUBLE)"
-    bits = _bits(f"abs({number})")
+    size = f"abs({number})"
+    # The bits of the size are exact, because powers of two are.
+    guess = f"CAST(floor(log2({size})) AS INT)"
+    above, below = f"if({size} >= pow(2D, {guess} + 1), 1, 0)", f"if({size} < pow(2D, {guess}), 1, 0)"
+    exponent = f"({guess} + {above} - {below})"
+    mantissa = f"CAST(({size} / pow(2D, {exponent}) - 1D) * {_MANTISSA}D AS BIGINT)"
+    bits = (
+        f"CASE WHEN {size} < pow(2D, -1022) THEN CAST({size} * pow(2D, 537) * pow(2D, 537) AS BIGINT)"
+        f" WHEN {size} = CAST('Infinity' AS DOUBLE) THEN 9218868437227405312L"
+        f" ELSE CAST({exponent} + 1023 AS BIGINT) * {_MANTISSA}L + {mantissa} END"
+    )
     return (
         f"CASE WHEN isnan({number}) THEN '~FFF8000000000000'"
         f" WHEN {number} >= 0 THEN concat('~', lpad(hex({bits} ^ CAST({_SIGN} AS BIGINT)), 16, '0'))"
         f" WHEN {number} < 0 THEN concat('~', lpad(hex(9223372036854775807L - {bits}), 16, '0'))"
         f" ELSE {_NULL} END"
-    )
-
-
-def _bits(sql: str) -> str:
-    """Return SQL for the bits of a double of at least 0. It is exact, because powers of two are."""
-    guess = f"CAST(floor(log2({sql})) AS INT)"
-    above, below = f"if({sql} >= pow(2D, {guess} + 1), 1, 0)", f"if({sql} < pow(2D, {guess}), 1, 0)"
-    exponent = f"({guess} + {above} - {below})"
-    mantissa = f"CAST(({sql} / pow(2D, {exponent}) - 1D) * {_MANTISSA}D AS BIGINT)"
-    return (
-        f"CASE WHEN {sql} < pow(2D, -1022) THEN CAST({sql} * pow(2D, 537) * pow(2D, 537) AS BIGINT)"
-        f" WHEN {sql} = CAST('Infinity' AS DOUBLE) THEN 9218868437227405312L"
-        f" ELSE CAST({exponent} + 1023 AS BIGINT) * {_MANTISSA}L + {mantissa} END"
     )
 
 

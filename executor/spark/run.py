@@ -378,9 +378,9 @@ class SparkRun(Run[None]):
             self._lifecycle.check_phase(Phase.RUNNING)
             former, began_us = self._topology, self._clock.monotonic_us()
             # Outside of `_guarded`: a change that is refused here does not end the run.
-            checked = self._coordinator.check_update(topology)
+            sinks = self._coordinator.check_update(topology)
             with self._guarded():
-                version = self._engine.update(checked)
+                version = self._engine.update(topology, sinks)
                 self._topology = topology
                 self._watermarks = self._coordinator.watermarks.input_watermarks()
             done = update_between(former, topology, version, self._clock.monotonic_us() - began_us)

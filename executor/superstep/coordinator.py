@@ -8,7 +8,6 @@ one commit consumes them and stores the effects. Implements MillWheel §6.1 and 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -54,14 +53,6 @@ from millpond.statestore.types import (
     TableVersion,
     WallTimeMicros,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedUpdate:
-    """A changed pipeline that `Coordinator.check_update` accepted, with its opened sinks."""
-
-    topology: Topology
-    sinks: SinkDelivery
 
 
 class Coordinator:
@@ -173,32 +164,32 @@ class Coordinator:
         for owned in self.ownership.owned.values():
             self._observe(owned)
 
-    def check_update(self, topology: Topology) -> CheckedUpdate:
-        """Check a changed pipeline of the same name and open its sinks; after an error the old pipeline may continue."""
+    def check_update(self, topology: Topology) -> SinkDelivery:
+        """Check a changed pipeline of the same name, and return its opened sinks; after an error the old one may continue."""
         self.sinks.wait()
         self.ownership.check_update(topology)
         Backfills(self.store, topology, self.ownership, self.watermarks).refuse_pending()
         sinks = self._sinks_of(topology)
         sinks.open(self.superstep)
         reach("update.checked")
-        return CheckedUpdate(topology, sinks)
+        return sinks
 
-    def update(self, checked: CheckedUpdate) -> TableVersion:
-        """Continue with a changed pipeline; the leases that it keeps stay held.
+    def update(self, topology: Topology, sinks: SinkDelivery) -> TableVersion:
+        """Continue with a changed pipeline and its checked sinks; the leases that it keeps stay held.
 
         No superstep may have run since `check_update`. After an error the run cannot continue; the store is as of the
         last superstep, for either pipeline. Return the version of the commit that records the change.
         """
         # The old sinks end first: a sink of both pipelines would have two writers otherwise.
         self.sinks.close()
-        checked.sinks.on_failure = self.sinks.on_failure
-        version = self.ownership.update(checked.topology)
+        sinks.on_failure = self.sinks.on_failure
+        version = self.ownership.update(topology)
         watermarks, balancer = self.watermarks, self.balancer
-        self._serve(checked.topology, checked.sinks)
+        self._serve(topology, sinks)
         self._restore(watermarks)
         self.balancer.continue_from(balancer)
         self.sinks.catch_up(self.superstep, self.pending.sources)
-        self.upkeep.update(checked.topology)
+        self.upkeep.update(topology)
         reach("update.done")
         return version
 

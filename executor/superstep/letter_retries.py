@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, TypeAlias, cast
 
 import orjson
 
-from millpond.executor.inputs.extraction import InjectorNode, read_injected, rows_to_extract
+from millpond.executor.inputs.extraction import read_injected, rows_to_extract
 from millpond.executor.inputs.keys import extract_key
 from millpond.executor.inputs.payload import value_of_row
 from millpond.executor.interval.letters import (
@@ -92,15 +92,7 @@ def stored_letters(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterSelection:
-    """A choice of dead letters: a letter must match every part that is given.
-
-    Attributes:
-        computation: computation whose code failed.
-        stream: stream of the record; ``""`` for timers.
-        key: key of the record or timer.
-        before_us: end of the failures' time, in microseconds, exclusive.
-        error: substring of the error.
-        letter: name of the letter.
+    """A choice of dead letters: a letter must match every part that is given; `retry_dead_letters` explains each.
 
     Example:
         >>> selection = LetterSelection(computation="average", key="cup")
@@ -329,53 +321,6 @@ def _selection(before: Moment | None, **parts: str | None) -> LetterSelection:
     return LetterSelection(before_us=None if before is None else to_micros(before), **parts)
 
 
-def read_again(
-    name: str,
-    letter: Mapping[str, Any],
-    node: ComputationNode,
-    subscription: Subscription,
-    injector: InjectorNode | None,
-    id_scope: Callable[[str, str], bytes],
-) -> RetriedLetter:
-    """Read the record of a letter that never reached the code, with the pipeline's present extractors.
-
-    The id was never consumed: it is checked as the id of any record, and the record is a duplicate if it was
-    injected again meanwhile.
-    """
-    check_types_kept(letter)
-    value = letter_value(letter)
-    if injector is None:
-        key = extract_key(subscription.key, None, value)
-        return RetriedLetter.read(name, {**letter, "key": key})
-    if injector.change is not None:
-        raise InvalidError("a change of a table that could not be read is not read again: inject it")
-    at = letter.get("at")
-    stamp_at = None if at is None else EventTimeMicros(letter_time_us(at))
-    rows = rows_to_extract(injector, [value])
-    read = read_injected(injector, subscription.key, rows, stamp_at)
-    if read.errors:
-        raise InvalidError(f"the record still cannot be read: {next(iter(read.errors.values()))}")
-    text, types = str(letter["value"]), dict(letter.get("value_types") or {})
-    if injector.payload is not None:
-        # The payload can be decoded now: its value in the form that letters keep.
-        described = describe_value(lambda: value_of_row(rows[0]))
-        if not is_whole(described.types):
-            raise InvalidError("the decoded value cannot be kept as a letter: inject the row")
-        text, types = described.text, dict(described.types)
-    own_id = None if read.ids is None else read.ids[0].as_py()
-    return RetriedLetter(
-        name=name,
-        stream=subscription.stream,
-        key=read.keys[0].as_py(),
-        at=int(read.at[0]),
-        value=text,
-        value_types=types,
-        id=own_id,
-        unseen_id=None if own_id is None else id_scope(node.name, subscription.stream) + own_id,
-        retried=int(letter.get("retried") or 0) + 1,
-    )
-
-
 _LOG: Final = logging.getLogger("millpond")
 _LOOK_EVERY_US: Final = 1_000_000
 """Interval between searches for requests: a table may have thousands of transactions."""
@@ -529,5 +474,46 @@ class LetterRetries:
             raise InvalidError("the computation does not consume the stream", computation=name, stream=stream)
         if not letter.is_unread:
             return name, RetriedLetter.read(letter.name, fields)
-        injector = topology.injectors.get(stream)
-        return name, read_again(letter.name, fields, node, subscription, injector, self._id_scope)
+        return name, self._read_again(letter.name, fields, node, subscription)
+
+    def _read_again(
+        self, name: str, letter: Mapping[str, Any], node: ComputationNode, subscription: Subscription
+    ) -> RetriedLetter:
+        """Read the record of a letter that never reached the code, with the pipeline's present extractors.
+
+        The id was never consumed: it is checked as the id of any record, and the record is a duplicate if it was
+        injected again meanwhile.
+        """
+        check_types_kept(letter)
+        value = letter_value(letter)
+        injector = self._topology.injectors.get(subscription.stream)
+        if injector is None:
+            key = extract_key(subscription.key, None, value)
+            return RetriedLetter.read(name, {**letter, "key": key})
+        if injector.change is not None:
+            raise InvalidError("a change of a table that could not be read is not read again: inject it")
+        at = letter.get("at")
+        stamp_at = None if at is None else EventTimeMicros(letter_time_us(at))
+        rows = rows_to_extract(injector, [value])
+        read = read_injected(injector, subscription.key, rows, stamp_at)
+        if read.errors:
+            raise InvalidError(f"the record still cannot be read: {next(iter(read.errors.values()))}")
+        text, types = str(letter["value"]), dict(letter.get("value_types") or {})
+        if injector.payload is not None:
+            # The payload can be decoded now: its value in the form that letters keep.
+            described = describe_value(lambda: value_of_row(rows[0]))
+            if not is_whole(described.types):
+                raise InvalidError("the decoded value cannot be kept as a letter: inject the row")
+            text, types = described.text, dict(described.types)
+        own_id = None if read.ids is None else read.ids[0].as_py()
+        return RetriedLetter(
+            name=name,
+            stream=subscription.stream,
+            key=read.keys[0].as_py(),
+            at=int(read.at[0]),
+            value=text,
+            value_types=types,
+            id=own_id,
+            unseen_id=None if own_id is None else self._id_scope(node.name, subscription.stream) + own_id,
+            retried=int(letter.get("retried") or 0) + 1,
+        )
