@@ -14,15 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import pyarrow as pa
+from pyspark import SparkContext
 
 from millpond.gc.compaction import Compacted
 from millpond.statestore.errors import MillpondError, UnavailableError
-
-if TYPE_CHECKING:
-    from pyspark import SparkContext
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")

@@ -11,10 +11,11 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import cloudpickle
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
 from millpond.executor.inputs.extraction import rows_to_extract
 from millpond.executor.inputs.positions import BOUNDED_SOURCE, after_the_end
@@ -60,9 +61,6 @@ from millpond.executor.superstep.superstep import Batch, Engine, Inputs, Results
 from millpond.executor.time.watermark_policies import MarkColumn
 from millpond.statestore.errors import check
 from millpond.statestore.types import TIME_MAX_US, EventTimeMicros, TableVersion
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _SAMPLE_ROWS = 20_000
 _LEVELLED_EVERY: Final = 8

@@ -19,8 +19,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, Unpack
+from typing import Any, Final, NoReturn, Self, Unpack
 from weakref import WeakValueDictionary
+
+from pyspark.sql import DataFrame
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.inputs.extraction import FieldExtractor
@@ -54,10 +56,6 @@ from millpond.statestore.errors import (
 )
 from millpond.statestore.history.lineage import place_of
 from millpond.statestore.store import Store
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 
 _LOG: Final = logging.getLogger("millpond")
 _OPENINGS_MAX: Final = 10

@@ -11,11 +11,13 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import quote
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T  # noqa: N812 - the name that every Spark user knows
+from pyspark.sql.types import StructType
 
 from millpond.executor.inputs.changes import (
     CHANGE_ERROR,
@@ -44,11 +46,6 @@ from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.statestore.durations import duration_text
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MIN_US
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
-
 
 _IMAGE: Final = meta_field("image")
 _SIGN_OF_IMAGE: Final = {"before": -1, "after": 1}
@@ -153,8 +150,6 @@ def watermark_delay_us(schema: StructType) -> int | None:
 
 
 def _check_frames(topology: Topology, inputs: Mapping[str, Any]) -> None:
-    from pyspark.sql import DataFrame
-
     for stream, frame in inputs.items():
         refuse_connect(frame, input=stream)
         if not isinstance(frame, DataFrame):
@@ -255,8 +250,6 @@ def _frame(
     coordinator: Coordinator, engine: _Engine, computation: str, stream: str, inputs: Mapping[str, DataFrame]
 ) -> DataFrame | None:
     """Return the history of a stream, ``None`` without rows."""
-    from pyspark.sql import DataFrame
-
     topology = coordinator.topology
     if coordinator.backfills.consumed(computation)[stream]:
         raise InvalidError(

@@ -16,14 +16,13 @@ import threading
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.executor.spark.session import spark_calls
 from millpond.statestore.errors import ConflictError, InvalidError, MillpondError, QueryStoppedError
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
 
 StartQuery: TypeAlias = "Callable[[], StreamingQuery]"
 """Starts a query, each time on the same checkpoint."""

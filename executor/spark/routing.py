@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import types as T  # noqa: N812 - the name that every Spark user knows
 from pyspark.sql.functions import expr
 
@@ -52,10 +53,6 @@ from millpond.executor.time.instants import (
 from millpond.executor.time.watermark_policies import IngressTime
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.interval import locate
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
 
 _ADDED = {
     TARGET: T.IntegerType(),

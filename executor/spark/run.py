@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.executor.inputs.positions import BOUNDED_SOURCE, consumed_before
 from millpond.executor.pipeline.nodes import SIGNALS
@@ -37,10 +39,6 @@ from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.durations import accepts_old_durations, duration_ms, timeout_ms
 from millpond.statestore.errors import UnavailableError
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
 
 _LOG = logging.getLogger("millpond")
 _SKEW_POLL_MS = 50.0

@@ -6,7 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
+
+from pyspark import SparkContext
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.executor.maintenance.policy import CompactionWorkers, UpkeepPolicy
 from millpond.executor.ownership.balancer import BalancePolicy
@@ -28,11 +32,6 @@ from millpond.executor.spark.session import (
 from millpond.statestore.history.lineage import local_folder, place_of
 from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.store import Store
-
-if TYPE_CHECKING:
-    from pyspark import SparkContext
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
 
 _UPKEEP = UpkeepPolicy()
 _BALANCE = BalancePolicy()

@@ -12,8 +12,9 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import col, expr, lit
 
 from millpond.executor.interval.bundle import IntervalPlan
@@ -23,10 +24,6 @@ from millpond.executor.spark.key_sql import quoted
 from millpond.executor.spark.session import is_one_machine
 from millpond.executor.spark.task_plan import SlotParts
 from millpond.statestore.interval import Interval
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
 
 _REMEMBERED: Final = 4
 """Supersteps in the running mean of an interval's work, about."""

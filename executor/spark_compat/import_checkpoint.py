@@ -17,11 +17,12 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import orjson
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from millpond.executor.inputs.positions import input_positions, percentile_watermark_app_id
 from millpond.executor.replay.spark_checkpoint import (
@@ -43,10 +44,6 @@ from millpond.statestore.rows.key_columns import key_columns_of, key_word
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemRng
 from millpond.statestore.types import Rng
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 _METADATA: Final = "metadata"
 _COMMITS: Final = "commits"

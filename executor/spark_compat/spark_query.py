@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Unpack, cast
+from typing import Any, Final, Unpack, cast
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -35,10 +36,6 @@ from millpond.executor.spark_compat.transform_with_state import INITIAL_STATE, R
 from millpond.executor.time.watermark_policies import IngressTime
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.store import Store
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, GroupedData
-
 
 INPUT: Final = "input"
 

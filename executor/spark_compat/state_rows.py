@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import orjson
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that every Spark user knows
 from pyspark.sql.conversion import ArrowTableToRowsConversion
 from pyspark.sql.streaming.state import GroupState
@@ -28,10 +29,6 @@ from millpond.executor.spark_compat.variables import EXPIRY_TAG
 from millpond.executor.time.instants import datetime_us
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.view_columns import EXPIRES
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 
 OperatorKind: TypeAlias = Literal["variables", "group_state", "duplicates", "aggregation"]
 """
