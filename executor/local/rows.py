@@ -69,8 +69,6 @@ class RowSource(ABC):
 
 
 class RowsInMemory(RowSource):
-    """Rows that the caller has in memory."""
-
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
 

@@ -161,7 +161,6 @@ class RunnerOptions(PipelineOptions):
         return cls(store=store, **defaults | {name: options[name] for name in options.keys() - seams})
 
     def __post_init__(self) -> None:
-        """Refuse options with which no pipeline can run."""
         # Not super(): the decorator replaces a class with slots, so its methods close over another class.
         PipelineOptions.__post_init__(self)
         check_at_least("cache_mib", self.cache_mib, 0)
@@ -187,12 +186,10 @@ class RunnerOptions(PipelineOptions):
 
     @property
     def cache_bytes(self) -> int:
-        """Soft-state budget of a process, in bytes."""
         return self.cache_mib * _MIB
 
     @property
     def disk(self) -> DiskOptions:
-        """The budget and folder for row files on the machine's disk."""
         return DiskOptions(
             budget_bytes=None if self.disk_mib is None else self.disk_mib * _MIB,
             folder=None if self.disk_folder is None else str(self.disk_folder),

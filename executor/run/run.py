@@ -103,7 +103,6 @@ class PipelineUpdate:
 def update_between(
     former: Topology, present: Topology, version: TableVersion, elapsed_us: int
 ) -> PipelineUpdate:
-    """Return the update from one topology to another, committed as ``version``."""
     change = change_between(definition_of(former), definition_of(present))
     return PipelineUpdate(version=version, pause_ms=elapsed_us / 1_000, change=change)
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
 import pyarrow as pa
-from pyspark import SparkContext
+from pyspark import SparkContext, TaskContext
 
 from millpond.gc.compaction import Compacted
 from millpond.statestore.errors import MillpondError, UnavailableError
@@ -104,8 +104,6 @@ def _answers(questions: Iterable[bytes]) -> Iterator[bytes]:
 
 def compact_in_task(work: partial[Compacted]) -> Compacted:
     """Run `compact_files` in a Spark task. Each attempt writes its own file, with scratch files in Spark's folder."""
-    from pyspark import TaskContext
-
     context = TaskContext.get()
     attempt = 0 if context is None else context.taskAttemptId()
     token = f"{work.keywords['token']}\n{attempt}"

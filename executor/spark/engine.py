@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 import cloudpickle
@@ -100,8 +99,6 @@ class SparkInputs(Inputs):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkResults(Results):
-    """Results, with the reports of the slots."""
-
     reports: tuple[SlotReport, ...] = ()
 
 
@@ -122,9 +119,7 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         coordinator.on_recut = self._slots.apply
         coordinator.balancer.parallelism = self._slots.count
         self._writers: Mapping[str, int] = {}
-        self._setting_of = partial(
-            WorkerSetting.of, self._store, cache_bytes=options.cache_bytes, disk=options.disk
-        )
+        self._options = options
         self._follow(coordinator.topology)
         # Only Linux has the abstract sockets at which processes hand slots over.
         self._secret = options.rng.token() if sys.platform == "linux" else None
@@ -134,10 +129,12 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         self._routers = {name: Router(node) for name, node in topology.injectors.items()}
         # Between tasks weak productions travel in their producers' files.
         self._weak = {name: topology.weak_streams(name, keep_all=True) for name in topology.fused}
-        self._setting = self._setting_of(topology.computations)
+        options = self._options
+        self._setting = WorkerSetting.of(
+            self._store, topology.computations, options.cache_bytes, options.disk
+        )
 
     def update(self, topology: Topology, sinks: SinkDelivery) -> TableVersion:
-        """Continue with a changed pipeline, between two supersteps; see `Coordinator.update`."""
         version = self._coordinator.update(topology, sinks)
         self._slots.keep(
             one for name in topology.computations for one in self._coordinator.intervals_of(name)
@@ -146,7 +143,6 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         return version
 
     def close(self) -> None:
-        """Release the resources that Spark holds for the run."""
         self._homes.close()
 
     # -- batches ---------------------------------------------------------------------------
@@ -170,11 +166,9 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         return self._superstep.run(batch)
 
     def count(self, frame: DataFrame, stream: str) -> int:
-        """Count the records of a stream's whole input."""
         return flat_frame(self._coordinator.topology.injectors[stream].change, frame).count()
 
     def read(self, path: str) -> DataFrame:
-        """Read a Parquet file."""
         return self._session.read.parquet(path)
 
     def frame(self, rows: pa.Table) -> DataFrame:
@@ -213,7 +207,6 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         )
 
     def sample_keys(self, inputs: SparkInputs, node: ComputationNode) -> pa.Array:
-        """Return the keys of some rows of the frame."""
         frame, stream = inputs.batch.frame, inputs.batch.stream
         if frame is None:
             return pa.array([], pa.string())

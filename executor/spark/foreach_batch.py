@@ -128,7 +128,6 @@ class EmbeddedRun:
 
     @property
     def run(self) -> SparkRun:
-        """The open run."""
         opened = self._open
         if opened is None:
             raise InvalidError(
@@ -176,7 +175,6 @@ class EmbeddedRun:
             opened.run.stop()
 
     def abandon(self) -> None:
-        """Give the leases back without further work."""
         with self._lock:
             if (opened := self._ended()) is not None:
                 opened.run.abandon()

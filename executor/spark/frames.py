@@ -141,7 +141,6 @@ class InputFrames:
 
 
 def watermark_column(schema: StructType) -> str | None:
-    """Return the column of a frame's ``withWatermark``, if any."""
     return next(iter(_delays_us(schema)), None)
 
 
@@ -191,7 +190,6 @@ def _with_delay(node: InjectorNode, schema: StructType) -> InjectorNode:
 
 
 def _delays_us(schema: StructType) -> dict[str, int]:
-    """Return the delays of ``withWatermark`` by column."""
     return {
         field.name: int(field.metadata[_DELAY_KEY]) * _MILLISECOND_US
         for field in schema.fields

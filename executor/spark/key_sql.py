@@ -58,7 +58,6 @@ def check_key_type(kind: T.DataType, column: str) -> None:
 
 
 def arrow_key_columns(schema: T.StructType) -> tuple[pa.Field, ...]:
-    """Return the Arrow fields of the columns that a key can be made of."""
     return tuple(
         pa.field(field.name, _arrow_type(field.dataType)) for field in schema if _is_key_type(field.dataType)
     )

@@ -174,7 +174,6 @@ class QueryStart:
 
     @classmethod
     def of(cls, frame: DataFrame, stream: str) -> QueryStart:
-        """Return the start of a batch's query."""
         context: Any = frame.sparkSession._jsparkSession.sparkContext()  # noqa: SLF001
         query = context.getLocalProperty(_QUERY_ID)
         if query is None:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import TaskContext
 
 from millpond.executor.computation.values import ArrowValues, ChangedValues, JsonValues, Values
 from millpond.executor.inputs.changes import change_signs, in_commit_order, signed_ids
@@ -96,7 +97,6 @@ class RoutedRecords:
         check(not strays, "records come to the slot of their interval", slot=slot, slots=slots, strays=strays)
 
     def deliveries(self, position: int, node: ComputationNode) -> list[Deliveries]:
-        """Return the records of the interval at a position of the plan."""
         if position not in self._targets:
             return []
         table, source = self._of_target(position), self._source
@@ -167,7 +167,6 @@ class RoutedRecords:
         return values, dict.fromkeys(large, error_of_size(limit))
 
     def _time_error(self, at: int | None, value: Mapping[str, Any]) -> str | None:
-        """Return the reason why a record's time is unreadable, if it is."""
         raw_at = self._columns.raw_at
         try:
             if raw_at is None:
@@ -270,8 +269,6 @@ def make_routing_task(
     """Return the function that ``mapInArrow`` runs on each partition of a frame, whose rows it ignores."""
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
         for _ in batches:
             pass
         context = TaskContext.get()

@@ -121,7 +121,6 @@ def slot_of_row(slots: int) -> Column:
 
 
 def check_frame(topology: Topology, stream: str, schema: T.StructType) -> None:
-    """Raise unless the columns of an input fit its injector and consumers."""
     node = topology.injectors[stream]
     with told_of_stream(stream):
         _carried(schema.names)
@@ -148,8 +147,6 @@ def check_frame(topology: Topology, stream: str, schema: T.StructType) -> None:
 
 
 class Router:
-    """Routes the batches of one input."""
-
     def __init__(self, node: InjectorNode) -> None:
         self._node = node
         self._kept: tuple[tuple[Route, ...], _Selection | None] | None = None

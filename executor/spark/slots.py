@@ -49,7 +49,6 @@ class Slots:
         self._processes: dict[int, str] = {}
 
     def position_of(self, interval: Interval) -> int:
-        """Return the position of an interval, a new one if it has none."""
         if interval not in self._positions:
             # The slot with the least work, then with the fewest intervals.
             work_us = self._work_by_slot()
@@ -59,7 +58,6 @@ class Slots:
         return self._positions[interval]
 
     def record(self, manifests: Iterable[Manifest]) -> None:
-        """Update the mean work of intervals."""
         for manifest in manifests:
             before = self._work_us.get(manifest.interval, manifest.work_us)
             self._work_us[manifest.interval] = before + (manifest.work_us - before) / _REMEMBERED
@@ -241,7 +239,6 @@ class Anchor:
         return executors
 
     def surplus(self) -> list[int]:
-        """Return the slots of executors beyond their share."""
         share = -(-self.slots // max(1, self._size))
         taken: Counter[str] = Counter()
         surplus = []

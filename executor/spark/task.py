@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import pyarrow as pa
+from pyspark import TaskContext
 
 from millpond.executor.computation.watchdog import OnStuck
 from millpond.executor.interval.bundle import DeadLetter
@@ -29,8 +30,6 @@ def make_task(plan: TaskPlan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[p
     """Return the function that ``mapInArrow`` runs on each partition; partition *n* is slot *n*."""
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
         context = TaskContext.get()
         slot = 0 if context is None else context.partitionId()
         report = _run_at_home(plan, slot, [batch for batch in batches if batch.num_rows])

@@ -207,8 +207,6 @@ def _packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class _Reading:
-    """Reads the state of one operator with Spark's state data source."""
-
     def __init__(
         self, spark: SparkSession, path: str, operator: StatefulOperator, batch: int, *, plain_key: bool
     ) -> None:
@@ -223,7 +221,6 @@ class _Reading:
         return reader.option("batchId", str(self._batch)).options(**options).load(self._path)
 
     def key_text(self, kind: StructType) -> str:
-        """Return a SQL expression for the text of a key."""
         for field in kind:
             check_key_type(field.dataType, field.name)
         columns = [(f"key.{quoted(field.name)}", field.dataType) for field in kind]

@@ -32,8 +32,6 @@ def backfill_position(consumed: int, *, is_all: bool) -> int:
 
 
 class Backfills:
-    """The backfills of one pipeline."""
-
     def __init__(
         self, store: Store, topology: Topology, ownership: Ownership, watermarks: PipelineWatermarks
     ) -> None:
@@ -68,7 +66,6 @@ class Backfills:
 
     @property
     def pending(self) -> tuple[str, ...]:
-        """The computations that have history left to consume."""
         names = self._topology.backfills
         return tuple(name for name in names if any(left is not None for left in self.consumed(name).values()))
 

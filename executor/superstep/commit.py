@@ -223,12 +223,5 @@ class SuperstepReport:
         return replace(self, records_per_second=per_second, **sums)
 
 
-_SUMMED: Final = (
-    *_COUNTERS[1:],
-    "commit_ms",
-    "duration_ms",
-    "slots",
-    "slots_at_home",
-    "read_bytes",
-)
+_SUMMED: Final = (*_COUNTERS[1:], "commit_ms", "duration_ms", "slots", "slots_at_home", "read_bytes")
 _summed: Final = attrgetter(*_SUMMED)

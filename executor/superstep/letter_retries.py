@@ -110,7 +110,6 @@ class LetterSelection:
     letter: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse parts that cannot be compared with a letter."""
         for part in fields(self):
             value = getattr(self, part.name)
             kind = int if part.name == "before_us" else str

@@ -32,7 +32,6 @@ class PipelineOptions:
     rng: Rng = field(default_factory=SystemRng)
 
     def __post_init__(self) -> None:
-        """Refuse options with which no pipeline can run."""
         if self.intervals is not None:
             check_at_least("intervals", self.intervals, 1)
         duration_ms("pause_timeout", self.pause_timeout)
