@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 
 import pyarrow as pa
 
@@ -51,6 +52,8 @@ from millpond.statestore.rows.pages import PAGE_INDEXES
 from millpond.statestore.types import EventTimeMicros, TableVersion
 
 _LOG = logging.getLogger("millpond")
+_kept_by = attrgetter("time_sorted", "exactly_once", "computation.state_version")
+"""What decides which parts of its rows a computation keeps in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +138,7 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         for interval in list(self._workers):
             node, before = topology.computations.get(interval.computation), former[interval.computation]
             # Soft state holds stored rows, which changed code can read.
-            if node is not None and _keep_rows_alike(node, before):
+            if node is not None and _kept_by(node) == _kept_by(before):
                 self._workers[interval].take_code(node)
             else:
                 self._workers.pop(interval).leave()
@@ -349,9 +352,3 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         # First end the run: the thread that is released next must see that it has ended.
         self.on_stuck(error)
         self._weak.strand(error)
-
-
-def _keep_rows_alike(node: ComputationNode, former: ComputationNode) -> bool:
-    """Return True if two computations keep the same parts of their rows in memory."""
-    kept = (node.time_sorted, node.exactly_once, node.computation.state_version)
-    return kept == (former.time_sorted, former.exactly_once, former.computation.state_version)

@@ -145,14 +145,18 @@ def session_builder(
     from pyspark.sql import SparkSession
 
     master = master or os.environ.get("MASTER", "local[*]")
+    asked_master = options.get("spark.master", master)
+    # Spark starts workers with ``python -m``, for which a ``json.py`` of the current folder comes before Python's own.
+    imports_from_here = {"", str(Path.cwd())} & set(sys.path)
+    is_safe_path = is_one_machine(asked_master) and not imports_from_here
     settings = {
         _CATALOG: _DELTA_CATALOG,
         "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_MANAGER,
         "spark.databricks.delta.snapshotPartitions": "1",
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.showConsoleProgress": "false",
-        **_path_settings(options.get("spark.master", master)),
-        **daemon_settings(options.get("spark.master", master), os.environ),
+        **({"spark.executorEnv.PYTHONSAFEPATH": "1"} if is_safe_path else {}),
+        **daemon_settings(asked_master, os.environ),
         **options,
     }
     extensions = dict.fromkeys([_DELTA_EXTENSION, *_listed(options.get(_EXTENSIONS))])
@@ -276,17 +280,6 @@ def daemon_settings(
     except PackageNotFoundError:
         return {}
     return {"spark.python.daemon.module": DAEMON}
-
-
-def _path_settings(master: str) -> dict[str, str]:
-    """Return the settings that keep workers from importing from the current folder where this program does not.
-
-    Spark starts them with ``python -m``, for which a ``json.py`` of the current folder comes before Python's own.
-    """
-    imports_from_here = {"", str(Path.cwd())} & set(sys.path)
-    return (
-        {"spark.executorEnv.PYTHONSAFEPATH": "1"} if is_one_machine(master) and not imports_from_here else {}
-    )
 
 
 def spark_has_delta() -> bool:

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import add, attrgetter, sub
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from millpond.executor.inputs.positions import counts_by_computation
 from millpond.executor.interval.bundle import DeadLetter
@@ -27,8 +27,6 @@ _COUNTERS: Final = (
     "productions",
 )
 _values: Final = attrgetter(*_COUNTERS)
-
-_Counts: TypeAlias = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +94,7 @@ class Totals:
         return Totals(**whole, by_computation=_without_zeros(parts))
 
 
-def _without_zeros(parts: _Counts) -> dict[str, dict[str, int]]:
+def _without_zeros(parts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
     kept: dict[str, dict[str, int]] = {}
     for computation, counts in parts.items():
         if any(counts.values()):
