@@ -186,7 +186,8 @@ class Taken:
         return unfit
 
     def settle(self, failure: BaseException | None = None) -> None:
-        for entry in (*self.updates, *self.arrivals):
+        entries: list[Arrival | UpdateEntry] = [*self.updates, *self.arrivals]
+        for entry in entries:
             entry.receipt.settle(failure)
 
 

@@ -178,45 +178,20 @@ class WeakRounds:
         if weak and left_us <= 0:
             round_.straggle(node, part.interval)
             weak = ()
-        if not own and not part.due:
-            if weak:
-                self._run_in_time(round_, node, part, weak, left_us)
+        if not own and not part.due and not weak:
             return
-        round_.done.append(self._run_now(self._bundle(round_.plan, part, [*own, *weak])))
-
-    def _bundle(self, plan: SuperstepPlan, part: IntervalPlan, deliveries: Sequence[Deliveries]) -> Bundle:
-        weak = self._topology.weak_streams(part.interval.computation)
-        return Bundle(
+        bundle = Bundle(
             plan=part,
-            deliveries=deliveries,
-            superstep=plan.superstep,
-            wall_time=plan.conditions.wall_time,
-            weak=weak,
+            deliveries=[*own, *weak],
+            superstep=round_.plan.superstep,
+            wall_time=round_.plan.conditions.wall_time,
+            weak=self._topology.weak_streams(part.interval.computation),
         )
-
-    def _run_now(self, bundle: Bundle) -> RanBundle:
-        worker = self._worker_of(bundle.plan.interval, False)
-        return RanBundle(worker, bundle, self._process(worker, bundle))
-
-    def _process(self, worker: IntervalWorker, bundle: Bundle) -> BundleResult:
-        result = worker.process(bundle, partial(self._files_of, bundle.plan.interval))
-        reach("superstep.bundle_processed")
-        return result
-
-    def _run_in_time(
-        self,
-        round_: _FusedRound,
-        node: ComputationNode,
-        part: IntervalPlan,
-        weak: Sequence[Deliveries],
-        left_us: int,
-    ) -> None:
-        """Run a bundle of this superstep's weak productions only; abandon it if it is slow."""
-        bundle = self._bundle(round_.plan, part, weak)
-        if self._helper is None:
-            round_.done.append(self._run_now(bundle))
-            return
         worker = self._worker_of(part.interval, False)
+        if own or part.due or self._helper is None:
+            round_.done.append(RanBundle(worker, bundle, self._process(worker, bundle)))
+            return
+        # The bundle has this superstep's weak productions only: abandon it if it is slow.
         future = self._helper.submit(self._process, worker, bundle)
         wait([future], left_us / 1_000_000)
         if future.done():
@@ -224,6 +199,11 @@ class WeakRounds:
             return
         round_.straggle(node, part.interval)
         self._running[part.interval] = _Running(bundle, future)
+
+    def _process(self, worker: IntervalWorker, bundle: Bundle) -> BundleResult:
+        result = worker.process(bundle, partial(self._files_of, bundle.plan.interval))
+        reach("superstep.bundle_processed")
+        return result
 
     def _adopt(
         self, plan: SuperstepPlan, part: IntervalPlan, own: Sequence[Deliveries], running: _Running

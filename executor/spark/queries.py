@@ -15,7 +15,7 @@ import logging
 import threading
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from pyspark.sql import DataFrame
@@ -42,8 +42,8 @@ _CONFLICTS: Final = (
 class _Feed:
     stream: str
     start: StartQuery
-    query: StreamingQuery
-    starts: int = 1
+    query: StreamingQuery = field(init=False)
+    starts: int = 0
 
 
 class Queries:
@@ -72,8 +72,9 @@ class Queries:
 
     def start(self, stream: str, start: StartQuery) -> None:
         with self._lock:
-            started, starts = self._start(stream, start, 0)
-            self._feeds.append(_Feed(stream, start, started, starts))
+            feed = _Feed(stream, start)
+            self._start(feed)
+            self._feeds.append(feed)
 
     def await_all(self, is_over: Callable[[], bool]) -> bool:
         """Return True once every query has ended by itself, False once ``is_over``, called each second, returns True.
@@ -130,26 +131,25 @@ class Queries:
             if self._is_stopped:
                 return False
             if feed.query is failed:
-                feed.query, feed.starts = self._start(feed.stream, feed.start, feed.starts, error)
+                self._start(feed, error)
             return True
 
-    def _start(
-        self, stream: str, start: StartQuery, starts: int, error: Exception | None = None
-    ) -> tuple[StreamingQuery, int]:
-        while starts < _STARTS_MAX:
+    def _start(self, feed: _Feed, error: Exception | None = None) -> None:
+        while feed.starts < _STARTS_MAX:
             # A fenced driver must not start a query: it would disturb the owner's.
             self._check_owner()
-            starts += 1
+            feed.starts += 1
             try:
                 with spark_calls():
-                    return start(), starts
+                    feed.query = feed.start()
+                    return
             except Exception as failure:
                 if not _is_conflict(failure):
                     raise
                 error = failure
         raise ConflictError(
             "another query writes the checkpoint of this input, though this process holds the pipeline: stop it",
-            input=stream,
+            input=feed.stream,
         ) from error
 
 
