@@ -88,7 +88,7 @@ class LocalRunner:
             FencedError: another process has taken over.
             DataError: bytes of the store are missing or wrong.
         """
-        run = self._open(pipeline.check(inputs=inputs), writers=_WRITERS, has_thread=False, is_bounded=True)
+        run = self._open(pipeline.check(inputs=inputs), writers=_WRITERS, is_bounded=True)
         try:
             given = run.read_inputs(inputs)
             run.begin_backfills(given)
@@ -120,11 +120,9 @@ class LocalRunner:
             ConflictError: another process holds it and ``on_held`` is ``refuse``.
             UnavailableError: ZooKeeper or the object store cannot be reached.
         """
-        return self._open(
-            pipeline.check(), writers=0 if stepping else _WRITERS, has_thread=not stepping, is_bounded=False
-        )
+        return self._open(pipeline.check(), writers=0 if stepping else _WRITERS, is_bounded=False)
 
-    def _open(self, topology: Topology, *, writers: int, has_thread: bool, is_bounded: bool) -> LocalRun:
+    def _open(self, topology: Topology, *, writers: int, is_bounded: bool) -> LocalRun:
         def start(store: Store, release: Callable[[], None]) -> LocalRun:
             upkeep = self._options.upkeep
             options = replace(
@@ -140,7 +138,7 @@ class LocalRunner:
                 except BaseException:
                     run.abandon()
                     raise
-            if has_thread:
+            if writers and not is_bounded:
                 worker.start()
             return run
 

@@ -283,7 +283,15 @@ def make_routing_task(
         except DataError as failure:
             # A retry would fail in the same way, so the task that gets this row reports the error to the driver.
             slot = min(route.first for route in routes.consumers.values()) % routes.slots
-            yield _row(slot, _FAILED.to_bytes(_HEADER_BYTES, "little", signed=True) + _packed_error(failure))
+            # As JSON and not pickled, because these bytes travel in a column among those of the input.
+            fields = {
+                "is_missing": isinstance(failure, ObjectMissingError),
+                "message": failure.message,
+                "details": {name: str(value) for name, value in failure.details.items()},
+                "notes": getattr(failure, "__notes__", []),
+            }
+            header = _FAILED.to_bytes(_HEADER_BYTES, "little", signed=True)
+            yield _row(slot, header + json.dumps(fields).encode())
 
     return task
 
@@ -335,7 +343,11 @@ def _by_slot(table: pa.Table, slots: int, read_bytes: int) -> Iterator[pa.Record
     for slot, (start, end) in _runs(slot_of_row[order]).items():
         for begin in range(start, end, _ROWS_MAX):
             rows = table.take(pa.array(order[begin : min(begin + _ROWS_MAX, end)]))
-            yield _row(slot, _packed(rows, read_bytes))
+            packed = pa.BufferOutputStream()
+            packed.write(read_bytes.to_bytes(_HEADER_BYTES, "little", signed=True))
+            with pa.ipc.new_stream(packed, rows.schema) as writer:
+                writer.write_table(rows)
+            yield _row(slot, packed.getvalue().to_pybytes())
             read_bytes = 0
 
 
@@ -348,26 +360,6 @@ def _runs(ordered: npt.NDArray[Any]) -> dict[int, tuple[int, int]]:
 def _row(slot: int, packed: bytes) -> pa.RecordBatch:
     columns = [pa.array([slot], pa.int32()), pa.array([packed], pa.binary())]
     return pa.RecordBatch.from_arrays(columns, names=[TARGET, PRODUCTIONS])
-
-
-def _packed(rows: pa.Table, read_bytes: int) -> bytes:
-    sink = pa.BufferOutputStream()
-    sink.write(read_bytes.to_bytes(_HEADER_BYTES, "little", signed=True))
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_table(rows)
-    packed: bytes = sink.getvalue().to_pybytes()
-    return packed
-
-
-# As JSON and not pickled, because these bytes travel in a column among those of the input.
-def _packed_error(error: DataError) -> bytes:
-    fields = {
-        "is_missing": isinstance(error, ObjectMissingError),
-        "message": error.message,
-        "details": {name: str(value) for name, value in error.details.items()},
-        "notes": getattr(error, "__notes__", []),
-    }
-    return json.dumps(fields).encode()
 
 
 def _unpacked_error(packed: bytes) -> DataError:

@@ -258,8 +258,6 @@ class YieldedRows:
     with a row's event time. ``None`` or a null keeps the time of the row's input.
     """
 
-    __slots__ = ("_codec", "_event_time", "_yielded_as")
-
     def __init__(self, schema: StructType, yielded_as: YieldedAs, event_time: str | None = None) -> None:
         self._codec = StructCodec(schema, "the output")
         self._event_time = event_time

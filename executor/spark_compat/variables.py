@@ -90,8 +90,6 @@ class KeyTurn:
         deleted: variables of earlier code, which `bind` deletes from each key.
     """
 
-    __slots__ = ("_context", "_variables", "deleted", "now_ms")
-
     def __init__(self) -> None:
         self.deleted: set[str] = set()
         self._context: Context | None = None
