@@ -96,7 +96,7 @@ def summarise_productions(
         streams, at = productions.column("stream"), productions.column("at").cast(pa.int64())
         for stream in pc.unique(streams).to_pylist():
             by_percentile[stream] = oldest_but(at.filter(pc.equal(streams, stream)).to_numpy(), percentiles)
-    grouped = productions.group_by("stream").aggregate([("at", "min"), ("at", "count")])
+    grouped = productions.group_by("stream", use_threads=False).aggregate([("at", "min"), ("at", "count")])
     return tuple(
         ProductionSummary(
             stream=stream,
