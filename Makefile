@@ -22,7 +22,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME PYT
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test soak test-spark coverage check types hooks format docs bench bench-cache bench-scale-out \
+.PHONY: help setup demo test test-slow soak test-spark coverage check types hooks format docs bench bench-cache bench-scale-out \
         bench-state-size bench-rebalance bench-routing bench-disk-tier bench-driver bench-load \
         simulate lock clean java
 
@@ -32,8 +32,11 @@ help: ## Show this list
 demo: java $(JARS) ## Find real events in 336,776 real flights, with Spark (about 2 minutes)
 	@$(PYTHON_IN_VENV) -m examples.zeitgeist
 
-test: java $(CLASSES) ## Run the tests (about 18 minutes on 2 cores); PYTEST_ARGS="-k lease" for some
-	@$(PYTHON_IN_VENV) -m pytest -n $(PROCESSES) $(PYTEST_ARGS)
+test: java $(CLASSES) ## Run the tests but for the slow ones (about 10 minutes on 2 cores); PYTEST_ARGS="-k lease" for some
+	@$(PYTHON_IN_VENV) -m pytest -n $(PROCESSES) -m "not (spark_all or slow or fault)" $(PYTEST_ARGS)
+
+test-slow: java $(CLASSES) ## Run the slow tests: faults, kills, simulation, planted bugs, whole examples (about 10 minutes)
+	@$(PYTHON_IN_VENV) -m pytest -n $(PROCESSES) -m "(slow or fault) and not spark_all" $(PYTEST_ARGS)
 
 test-spark: java $(JARS) ## Run on Spark all that `make test` runs a sample of: transcripts, Nexmark (about 15 minutes)
 	@$(PYTHON_IN_VENV) -m pytest -m spark_all $(PYTEST_ARGS)

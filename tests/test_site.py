@@ -19,6 +19,8 @@ import pytest
 import millpond as mp
 from tests.tidy import ROOT
 
+pytestmark = pytest.mark.slow
+
 _DIRECTIVE: Final = re.compile(r"^::: millpond\.([\w.]+)$", re.MULTILINE)
 _STYLE_URL: Final = re.compile(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)")
 

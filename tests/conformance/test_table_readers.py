@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
     from millpond.statestore.log.files import LiveFile
 
+pytestmark = pytest.mark.slow
+
 Row: TypeAlias = dict[str, Any]
 Reader: TypeAlias = Callable[[int], pa.Table]
 

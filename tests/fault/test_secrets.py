@@ -20,7 +20,7 @@ import pytest
 from millpond.statestore.system import SystemClock
 from millpond.testing.servers.secured_zookeeper import SecuredZooKeeper
 
-pytestmark = pytest.mark.zookeeper
+pytestmark = [pytest.mark.zookeeper, pytest.mark.fault]
 
 SECRETS: Final = {
     "USER_S": "planted-password-of-the-user",

@@ -19,8 +19,6 @@ from tests.oracles.features import constructor_names, cover
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.slow
-
 _FOLDER = Path(__file__).parent
 _FILES = tuple(sorted(_FOLDER.glob("*.yaml")))
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.garbage import POLICY, measure_commits, measure_garbage
+
+pytestmark = pytest.mark.slow
 
 
 def test_bytes_and_files_stay_bounded(tmp_path: Path) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.retention import measure_retention
+
+pytestmark = pytest.mark.slow
 
 
 def test_hour_of_versions_is_below_three_times_the_live_bytes(tmp_path: Path) -> None:
