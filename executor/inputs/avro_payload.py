@@ -6,7 +6,6 @@ A payload is read with its writer's schema, resolved to the schema that user cod
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
@@ -104,7 +103,6 @@ def _fields_in(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _value_of(schema: Any, default: Any, named: Mapping[str, Any]) -> Any:
-    """Return the value that a default in JSON stands for."""
     if isinstance(schema, list):
         branch = next((one for one in schema if (one == "null") == (default is None)), schema[0])
         return _value_of(branch, default, named)
@@ -124,20 +122,16 @@ def _value_of(schema: Any, default: Any, named: Mapping[str, Any]) -> Any:
         return {name: _value_of(schema["values"], part, named) for name, part in default.items()}
     if not isinstance(kind, str):
         return _value_of(kind, default, named)
-    return _logical(schema, _primitive(kind, default))
+    from fastavro.read import LOGICAL_READERS
+
+    plain, read = _primitive(kind, default), LOGICAL_READERS.get(f"{kind}-{schema.get('logicalType')}")
+    return plain if read is None else read(plain, schema, schema)
 
 
 def _primitive(kind: str, default: Any) -> Any:
     if kind in _TEXT_OF_BYTES:
         return default.encode("iso-8859-1")
     return float(default) if kind in {"float", "double"} else default
-
-
-def _logical(schema: dict[str, Any], plain: Any) -> Any:
-    from fastavro.read import LOGICAL_READERS
-
-    read = LOGICAL_READERS.get(f"{schema['type']}-{schema.get('logicalType')}")
-    return plain if read is None else read(plain, schema, schema)
 
 
 _ITEMS_MAX: Final = 100_000
@@ -175,37 +169,25 @@ def _failure(
     name: str,
     error: Exception,
 ) -> InvalidError:
+    from fastavro import schemaless_reader
+
     source = BytesIO(payload)
     source.seek(start)
     found = _first_failure(source, writer, writer, "")
-    if found is None:
-        # The writer's schema fits the bytes, so the two schemas do not fit each other.
-        field, cause = _unresolved(payload, start, writer, reader) or ("", error)
-        return misfit(name, f"the schemas do not go together: {cause}", field)
-    field, cause = found
-    return misfit(name, _reason(cause), field)
-
-
-def _unresolved(
-    payload: bytes, start: int, writer: dict[str, Any], reader: dict[str, Any]
-) -> tuple[str, Exception] | None:
-    """Return the first field of the reader that cannot be made of the written value, and the reason."""
-    from fastavro import schemaless_reader
-
-    for field in reader["fields"]:
-        source = BytesIO(payload)
+    if found is not None:
+        field, cause = found
+        if isinstance(cause, EOFError):
+            return misfit(name, "the payload ends within it", field)
+        kind = type(cause).__name__
+        return misfit(name, f"{kind}: {cause}" if str(cause) else kind, field)
+    # The writer's schema fits the bytes, so the two schemas do not fit each other.
+    for read in reader["fields"]:
         source.seek(start)
         try:
-            schemaless_reader(source, writer, {**reader, "fields": [field]})
-        except Exception as error:  # noqa: BLE001 - as above
-            return field["name"], error
-    return None
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, EOFError):
-        return "the payload ends within it"
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            schemaless_reader(source, writer, {**reader, "fields": [read]})
+        except Exception as failure:  # noqa: BLE001 - as above
+            return misfit(name, f"the schemas do not go together: {failure}", read["name"])
+    return misfit(name, f"the schemas do not go together: {error}")
 
 
 def _first_failure(
@@ -218,7 +200,10 @@ def _first_failure(
     kind = sub_schema(schema, whole)
     try:
         if isinstance(kind, list):
-            return _first_failure(source, kind[_branch(source, kind)], whole, path)
+            branch = int(_primitive_in(source, "long"))
+            if not 0 <= branch < len(kind):
+                raise IndexError(f"it says branch {branch} of a union of {len(kind)}")  # noqa: TRY301
+            return _first_failure(source, kind[branch], whole, path)
         schemaless_reader(source, kind, None)
     except Exception as error:  # noqa: BLE001 - as above
         failed: Exception = error
@@ -235,13 +220,6 @@ def _first_failure(
     return path, failed
 
 
-def _branch(source: BytesIO, union: list[Any]) -> int:
-    index = _long(source)
-    if not 0 <= index < len(union):
-        raise IndexError(f"it says branch {index} of a union of {len(union)}")
-    return index
-
-
 def _parts(source: BytesIO, schema: Any) -> Iterator[tuple[str, Any]]:
     """Yield the parts of a value in order; read each before asking for the next."""
     kind = schema.get("type") if isinstance(schema, dict) else None
@@ -249,34 +227,23 @@ def _parts(source: BytesIO, schema: Any) -> Iterator[tuple[str, Any]]:
         for field in schema["fields"]:
             yield f".{field['name']}", field["type"]
     elif kind in {"array", "map"}:
-        for place in _places(source):
-            named = kind == "map"
-            part = f".{_text(source)}" if named else f"[{place}]"
-            yield part, schema["values" if named else "items"]
+        place = 0
+        while (count := int(_primitive_in(source, "long"))) != 0 and place < _ITEMS_MAX:
+            if count < 0:
+                # The size of the block in bytes follows its count.
+                _primitive_in(source, "long")
+            for _ in range(min(abs(count), _ITEMS_MAX - place)):
+                if kind == "map":
+                    yield f".{_primitive_in(source, 'string')}", schema["values"]
+                else:
+                    yield f"[{place}]", schema["items"]
+                place += 1
 
 
-def _places(source: BytesIO) -> Iterator[int]:
-    place = 0
-    while (count := _long(source)) != 0 and place < _ITEMS_MAX:
-        if count < 0:
-            count = -count
-            _long(source)
-        for _ in range(min(count, _ITEMS_MAX - place)):
-            yield place
-            place += 1
-
-
-def _long(source: BytesIO) -> int:
+def _primitive_in(source: BytesIO, kind: str) -> Any:
     from fastavro import schemaless_reader
 
-    number: Any = schemaless_reader(source, "long", None)
-    return int(number)
-
-
-def _text(source: BytesIO) -> str:
-    from fastavro import schemaless_reader
-
-    return str(schemaless_reader(source, "string", None))
+    return schemaless_reader(source, kind, None)
 
 
 AvroFraming = Literal["plain", "single_object", "confluent"]
@@ -321,7 +288,19 @@ class AvroPayload(Payload):
         schemas: SchemasById | Sequence[SchemaLike] | None = None,
     ) -> None:
         super().__init__(column)
-        _check_arguments(framing, writer, schemas)
+        if framing not in get_args(AvroFraming):
+            known = list(get_args(AvroFraming))
+            raise InvalidError("unknown framing of Avro", framing=framing, framings=known)
+        if writer is not None and framing != "plain":
+            raise InvalidError(
+                "writer= is for plain payloads only: others name their schema", framing=framing
+            )
+        if schemas is not None and framing == "plain":
+            raise InvalidError("plain payloads name no schema: give the writer's as writer=", framing=framing)
+        if schemas is None and framing == "confluent":
+            raise InvalidError(
+                "payloads of this framing have a schema's number: give schemas=", framing=framing
+            )
         self._schema = json_schema_text(schema, _WHAT)
         self._framing = framing
         self._writer = None if writer is None else json_schema_text(writer, "the writer's Avro schema")
@@ -346,18 +325,16 @@ class AvroPayload(Payload):
             written = self._schema if self._writer is None else self._writer
             read = reader_of(parsed_schema(written, "the writer's Avro schema"), reader, _name_of(written))
             return lambda payload: read(payload, 0)
-        if self._framing == "confluent":
-            lookup = SchemaLookup(self._schemas, ".avsc", partial(_reader_of_looked_up, reader))
-            return lambda payload: lookup.find(schema_id(payload))(payload, CONFLUENT_HEADER)
-        return _SingleObjects(self._schema, self._schemas, reader).read
+        if self._framing == "single_object":
+            return _SingleObjects(self._schema, self._schemas, reader).read
 
+        def reader_of_found(schema: Any, what: str) -> Callable[[bytes, int], Any]:
+            given, whose = schema.decode() if isinstance(schema, bytes) else schema, f"{what} of the payloads"
+            text = json_schema_text(given, whose)
+            return reader_of(parsed_schema(text, whose), reader, f"{_name_of(text)} ({what})")
 
-def _reader_of_looked_up(reader: dict[str, Any], schema: Any, what: str) -> Callable[[bytes, int], Any]:
-    text = json_schema_text(
-        schema.decode() if isinstance(schema, bytes) else schema, f"{what} of the payloads"
-    )
-    name = f"{_name_of(text)} ({what})"
-    return reader_of(parsed_schema(text, f"{what} of the payloads"), reader, name)
+        lookup = SchemaLookup(self._schemas, ".avsc", reader_of_found)
+        return lambda payload: lookup.find(schema_id(payload))(payload, CONFLUENT_HEADER)
 
 
 class _SingleObjects:
@@ -378,21 +355,16 @@ class _SingleObjects:
                 begins=payload[:_FINGERPRINT_END].hex(" "),
             )
         fingerprint = payload[2:_FINGERPRINT_END]
-        if fingerprint not in self._known:
-            self._read_folder()
+        if fingerprint not in self._known and self._folder is not None:
+            for path in sorted(set(self._folder.glob("*.avsc")) - self._files):
+                self._learn(json_schema_text(read_schema_file(path, _WHAT).decode(), _WHAT))
+                self._files.add(path)
         read = self._known.get(fingerprint)
         if read is None:
             raise InvalidError(
                 "the payload was written with an unknown schema", fingerprint=fingerprint.hex()
             )
         return read(payload, _FINGERPRINT_END)
-
-    def _read_folder(self) -> None:
-        if self._folder is None:
-            return
-        for path in sorted(set(self._folder.glob("*.avsc")) - self._files):
-            self._learn(json_schema_text(read_schema_file(path, _WHAT).decode(), _WHAT))
-            self._files.add(path)
 
     def _learn(self, text: str) -> None:
         from fastavro.schema import fingerprint, to_parsing_canonical_form
@@ -407,17 +379,6 @@ class _SingleObjects:
 def _name_of(text: str) -> str:
     schema = orjson.loads(text)
     return str(schema.get("name", "record")) if isinstance(schema, dict) else "record"
-
-
-def _check_arguments(framing: object, writer: object, schemas: object) -> None:
-    if framing not in get_args(AvroFraming):
-        raise InvalidError("unknown framing of Avro", framing=framing, framings=list(get_args(AvroFraming)))
-    if writer is not None and framing != "plain":
-        raise InvalidError("writer= is for plain payloads only: others name their schema", framing=framing)
-    if schemas is not None and framing == "plain":
-        raise InvalidError("plain payloads name no schema: give the writer's as writer=", framing=framing)
-    if schemas is None and framing == "confluent":
-        raise InvalidError("payloads of this framing have a schema's number: give schemas=", framing=framing)
 
 
 def _frozen(framing: AvroFraming, schemas: Any) -> Any:

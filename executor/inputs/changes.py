@@ -60,7 +60,6 @@ def meta_field(name: str) -> str:
 
 
 def image_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the images' fields."""
     return tuple(name for name in names if not name.startswith(META_PREFIX))
 
 
@@ -75,7 +74,9 @@ def flat_rows(change: str, rows: Any) -> Any:
     if not isinstance(rows, pa.Table):
         _refuse_reserved_fields(rows)
         flat = [image for row in rows for image in _flat(change, row)]
-        return _in_order(flat)
+        if any(isinstance(row, Mapping) and DELTA_VERSION in row for row in flat):
+            flat.sort(key=_commit_order)
+        return flat
     refuse_reserved(rows.column_names, META_PREFIX)
     if change not in rows.column_names:
         raise InvalidError("the input has no such change column", column=change, columns=rows.column_names)
@@ -95,15 +96,9 @@ def _refuse_reserved_fields(rows: Sequence[Any]) -> None:
     )
 
 
-def _in_order(rows: list[Any]) -> list[Any]:
-    if not any(isinstance(row, Mapping) and DELTA_VERSION in row for row in rows):
-        return rows
+def _commit_order(row: Any) -> tuple[int, int]:
     # Rows that are not mappings come first in their order: they become dead letters.
-    return sorted(rows, key=lambda row: _rank(row) if isinstance(row, Mapping) else (0, 0))
-
-
-def _rank(row: Mapping[str, Any]) -> tuple[int, int]:
-    return row.get(DELTA_VERSION) or 0, row[CHANGE_SIGN]
+    return (row.get(DELTA_VERSION) or 0, row[CHANGE_SIGN]) if isinstance(row, Mapping) else (0, 0)
 
 
 def in_commit_order(table: pa.Table) -> pa.Table:
@@ -120,19 +115,13 @@ def _flat(change: str, row: Any) -> list[Any]:
     if change not in row:
         return [{**row, CHANGE_SIGN: 0, CHANGE_ERROR: _NO_WORD}]
     word = row[change]
-    if _is_change_envelope(row):
+    if all(
+        name in row and (row[name] is None or isinstance(row[name], Mapping)) for name in ("before", "after")
+    ):
         return _images_of(change, word, row)
     sign = SIGN_OF_WORD.get(word, 0) if isinstance(word, str) else 0
     fields = {renamed(change, name): value for name, value in row.items()}
     return [{**fields, CHANGE_SIGN: sign, CHANGE_ERROR: None if sign else UNKNOWN_CHANGE}]
-
-
-def _is_change_envelope(row: Mapping[str, Any]) -> bool:
-    return (
-        "before" in row
-        and "after" in row
-        and all(row[name] is None or isinstance(row[name], Mapping) for name in ("before", "after"))
-    )
 
 
 def _images_of(change: str, word: Any, row: Mapping[str, Any]) -> list[Any]:
@@ -155,21 +144,14 @@ def _flat_table(change: str, rows: pa.Table) -> pa.Table:
     known = pc.index_in(words, pa.array(list(SIGN_OF_WORD)))
     signs = pa.array([*SIGN_OF_WORD.values()], pa.int8()).take(known)
     errors = pa.array([UNKNOWN_CHANGE]).take(pc.if_else(pc.is_null(known), 0, None))
-    names = [renamed(change, name) for name in rows.column_names]
-    flat = _without_views(rows.rename_columns(names))
+    flat = rows.rename_columns([renamed(change, name) for name in rows.column_names])
+    # Delta's reader gives views, which Arrow cannot sort.
+    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    flat = flat.cast(pa.schema([field.with_type(plain.get(field.type, field.type)) for field in flat.schema]))
     return flat.append_column(CHANGE_SIGN, pc.fill_null(signs, 0)).append_column(CHANGE_ERROR, errors)
 
 
-def _without_views(table: pa.Table) -> pa.Table:
-    """Return the table with plain text: Delta's reader gives views, which Arrow cannot sort."""
-    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-    return table.cast(
-        pa.schema([field.with_type(plain.get(field.type, field.type)) for field in table.schema])
-    )
-
-
 def change_errors(rows: Any) -> dict[int, str]:
-    """Return the errors of flat rows, by position."""
     cells = _cells(rows, CHANGE_ERROR)
     return {index: str(error) for index, error in enumerate(cells) if error is not None}
 
@@ -196,7 +178,6 @@ def signed_ids(ids: pa.BinaryArray, signs: npt.NDArray[np.int8]) -> pa.BinaryArr
 
 
 def images(rows: Any) -> Any:
-    """Return the images alone, without the fields of the change."""
     if isinstance(rows, pa.Table):
         return rows.select(list(image_names(rows.column_names)))
     return [

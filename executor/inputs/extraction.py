@@ -186,25 +186,21 @@ def _check_field(stream: str, use: str, name: str, rows: Sequence[Mapping[str, A
 
 
 def _check_key_cells(stream: str, name: str, cells: Sequence[Any]) -> None:
-    """Refuse cells that can never be a key, each because of its type."""
     one_of_each = {type(cell): cell for cell in cells}
-    reasons = {kind.__name__: reason for kind, cell in one_of_each.items() if (reason := _why_no_key(cell))}
+    reasons = {}
+    for kind, cell in one_of_each.items():
+        try:
+            encode_key((cell,))
+        except InvalidError as error:
+            reasons[kind.__name__] = error.message
     if len(reasons) == len(one_of_each):
-        kind = min(reasons)
+        first = min(reasons)
         raise InvalidError(
-            f"{reasons[kind]}; or convert it, for example with key=lambda row: str(row[{name!r}])",
+            f"{reasons[first]}; or convert it, for example with key=lambda row: str(row[{name!r}])",
             stream=stream,
             field=name,
-            type=kind,
+            type=first,
         )
-
-
-def _why_no_key(cell: Any) -> str | None:
-    try:
-        encode_key((cell,))
-    except InvalidError as error:
-        return error.message
-    return None
 
 
 def member_names(node: InjectorNode, rows: Rows) -> list[str | None] | None:
@@ -236,14 +232,18 @@ def observe_times(
     count = len(at) if records is None else records
     if not len(at):
         return InputObservation(stream=watch.stream, records=count, newest_at=None)
-    whole = times_seen(watch, at, DEFAULT_MEMBER)
+    whole, by_member = times_seen(watch, at, DEFAULT_MEMBER), {}
+    if members is not None:
+        senders = np.array(["" if member is None else member for member in members], dtype=object)
+        for name in sorted({member for member in members if member is not None}):
+            by_member[name] = times_seen(watch, at[senders == name], name)
     return InputObservation(
         stream=watch.stream,
         records=count,
         newest_at=whole.newest_at,
         oldest_at=whole.oldest_at,
         delays=whole.delays,
-        members={} if members is None else _by_member(watch, at, members),
+        members=by_member,
     )
 
 
@@ -257,14 +257,6 @@ def times_seen(watch: Watch, at: npt.NDArray[np.int64], member: str) -> TimesSee
     return TimesSeen(
         newest_at=EventTimeMicros(int(at.max())), oldest_at=EventTimeMicros(int(at.min())), delays=delays
     )
-
-
-def _by_member(
-    watch: Watch, at: npt.NDArray[np.int64], members: Sequence[str | None]
-) -> dict[str, TimesSeen]:
-    senders = np.array(["" if member is None else member for member in members], dtype=object)
-    names = sorted({member for member in members if member is not None})
-    return {name: times_seen(watch, at[senders == name], name) for name in names}
 
 
 def with_marks(

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.executor.computation.values import has_utf8
 from millpond.executor.inputs.payload import ROW_DICTS, TEXT_TYPES, UndecodedRow
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.rows.key_columns import KeyTexts, check_key_type, encode_key_columns
@@ -32,7 +33,12 @@ def check_key_extractor(extractor: object, **subject: object) -> None:
     if extractor is None or callable(extractor):
         return
     if isinstance(extractor, list | tuple):
-        _check_names(extractor, subject)
+        if not extractor or not all(isinstance(name, str) and name for name in extractor):
+            raise InvalidError(
+                "a list of key columns must have at least one name, and only names", **subject, key=extractor
+            )
+        if len(set(extractor)) < len(extractor):
+            raise InvalidError("a list of key columns must name each column once", **subject, key=extractor)
     elif not isinstance(extractor, str):
         raise InvalidError(
             "a key extractor must be a column's name, a list of names, a function of the value or None",
@@ -41,15 +47,6 @@ def check_key_extractor(extractor: object, **subject: object) -> None:
         )
     elif not extractor:
         raise InvalidError("a key extractor must not be empty", **subject)
-
-
-def _check_names(names: Sequence[object], subject: Mapping[str, object]) -> None:
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise InvalidError(
-            "a list of key columns must have at least one name, and only names", **subject, key=names
-        )
-    if len(set(names)) < len(names):
-        raise InvalidError("a list of key columns must name each column once", **subject, key=names)
 
 
 def settled_key(extractor: KeyExtractor) -> KeyExtractor:
@@ -97,20 +94,14 @@ def _field_of(value: Any, name: str) -> Any:
 
 def _checked_key(key: object) -> Key:
     if isinstance(key, str):
-        return Key(key) if key.isascii() else _encodable(key)
+        if key.isascii() or has_utf8(key):
+            return Key(key)
+        raise InvalidError("the key has no UTF-8 form", key=ascii(key))
     if key is None:
         raise InvalidError("the key is null")
     raise InvalidError(
         "the key is not text: return text, or a tuple for a key of other types", type=type(key).__name__
     )
-
-
-def _encodable(key: str) -> Key:
-    try:
-        key.encode()
-    except UnicodeEncodeError as cause:
-        raise InvalidError("the key has no UTF-8 form", key=ascii(key)) from cause
-    return Key(key)
 
 
 def extract_keys(extractor: KeyExtractor, own_keys: pa.Array, value: Callable[[int], Any]) -> KeyTexts:
@@ -173,23 +164,17 @@ def extract_key_column(extractor: KeyField, rows: pa.Table) -> KeyTexts:
                 f"the input has no such key column{hint}", column=name, columns=rows.column_names
             )
         check_key_type(rows.schema.field(name).type, name)
-    if isinstance(extractor, str):
-        column = rows.column(extractor)
-        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-        return _text_column(_text_of(column)) if kind in TEXT_TYPES else _without_nulls(column)
-    return encode_key_columns([rows.column(name) for name in extractor])
-
-
-def _text_of(column: pa.ChunkedArray) -> pa.Array:
-    text = column.cast(pa.string())
-    return text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text
-
-
-def _without_nulls(column: pa.ChunkedArray) -> KeyTexts:
-    """Return typed keys of a single column, whose nulls are no keys."""
+    if not isinstance(extractor, str):
+        return encode_key_columns([rows.column(name) for name in extractor])
+    column = rows.column(extractor)
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if kind in TEXT_TYPES:
+        text = column.cast(pa.string())
+        return _text_column(text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text)
     typed = encode_key_columns([column])
     if not column.null_count:
         return typed
+    # The nulls of a single column are no keys.
     valid = pa.chunked_array(column.is_valid()).combine_chunks()
     return _text_column(pc.if_else(valid, typed.keys, pa.scalar(None, pa.string())), typed.errors)
 

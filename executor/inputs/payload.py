@@ -134,23 +134,19 @@ def json_schema_text(schema: SchemaLike, what: str) -> str:
     elif isinstance(schema, str):
         text = schema.encode()
     else:
-        text = _written(schema, what)
+        try:
+            text = orjson.dumps(schema)
+        except TypeError as cause:
+            raise InvalidError(
+                f"{what} must be the path of a file, text, or parsed JSON",
+                type=type(schema).__name__,
+                reason=cause,
+            ) from cause
     try:
         orjson.loads(text)
     except orjson.JSONDecodeError as cause:
         raise InvalidError(f"{what} is not JSON", schema=str(schema)[:200], reason=cause) from cause
     return text.decode()
-
-
-def _written(schema: Any, what: str) -> bytes:
-    try:
-        return orjson.dumps(schema)
-    except TypeError as cause:
-        raise InvalidError(
-            f"{what} must be the path of a file, text, or parsed JSON",
-            type=type(schema).__name__,
-            reason=cause,
-        ) from cause
 
 
 def read_schema_file(path: Path, what: str) -> bytes:
@@ -215,18 +211,16 @@ class JsonPayload(Payload):
             except orjson.JSONDecodeError as error:
                 raise misfit(name, f"it is not JSON: {error}") from error
             if not is_valid(value):
-                raise _first_misfit(name, validator, value)
+                unfit = next(validator.iter_errors(value))
+                path = "".join(
+                    f"[{part}]" if isinstance(part, int) else f".{part}" for part in unfit.instance_path
+                )
+                raise misfit(name, unfit.message, path.removeprefix("."))
             if not isinstance(value, dict):
                 raise misfit(name, f"it must be an object with fields, got {type(value).__name__}")
             return value
 
         return decode
-
-
-def _first_misfit(name: str, validator: Any, value: Any) -> InvalidError:
-    error = next(validator.iter_errors(value))
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path)
-    return misfit(name, error.message, path.removeprefix("."))
 
 
 CONFLUENT_HEADER: Final = 5
@@ -267,7 +261,10 @@ class SchemaLookup:
     def _look_up(self, number: int) -> Any:
         schemas = self._schemas
         if isinstance(schemas, str | Path):
-            return self._in_folder(Path(schemas), number)
+            path = Path(schemas) / f"{number}{self._suffix}"
+            if not path.is_file():
+                raise _unknown(number, folder=Path(schemas))
+            return read_schema_file(path, "the schema")
         try:
             found = schemas(number) if callable(schemas) else schemas.get(number)
         except LookupError as cause:
@@ -279,12 +276,6 @@ class SchemaLookup:
         if found is None:
             raise _unknown(number)
         return found
-
-    def _in_folder(self, folder: Path, number: int) -> bytes:
-        path = folder / f"{number}{self._suffix}"
-        if not path.is_file():
-            raise _unknown(number, folder=folder)
-        return read_schema_file(path, "the schema")
 
 
 def _unknown(number: int, **details: object) -> InvalidError:
@@ -312,8 +303,6 @@ class DecodedRow(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class UndecodedRow:
-    """A row whose payload cannot be decoded, and the reason."""
-
     row: Any
     reason: str
 
@@ -330,7 +319,9 @@ ROW_DICTS: Final[frozenset[Any]] = frozenset((dict, DecodedRow))
 def decoded_rows(payload: Payload, rows: Any, *, stream: str, max_bytes: int | None = None) -> list[Any]:
     if isinstance(rows, pa.Table):
         return list(_of_table(payload, rows, stream, max_bytes))
-    _check_rows(payload, rows, stream)
+    mappings = [row for row in rows[:_FIRST_ROWS] if isinstance(row, Mapping)]
+    if mappings and not any(payload.column in row for row in mappings):
+        check_payload_column(payload, [*mappings[0]], stream=stream)
     return [_of_mapping(payload, row, max_bytes) for row in rows]
 
 
@@ -364,12 +355,6 @@ def original_row(row: Any) -> Any:
 
 def value_of_row(row: Any) -> Any:
     return row.value if isinstance(row, DecodedRow) else None
-
-
-def _check_rows(payload: Payload, rows: Sequence[Any], stream: str) -> None:
-    mappings = [row for row in rows[:_FIRST_ROWS] if isinstance(row, Mapping)]
-    if mappings and not any(payload.column in row for row in mappings):
-        check_payload_column(payload, [*mappings[0]], stream=stream)
 
 
 def _of_table(

@@ -65,7 +65,6 @@ def id_slack_of(positions: Mapping[str, int], computation: str) -> int | None:
 
 
 def current_name(positions: Mapping[str, int], stored: str) -> str:
-    """Return the present name of a pipeline that the store knows as ``stored``."""
     return recorded_word(positions, AppId.PIPELINE_NAME, stored) or stored
 
 

@@ -8,7 +8,7 @@ into text, so it is not used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from graphlib import CycleError, TopologicalSorter
 from operator import attrgetter
@@ -51,11 +51,24 @@ _SHIPPED: Final = {
 
 def message_type(descriptor_set: bytes, name: str) -> Any:
     """Return the descriptor of a type, in a separate pool, so that two versions of a type do not meet."""
-    files = _files(descriptor_set)
+    try:
+        listed = descriptor_pb2.FileDescriptorSet.FromString(descriptor_set).file
+    except DecodeError as cause:
+        raise InvalidError(
+            "descriptor_set must be a descriptor set: make it with protoc --include_imports --descriptor_set_out=FILE",
+            reason=cause,
+        ) from cause
+    files = {file.name: file for file in listed}
     pool = descriptor_pool.DescriptorPool()
     try:
-        for file in _in_order(files):
-            pool.AddSerializedFile(file)
+        # Each file comes after its imports, the files that Protobuf ships first.
+        wanted = [*TopologicalSorter({name: file.dependency for name, file in files.items()}).static_order()]
+        for file in wanted:
+            if file in _SHIPPED and file not in files:
+                pool.AddSerializedFile(_SHIPPED[file])
+        for file in wanted:
+            if file in files:
+                pool.AddSerializedFile(files[file].SerializeToString())
     except (TypeError, CycleError) as cause:
         raise InvalidError(
             "the descriptor set is not complete: make it with protoc --include_imports", reason=cause
@@ -73,26 +86,6 @@ def message_type(descriptor_set: bytes, name: str) -> Any:
             type=name,
             types=known,
         ) from cause
-
-
-def _files(descriptor_set: bytes) -> dict[str, Any]:
-    try:
-        files = descriptor_pb2.FileDescriptorSet.FromString(descriptor_set).file
-    except DecodeError as cause:
-        raise InvalidError(
-            "descriptor_set must be a descriptor set: make it with protoc --include_imports --descriptor_set_out=FILE",
-            reason=cause,
-        ) from cause
-    return {file.name: file for file in files}
-
-
-def _in_order(files: dict[str, Any]) -> Iterable[bytes]:
-    """Yield the files, each after its imports."""
-    sorter = TopologicalSorter({name: list(file.dependency) for name, file in files.items()})
-    wanted = [*sorter.static_order()]
-    extra = [name for name in wanted if name not in files and name in _SHIPPED]
-    yield from (_SHIPPED[name] for name in extra)
-    yield from (files[name].SerializeToString() for name in wanted if name in files)
 
 
 _VARINT: Final = 0
@@ -139,21 +132,17 @@ def first_failure(
         if end is None or end > len(payload):
             return here, "the payload ends within it"
         if wire == PACKED and field is not None and depth:
-            found = _failure_of(payload[begin:end], field, here, depth)
-            if found[1]:
-                return found
+            part = payload[begin:end]
+            if field.type == FieldDescriptor.TYPE_MESSAGE:
+                found = first_failure(part, field.message_type, here, depth - 1)
+                if found[1]:
+                    return found
+            if field.type == FieldDescriptor.TYPE_STRING:
+                try:
+                    part.decode()
+                except UnicodeDecodeError as error:
+                    return here, f"it is not UTF-8: {error.reason}"
         at = end
-    return "", ""
-
-
-def _failure_of(part: bytes, field: Any, path: str, depth: int) -> tuple[str, str]:
-    if field.type == FieldDescriptor.TYPE_MESSAGE:
-        return first_failure(part, field.message_type, path, depth - 1)
-    if field.type == FieldDescriptor.TYPE_STRING:
-        try:
-            part.decode()
-        except UnicodeDecodeError as error:
-            return path, f"it is not UTF-8: {error.reason}"
     return "", ""
 
 
@@ -305,10 +294,6 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _wrapped(message: Any) -> Any:
-    return message.value
-
-
 def _time(message: Any) -> datetime:
     try:
         return _EPOCH + timedelta(seconds=message.seconds, microseconds=message.nanos // 1_000)
@@ -348,5 +333,5 @@ _SPECIAL: Final[Mapping[str, _Convert]] = {
     "google.protobuf.Struct": _struct,
     "google.protobuf.ListValue": _list_value,
     "google.protobuf.Value": _json_value,
-    **{f"google.protobuf.{kind}Value": _wrapped for kind in _WRAPPED},
+    **{f"google.protobuf.{kind}Value": attrgetter("value") for kind in _WRAPPED},
 }

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -86,20 +85,20 @@ class ProtobufPayload(Payload):
     def decoder(self) -> Decoder:
         """Return a function that parses a message and reads its fields."""
         descriptor = self._type()
-        from millpond.executor.inputs.protobuf_messages import reader_of
+        from millpond.executor.inputs.protobuf_messages import read_varint, reader_of
 
         read = reader_of(descriptor)
-        return read if self._framing == "plain" else partial(_confluent, read, self._message)
+        if self._framing == "plain":
+            return read
 
+        def read_framed(payload: bytes) -> dict[str, Any]:
+            schema_id(payload)
+            # The message's place in its file: a count, then as many numbers; all zigzag, with the sign in the last bit.
+            count, at = read_varint(payload, CONFLUENT_HEADER)
+            for _ in range(count >> 1):
+                _, at = (0, None) if at is None else read_varint(payload, at)
+            if at is None:
+                raise misfit(self._message, "the payload ends before the message, or has no place of it")
+            return read(payload[at:])
 
-def _confluent(read: Callable[[bytes], dict[str, Any]], name: str, payload: bytes) -> dict[str, Any]:
-    from millpond.executor.inputs.protobuf_messages import read_varint
-
-    schema_id(payload)
-    # The message's place in its file: a count, then as many numbers; all zigzag, with the sign in the last bit.
-    count, at = read_varint(payload, CONFLUENT_HEADER)
-    for _ in range(count >> 1):
-        _, at = (0, None) if at is None else read_varint(payload, at)
-    if at is None:
-        raise misfit(name, "the payload ends before the message, or has no place of it")
-    return read(payload[at:])
+        return read_framed

@@ -82,16 +82,11 @@ def _of_lists(elements: _Sizes, offsets: npt.NDArray[Any]) -> _Sizes:
 
 def cut_row(rows: pa.Table | Sequence[Any], place: int) -> CutValue:
     """Return the beginning of a row's value, without making Python objects of all of it."""
-    if not isinstance(rows, pa.Table):
-        row = rows[place]
-        return CutValue({name: _cut_cell(cell) for name, cell in row.items()})
-    columns = rows.slice(place, 1)
-    return CutValue({name: _cut_column(columns.column(name)) for name in columns.column_names})
-
-
-def _cut_cell(cell: Any) -> Any:
-    is_long = isinstance(cell, str | bytes) and len(cell) > _SHOWN_CHARACTERS
-    return cell[:_SHOWN_CHARACTERS] if is_long else cell
+    if isinstance(rows, pa.Table):
+        columns = rows.slice(place, 1)
+        return CutValue({name: _cut_column(columns.column(name)) for name in columns.column_names})
+    cells = rows[place].items()
+    return CutValue({n: c[:_SHOWN_CHARACTERS] if isinstance(c, str | bytes) else c for n, c in cells})
 
 
 def _cut_column(cell: pa.ChunkedArray) -> Any:

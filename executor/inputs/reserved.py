@@ -12,7 +12,6 @@ ENGINE_PREFIX: Final = "__millpond_"
 
 
 def refuse_reserved(names: Iterable[object], prefix: str = ENGINE_PREFIX) -> None:
-    """Raise if an input has a column with a reserved prefix."""
     for name in names:
         # Spark resolves names without regard to case.
         if isinstance(name, str) and name.lower().startswith(prefix):
