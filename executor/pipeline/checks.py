@@ -1,14 +1,13 @@
 """Checks of a topology before it runs; every error names the wrong computation, stream or sink.
 
-They are pure functions of a `Topology`, listed once in ``CHECKS``. `Pipeline` refuses a mistake in a single
-declaration in that call, with the functions at the end.
+`Pipeline` refuses a mistake in a single declaration in that call, with the functions at the end.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import Any, Final
@@ -19,7 +18,7 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.inputs.extraction import FieldExtractor
 from millpond.executor.inputs.keys import check_key_extractor
 from millpond.executor.inputs.payload import ROW_PREFIX, Payload
-from millpond.executor.pipeline.nodes import DEAD_LETTERS, SIGNALS, ComputationNode
+from millpond.executor.pipeline.nodes import DEAD_LETTERS, SIGNALS
 from millpond.executor.pipeline.topology import (
     Topology,
     bounded_by_injectors,
@@ -59,18 +58,28 @@ def check_name(kind: str, name: object, *, reserved: frozenset[str] = _RESERVED)
 
 
 def type_name(value: Any) -> str:
-    """Return the name of a value's class, or of the class that the value is by mistake."""
     return value.__qualname__ if inspect.isclass(value) else type(value).__qualname__
 
 
 def check_topology(topology: Topology) -> None:
-    """Refuse a pipeline that cannot run as declared."""
-    for check in CHECKS:
-        check(topology)
+    if not topology.injectors:
+        raise InvalidError(
+            "the pipeline has no injector, so nothing can ever happen: call inject", pipeline=topology.name
+        )
+    _names_differ_by_more_than_case(topology)
+    _gone_computations_are_gone(topology)
+    _injected_streams_are_not_produced(topology)
+    _streams_have_a_source(topology)
+    _computations_can_be_reached(topology)
+    _feedbacks_come_back(topology)
+    _watermarks_have_an_injector(topology)
+    _no_cycle_waits_for_itself(topology)
+    _backfills_are_of_outside_records(topology)
+    _sinks_can_be_written(topology)
+    _code_can_travel(topology)
 
 
 def check_inputs(topology: Topology, inputs: Iterable[str]) -> None:
-    """Refuse inputs that no injector names, and injectors without an input."""
     if not isinstance(inputs, Mapping | AbstractSet | Sequence) or not all(
         isinstance(name, str) for name in inputs
     ):
@@ -93,13 +102,6 @@ def check_inputs(topology: Topology, inputs: Iterable[str]) -> None:
             pipeline=topology.name,
             stream=stream,
             inputs=sorted(given),
-        )
-
-
-def _has_an_injector(topology: Topology) -> None:
-    if not topology.injectors:
-        raise InvalidError(
-            "the pipeline has no injector, so nothing can ever happen: call inject", pipeline=topology.name
         )
 
 
@@ -153,22 +155,11 @@ def _injected_streams_are_not_produced(topology: Topology) -> None:
             )
 
 
-def _sources(topology: Topology) -> set[str]:
-    produced = {stream for node in topology.computations.values() for stream in node.produces}
-    return produced | set(topology.injectors) | {DEAD_LETTERS}
-
-
-def _references(topology: Topology) -> Iterator[tuple[str, dict[str, str]]]:
-    for node in topology.computations.values():
-        for subscription in node.subscriptions:
-            yield subscription.stream, {"computation": node.name}
-    for sink in topology.sinks.values():
-        yield sink.stream, {"sink": sink.name}
-
-
 def _streams_have_a_source(topology: Topology) -> None:
-    sources = _sources(topology)
-    for stream, subject in _references(topology):
+    nodes = topology.computations.values()
+    sources = {*topology.injectors, DEAD_LETTERS}.union(*(node.produces for node in nodes))
+    read = [(own.stream, {"computation": node.name}) for node in nodes for own in node.subscriptions]
+    for stream, subject in [*read, *((sink.stream, {"sink": sink.name}) for sink in topology.sinks.values())]:
         if stream not in sources:
             hint = did_you_mean(stream, sources)
             raise InvalidError(
@@ -206,7 +197,7 @@ def _watermarks_have_an_injector(topology: Topology) -> None:
             )
 
 
-def _horizons_are_in_no_cycle(topology: Topology) -> None:
+def _no_cycle_waits_for_itself(topology: Topology) -> None:
     for node in topology.computations.values():
         if node.horizon_us and node.cycle:
             raise InvalidError(
@@ -214,20 +205,12 @@ def _horizons_are_in_no_cycle(topology: Topology) -> None:
                 "set its late_data_horizon to 0 or unbounded, or declare the way back as its feedback",
                 computation=node.name,
             )
-
-
-def _time_sorted_is_in_no_cycle(topology: Topology) -> None:
-    for node in topology.computations.values():
         if node.time_sorted and is_in_cycle(topology, node):
             raise InvalidError(
                 "a computation in a cycle cannot be time_sorted: a record that waits holds the watermark that it "
                 "waits for",
                 computation=node.name,
             )
-
-
-def _what_holds_is_in_no_cycle(topology: Topology) -> None:
-    for node in topology.computations.values():
         if node.computation.holds_watermark and node.cycle:
             cycle = cycle_of(holding_edges(topology), node.name)
             _, last = cycle[-1]
@@ -259,19 +242,15 @@ def _backfills_are_of_outside_records(topology: Topology) -> None:
                 raise InvalidError("a stream of changes has no backfill", **subject)
 
 
-def _sinks_take_productions(topology: Topology) -> None:
-    for sink in topology.sinks.values():
-        if sink.stream in topology.injectors:
-            raise InvalidError(
-                "a sink cannot write an injected stream: put a computation between",
-                sink=sink.name,
-                stream=sink.stream,
-            )
-
-
-def _sinks_have_their_own_destination(topology: Topology) -> None:
+def _sinks_can_be_written(topology: Topology) -> None:
     seen: dict[str, str] = {}
     for node in topology.sinks.values():
+        if node.stream in topology.injectors:
+            raise InvalidError(
+                "a sink cannot write an injected stream: put a computation between",
+                sink=node.name,
+                stream=node.stream,
+            )
         other = seen.setdefault(node.sink.identity, node.name)
         if other != node.name:
             raise InvalidError(
@@ -284,7 +263,17 @@ def _sinks_have_their_own_destination(topology: Topology) -> None:
 
 def _code_can_travel(topology: Topology) -> None:
     for node in topology.computations.values():
-        _check_computation_pickles(node)
+        cause = _pickling_failure(node.computation)
+        if cause is not None:
+            subject = {"computation": node.name, "type": type(node.computation).__qualname__}
+            attribute = _unpicklable_attribute(node.computation)
+            if attribute is not None:
+                subject["attribute"] = attribute
+            raise InvalidError(
+                f"the computation cannot be pickled, so it cannot travel to a worker: {_AT_WORK}",
+                **subject,
+                reason=cause,
+            ) from cause
         for subscription in node.subscriptions:
             subject = {"computation": node.name, "stream": subscription.stream}
             _check_pickles(f"the key extractor cannot be pickled: {_AT_WORK}", subscription.key, subject)
@@ -294,24 +283,7 @@ def _code_can_travel(topology: Topology) -> None:
             _check_pickles(f"the injector cannot be pickled: {_AT_WORK}", getattr(injector, field), subject)
 
 
-def _check_computation_pickles(node: ComputationNode) -> None:
-    cause = _pickling_failure(node.computation)
-    if cause is None:
-        return
-    subject = {"computation": node.name, "type": type(node.computation).__qualname__}
-    attribute = _unpicklable_attribute(node.computation)
-    if attribute is not None:
-        subject["attribute"] = attribute
-    error = InvalidError(
-        f"the computation cannot be pickled, so it cannot travel to a worker: {_AT_WORK}",
-        **subject,
-        reason=cause,
-    )
-    raise error from cause
-
-
 def _unpicklable_attribute(computation: object) -> str | None:
-    """Return the attribute of the object or its class that cannot be pickled."""
     attributes = dict(getattr(computation, "__dict__", {}))
     for name, value in inspect.getmembers_static(type(computation)):
         if not name.startswith("__"):
@@ -333,25 +305,6 @@ def _pickling_failure(value: object) -> Exception | None:
     except Exception as failure:  # noqa: BLE001 - any __reduce__ of the user's may raise anything
         return failure
     return None
-
-
-CHECKS: Final[tuple[Callable[[Topology], None], ...]] = (
-    _has_an_injector,
-    _names_differ_by_more_than_case,
-    _gone_computations_are_gone,
-    _injected_streams_are_not_produced,
-    _streams_have_a_source,
-    _computations_can_be_reached,
-    _feedbacks_come_back,
-    _watermarks_have_an_injector,
-    _horizons_are_in_no_cycle,
-    _time_sorted_is_in_no_cycle,
-    _what_holds_is_in_no_cycle,
-    _backfills_are_of_outside_records,
-    _sinks_take_productions,
-    _sinks_have_their_own_destination,
-    _code_can_travel,
-)
 
 
 def check_field(argument: str, field: object, stream: str) -> None:
@@ -390,7 +343,6 @@ def check_ingress(
     members: Sequence[str],
     skew_limit: Duration | None,
 ) -> None:
-    """Refuse options that a stream by time of arrival does not have."""
     has_own = watermark is not None and not isinstance(watermark, IngressTime)
     if has_own or idle_after is not None or members or skew_limit is not None:
         raise InvalidError(
@@ -401,7 +353,6 @@ def check_ingress(
 
 
 def check_members(stream: str, members: Sequence[str], member: FieldExtractor | None) -> None:
-    """Refuse members without a way to find a row's sender, or the reverse."""
     if isinstance(members, str) or not all(isinstance(name, str) and name for name in members):
         raise InvalidError("members must be a list of names", stream=stream, members=members)
     if len(set(members)) < len(members):
@@ -413,7 +364,6 @@ def check_members(stream: str, members: Sequence[str], member: FieldExtractor | 
 
 
 def check_payload(stream: str, payload: object, change: str | None, extractors: Sequence[object]) -> None:
-    """Refuse a payload of the wrong type, and extractors that name no field of its values."""
     if payload is None:
         return
     if not isinstance(payload, Payload):
@@ -468,7 +418,6 @@ STATE_VERSION_MAX: Final = 2**31 - 1
 
 
 def check_state_version(name: str, computation: Computation) -> None:
-    """Refuse a version that is not a number, and codecs for versions that are not earlier ones."""
     version, codecs = computation.state_version, computation.codecs
     if type(version) is not int or not 0 <= version <= STATE_VERSION_MAX:
         raise InvalidError(
@@ -499,7 +448,6 @@ def check_state_version(name: str, computation: Computation) -> None:
 
 @contextmanager
 def told_of_stream(stream: str) -> Iterator[None]:
-    """Add the stream to an error about the columns of its rows."""
     try:
         yield
     except InvalidError as error:

@@ -124,7 +124,8 @@ class _Description:
         """Return an object's attributes, or else its pickled form."""
         names = [name for one in type(value).__mro__ for name in copyreg._slotnames(one)]  # type: ignore[attr-defined]  # noqa: SLF001
         attributes = {name: getattr(value, name) for name in names if hasattr(value, name)}
-        cached = {name for one in type(value).__mro__ for name, it in vars(one).items() if _is_cache(it)}
+        members = (member for one in type(value).__mro__ for member in vars(one).items())
+        cached = {name for name, member in members if isinstance(member, cached_property)}
         attributes |= {name: it for name, it in getattr(value, "__dict__", {}).items() if name not in cached}
         if attributes:
             return [(name, self.of(attributes[name])) for name in sorted(attributes)]
@@ -200,7 +201,3 @@ def _name(value: type | FunctionType) -> str:
 
 def _top(module: str) -> str:
     return module.partition(".")[0]
-
-
-def _is_cache(attribute: object) -> bool:
-    return isinstance(attribute, cached_property)

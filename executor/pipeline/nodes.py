@@ -130,7 +130,6 @@ class ComputationNode:
         return horizon_us(self.computation.late_data_horizon)
 
     def rank(self, stream: str) -> int:
-        """Return the place of a stream among the consumed streams."""
         return next((rank for rank, own in enumerate(self.subscriptions) if own.stream == stream), 0)
 
     def subscription(self, stream: str) -> Subscription | None:
@@ -139,8 +138,6 @@ class ComputationNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkNode:
-    """A declared sink and the stream that it writes."""
-
     name: str
     stream: str
     sink: Sink
@@ -167,7 +164,6 @@ Backfill: TypeAlias = Any
 
 
 def backfill_by_stream(computation: str, given: Backfill, streams: Sequence[str]) -> Mapping[str, Backfill]:
-    """Return a computation's declared backfill by stream."""
     if isinstance(given, Mapping):
         if not given or (unknown := sorted(set(map(str, given)) - set(streams))):
             raise InvalidError(

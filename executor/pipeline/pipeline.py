@@ -99,7 +99,14 @@ class Stream:
         Example:
             ``counts = words.apply(Counter(), name="counts", key="word")``
         """
-        streams = _stream_names(name, produces)
+        streams = (
+            (name,) if produces is None else (produces,) if isinstance(produces, str) else tuple(produces)
+        )
+        if not streams:
+            raise InvalidError(
+                "apply needs a stream to return: use Pipeline.add for a computation that produces nothing",
+                computation=name,
+            )
         produced = self.pipeline.add(
             computation, name=name, subscribes={self.name: key}, produces=streams, **options
         )
@@ -123,19 +130,6 @@ class Stream:
         """
         self.pipeline.add_sink(name, self.name, sink)
         return self
-
-
-def _stream_names(name: str, produces: str | Sequence[str] | None) -> tuple[str, ...]:
-    if produces is None:
-        return (name,)
-    if isinstance(produces, str):
-        return (produces,)
-    if not produces:
-        raise InvalidError(
-            "apply needs a stream to return: use Pipeline.add for a computation that produces nothing",
-            computation=name,
-        )
-    return tuple(produces)
 
 
 StreamT_co = TypeVar("StreamT_co", bound=Stream, default=Stream, covariant=True)
@@ -411,7 +405,6 @@ class EnginePipeline(Generic[StreamT_co]):
         return f"{self._within[-1]}." if self._within else ""
 
     def _named(self, kind: str, name: object, *, reserved: frozenset[str] = frozenset({DEAD_LETTERS})) -> str:
-        """Return the whole name of a declaration within its composite."""
         own = check_name(kind, name, reserved=reserved)
         return own if own == DEAD_LETTERS else check_name(kind, f"{self._prefix}{own}")
 
@@ -429,19 +422,24 @@ class EnginePipeline(Generic[StreamT_co]):
         Every runner calls this before it starts; call it directly to test a declaration. ``inputs`` are the names of
         the inputs given to the runner; ``None`` skips their check.
         """
-        topology = _with_cycles(
-            Topology(
-                name=self.name,
-                injectors=dict(self._injectors),
-                computations=dict(self._computations),
-                sinks=dict(self._sinks),
-                drop=self._drop,
-                retire=self._retire,
-                composites={name: tuple(steps) for name, steps in self._composites.items()},
-                backfills=dict(self._backfills),
-                renamed_from=self._renamed_from,
-            )
+        topology = Topology(
+            name=self.name,
+            injectors=dict(self._injectors),
+            computations=dict(self._computations),
+            sinks=dict(self._sinks),
+            drop=self._drop,
+            retire=self._retire,
+            composites={name: tuple(steps) for name, steps in self._composites.items()},
+            backfills=dict(self._backfills),
+            renamed_from=self._renamed_from,
         )
+        edges = holding_edges(topology)
+        computations = {}
+        for name, node in topology.computations.items():
+            way = cycle_of(edges, name)
+            cycle = (*(producer for producer, _ in way), name) if way else ()
+            computations[name] = replace(node, cycle=cycle)
+        topology = replace(topology, computations=computations)
         check_topology(topology)
         if inputs is not None:
             check_inputs(topology, inputs)
@@ -452,16 +450,6 @@ def _gone(argument: str, names: Sequence[str], pipeline: str) -> frozenset[str]:
     if isinstance(names, str):
         raise InvalidError(f"{argument} must be a list of computations", pipeline=pipeline, given=names)
     return frozenset(check_name("computation", name) for name in names)
-
-
-def _with_cycles(topology: Topology) -> Topology:
-    edges = holding_edges(topology)
-    computations = {}
-    for name, node in topology.computations.items():
-        way = cycle_of(edges, name)
-        cycle = (*(producer for producer, _ in way), name) if way else ()
-        computations[name] = replace(node, cycle=cycle)
-    return replace(topology, computations=computations)
 
 
 def _check_computation(name: str, computation: object) -> None:

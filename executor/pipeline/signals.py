@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from millpond.executor.inputs.extraction import InjectorNode
-from millpond.executor.pipeline.nodes import SIGNALS, ComputationNode, Subscription
+from millpond.executor.pipeline.nodes import SIGNALS, Subscription
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.time.instants import INSTANT_MAX_US, INSTANT_MIN_US, TimeReading
 from millpond.executor.time.watermark_policies import FollowingLogic, InjectorLogic
@@ -57,22 +57,19 @@ def with_signals(topology: Topology, names: Mapping[str, frozenset[str]]) -> Top
         times=TimeReading.of("us", None, stream=SIGNALS),
         signals=dict(names),
     )
-    computations = {
-        name: _listening(computation) if name in names else computation
-        for name, computation in topology.computations.items()
-    }
+    computations = dict(topology.computations)
+    for name in names:
+        step = computations[name]
+        own, on_late = step.subscriptions, step.on_late
+        if isinstance(on_late, str):
+            # A signal is never too late: only the step knows if its window is still there.
+            on_late = dict.fromkeys([subscription.stream for subscription in own], on_late)
+        subscriptions = (*own, Subscription(stream=SIGNALS))
+        computations[name] = replace(step, subscriptions=subscriptions, on_late=on_late)
     return replace(topology, injectors={**topology.injectors, SIGNALS: node}, computations=computations)
 
 
-def _listening(node: ComputationNode) -> ComputationNode:
-    own = [subscription.stream for subscription in node.subscriptions]
-    # A signal is never too late: only the step knows if its window is still there.
-    on_late = dict.fromkeys(own, node.on_late) if isinstance(node.on_late, str) else node.on_late
-    return replace(node, subscriptions=(*node.subscriptions, Subscription(stream=SIGNALS)), on_late=on_late)
-
-
 def listeners(topology: Topology, signal: str, step: str | None) -> list[str]:
-    """Return the windowed steps that a signal is for."""
     node = topology.injectors.get(SIGNALS)
     known = {} if node is None else node.signals
     found = [name for name, names in known.items() if signal in names and step in (None, name)]
@@ -102,25 +99,19 @@ def signal_rows(
     for name, value in (("key", key), ("id", id_)):
         if not isinstance(value, str) and (name == "key" or value is not None):
             raise InvalidError(f"a signal's {name} must be text", signal=signal, value=value)
-    bounds = None if window is None else _bounds(signal, window)
-    passed = [INSTANT_MIN_US, *watermarks, *([] if bounds is None else [bounds[1] - 1])]
+    bounds = () if window is None else tuple(window)
+    if window is not None and (list(map(type, bounds)) != [int, int] or bounds[0] >= bounds[1]):
+        raise InvalidError("a window must be its start and end in microseconds", signal=signal, window=window)
+    passed = [INSTANT_MIN_US, *watermarks, *(end - 1 for end in bounds[1:])]
     row = {
         "key": key,
         "at": min(max(passed), INSTANT_MAX_US),
         "id": id_,
         "signal": signal,
         "step": step or "",
-        "window": "" if bounds is None else f"{bounds[0]}/{bounds[1]}",
+        "window": "/".join(map(str, bounds)),
     }
     return pa.Table.from_pylist([row], _SCHEMA)
-
-
-def _bounds(signal: str, window: Sequence[int]) -> tuple[int, int]:
-    bounds = tuple(window)
-    is_valid = len(bounds) == 2 and all(type(bound) is int for bound in bounds)
-    if not is_valid or bounds[0] >= bounds[1]:
-        raise InvalidError("a window must be its start and end in microseconds", signal=signal, window=window)
-    return bounds[0], bounds[1]
 
 
 def read_signal(value: Mapping[str, Any], step: str) -> tuple[str, tuple[int, int] | None] | None:
