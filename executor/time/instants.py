@@ -169,18 +169,14 @@ def parse_instant_us(value: Any, reading: TimeReading = PLAIN) -> EventTimeMicro
     if isinstance(value, str):
         return _parse_text_us(value, reading)
     if isinstance(value, datetime):
-        return instant_us(_with_zone(value, reading))
+        offset_us = reading.offset_us
+        if offset_us is not None and value.utcoffset() is None:
+            value = value.replace(tzinfo=timezone(timedelta(microseconds=offset_us)))
+        return instant_us(value)
     if isinstance(value, bool):
         return instant_us(value)
     number = whole_number(value, "a time must be a whole number, a datetime with a zone or ISO 8601 text")
     return _bounded_instant(reading.number_us(number), value)
-
-
-def _with_zone(moment: datetime, reading: TimeReading) -> datetime:
-    offset_us = reading.offset_us
-    if offset_us is None or moment.utcoffset() is not None:
-        return moment
-    return moment.replace(tzinfo=timezone(timedelta(microseconds=offset_us)))
 
 
 def _parse_text_us(text: str, reading: TimeReading) -> EventTimeMicros:
@@ -219,8 +215,12 @@ def instant_column_us(
         ahead_us = (reading.offset_us or 0) if is_local else 0
         return _checked_column(array, _scaled(array.cast(pa.int64()), *_FACTORS[array.type.unit]) - ahead_us)
     if pa.types.is_integer(array.type) and not pa.types.is_uint64(array.type):
-        numbers = _integer_values(array)
-        return _checked_column(array, _scaled(array, *reading.factors), _in_other_unit(numbers, reading))
+        mistakes: dict[int, str] = {}
+        if not reading.is_unit_given:
+            numbers = _integer_values(array)
+            for row in np.flatnonzero((numbers >= MILLISECONDS_MIN) & (numbers <= MILLISECONDS_MAX)).tolist():
+                mistakes[row] = str(InvalidError(reading.unit_mistake, value=int(numbers[row])))
+        return _checked_column(array, _scaled(array, *reading.factors), mistakes)
     if array.type in _PARSED_TYPES:
         return _parsed_column(array, reading)
     raise InvalidError(
@@ -235,14 +235,6 @@ def _scaled(array: pa.Array, multiplier: int, divisor: int) -> npt.NDArray[np.in
     # Room for an offset of a day: what is out of range stays so.
     bound = (INT64_MAX - 86_400_000_000) // multiplier
     return np.clip(ticks, -bound, bound) * multiplier // divisor
-
-
-def _in_other_unit(numbers: npt.NDArray[np.int64], reading: TimeReading) -> Mapping[int, str]:
-    """Return the rows whose number is a date in milliseconds, where the unit is only assumed."""
-    if reading.is_unit_given:
-        return {}
-    rows = np.flatnonzero((numbers >= MILLISECONDS_MIN) & (numbers <= MILLISECONDS_MAX))
-    return {int(row): str(InvalidError(reading.unit_mistake, value=int(numbers[row]))) for row in rows}
 
 
 def _integer_values(array: pa.Array) -> npt.NDArray[np.int64]:

@@ -23,18 +23,15 @@ import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from millpond.executor.pipeline.nodes import DEAD_LETTERS, ComputationNode
+from millpond.executor.pipeline.nodes import DEAD_LETTERS
 from millpond.executor.pipeline.topology import Topology, holding_edges
 from millpond.executor.time.clocks import PercentileTimes, held_back
 from millpond.statestore.errors import DataError, FencedError, InvalidError
 from millpond.statestore.interval import Interval
+from millpond.statestore.log.action import JsonValue
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros, Sequencer, WallTimeMicros
-
-if TYPE_CHECKING:
-    from millpond.statestore.log.action import JsonValue
-
 
 # Dead heap entries that are always tolerated; beyond it, at most as many as there are live ones.
 _SLACK: Final = 64
@@ -91,28 +88,24 @@ class IntervalMap:
             self._remember(interval.low, piece)
 
     def _replace(self, interval: Interval, piece: _Piece) -> None:
-        overlapped = self._overlapped(interval)
+        first = max(bisect_right(self._lows, interval.low) - 1, 0)
+        last = len(self._lows) if interval.high is None else bisect_left(self._lows, interval.high)
+        overlapped = [
+            low for low in self._lows[first:last] if _is_below(interval.low, self._pieces[low].high)
+        ]
         # All checks come first: a former owner must not carve any of the keys.
         for low in overlapped:
             if piece.sequencer < self._pieces[low].sequencer:
                 raise _fenced(interval, piece, self._pieces[low])
         for low in overlapped:
-            self._carve(low, interval)
+            # The parts outside the interval stay.
+            former = self._pieces.pop(low)
+            self._lows.pop(bisect_left(self._lows, low))
+            if low < interval.low:
+                self._insert(low, _Piece(interval.low, former.sequencer, former.hold))
+            if interval.high is not None and _is_below(interval.high, former.high):
+                self._insert(interval.high, former)
         self._insert(interval.low, piece)
-
-    def _overlapped(self, interval: Interval) -> list[str]:
-        first = max(bisect_right(self._lows, interval.low) - 1, 0)
-        last = len(self._lows) if interval.high is None else bisect_left(self._lows, interval.high)
-        return [low for low in self._lows[first:last] if _is_below(interval.low, self._pieces[low].high)]
-
-    def _carve(self, low: str, interval: Interval) -> None:
-        """Reduce a piece to its parts outside ``interval``."""
-        piece = self._pieces.pop(low)
-        self._lows.pop(bisect_left(self._lows, low))
-        if low < interval.low:
-            self._insert(low, _Piece(interval.low, piece.sequencer, piece.hold))
-        if interval.high is not None and _is_below(interval.high, piece.high):
-            self._insert(interval.high, piece)
 
     def _insert(self, low: str, piece: _Piece) -> None:
         self._pieces[low] = piece
@@ -203,7 +196,12 @@ class WatermarkAuthority:
         self.idle: frozenset[str] = frozenset()
         computations = topology.computations
         self._inboxes = {name: node.inbox for name, node in computations.items()}
-        self._sources = {name: _outside_streams(topology, node) for name, node in computations.items()}
+        self._sources: dict[str, tuple[str, ...]] = {}
+        for name, node in computations.items():
+            streams = {subscription.stream for subscription in node.subscriptions}
+            # An unreadable outside record becomes a dead letter before any computation sees it.
+            bounds_all = DEAD_LETTERS in streams
+            self._sources[name] = tuple(s for s in topology.injectors if bounds_all or s in streams)
         self._horizons = {name: node.horizon_us for name, node in computations.items()}
         self._intervals = {name: IntervalMap() for name in computations}
         self._held_back: dict[str, EventTimeMicros] = {}
@@ -257,9 +255,6 @@ class WatermarkAuthority:
 
     # -- reads ---------------------------------------------------------------------
 
-    def injector_watermark(self, stream: str) -> EventTimeMicros:
-        return self.injected[stream]
-
     def input_watermark(self, computation: str) -> EventTimeMicros:
         """Return the lower bound of the times of records that may still reach ``computation``; it never falls."""
         if self._changed:
@@ -284,16 +279,11 @@ class WatermarkAuthority:
         ]
         return max(self.input_watermark(computation), EventTimeMicros(min(bounds)))
 
-    def output_watermark(self, computation: str) -> EventTimeMicros:
-        """Return the lower bound of the times that ``computation`` may still produce at; it never falls."""
+    def output_watermarks(self) -> dict[str, EventTimeMicros]:
+        """Return the lower bounds of the times that computations may still produce at; they never fall."""
         if self._changed:
             self._solve()
-        return self._outputs[computation]
-
-    def lowest_output(self) -> EventTimeMicros:
-        if self._changed:
-            self._solve()
-        return min(self._outputs.values(), default=TIME_MIN_US)
+        return dict(self._outputs)
 
     def input_watermarks(self) -> dict[str, EventTimeMicros]:
         """Return all input watermarks, by computation, for the journal from which `restore` continues."""
@@ -305,7 +295,14 @@ class WatermarkAuthority:
         holds, bases = {}, {}
         for name, intervals in self._intervals.items():
             holds[name] = intervals.least
-            bases[name] = self._base(name)
+            # The bound of the input apart from its producers.
+            base = self._held_back.get(name, TIME_MAX_US)
+            for stream in self._inboxes[name]:
+                base = min(base, self._undelivered.get(stream, TIME_MAX_US))
+            for stream in self._sources[name]:
+                bound = self._idle_bound(stream) if stream in self.idle else self.injected[stream]
+                base = min(base, bound)
+            bases[name] = base
         for name, solved in solve_inputs(self._consumers, bases, holds, self._horizons).items():
             # Published watermarks never fall (I7), even if a late record lowers the solution.
             self._inputs[name] = max(self._inputs[name], solved)
@@ -315,29 +312,12 @@ class WatermarkAuthority:
             self._outputs[name] = max(self._outputs[name], output)
         self._changed = False
 
-    def _base(self, computation: str) -> EventTimeMicros:
-        """Return the bound of a computation's input apart from its producers."""
-        base = self._held_back.get(computation, TIME_MAX_US)
-        for stream in self._inboxes[computation]:
-            base = min(base, self._undelivered.get(stream, TIME_MAX_US))
-        for stream in self._sources[computation]:
-            bound = self._idle_bound(stream) if stream in self.idle else self.injected[stream]
-            base = min(base, bound)
-        return base
-
     def _idle_bound(self, stream: str) -> EventTimeMicros:
         """Return an idle injector's watermark, or the slowest active injector's while it is behind."""
         own = self.injected[stream]
         others = [at for name, at in self.injected.items() if name not in self.idle]
         # An ended input does not show how far the others are.
         return max(own, min((at for at in others if at != TIME_MAX_US), default=own))
-
-
-def _outside_streams(topology: Topology, node: ComputationNode) -> tuple[str, ...]:
-    streams = {subscription.stream for subscription in node.subscriptions}
-    # An unreadable outside record becomes a dead letter before any computation sees it.
-    bounds_all = DEAD_LETTERS in streams
-    return tuple(stream for stream in topology.injectors if bounds_all or stream in streams)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,12 +344,10 @@ class Conditions:
             >>> Conditions(wall_time=5, watermarks={"clicks": {100.0: 3}}).to_json()
             {'wall_time': 5, 'watermarks': {'clicks': {'100.0': 3}}}
         """
-        watermarks: dict[str, JsonValue] = {}
-        for stream, marks in self.watermarks.items():
-            own: dict[str, JsonValue] = {}
-            for percentile, at in marks.items():
-                own[repr(percentile)] = int(at)
-            watermarks[stream] = own
+        watermarks: dict[str, JsonValue] = {
+            stream: {repr(percentile): int(at) for percentile, at in marks.items()}
+            for stream, marks in self.watermarks.items()
+        }
         fields: dict[str, JsonValue] = {"wall_time": self.wall_time, "watermarks": watermarks}
         if self.idle:
             fields["idle"] = list(self.idle)

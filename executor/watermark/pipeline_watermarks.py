@@ -193,7 +193,7 @@ class PipelineWatermarks:
         return marks
 
     def low_watermark(self) -> EventTimeMicros:
-        return self._authority.lowest_output()
+        return min(self._authority.output_watermarks().values(), default=TIME_MIN_US)
 
     def behind_us(self, stream: str) -> int:
         """Return how far the stream's latest late record was behind the watermark in this run; 0 if none was."""
@@ -211,7 +211,6 @@ class PipelineWatermarks:
         return frozenset(ended)
 
     def streams_ahead(self) -> frozenset[str]:
-        """Return the injected streams that are too far ahead of the slowest computation."""
         if not self.skew_limits:
             return frozenset()
         slowest = min(self._authority.input_watermarks().values(), default=TIME_MAX_US)
@@ -222,7 +221,6 @@ class PipelineWatermarks:
         )
 
     def watch(self, stream: str) -> Watch:
-        """Return the instructions for tasks that read records of an injected stream."""
         now = self._clock.now_us()
         watch = self._injectors[stream].watch(now, with_delays=bool(self._percentiles))
         if self._imposed is None or watch.stamp_at is None:

@@ -186,7 +186,6 @@ class InjectorTime:
         return self._members.values() if member is None else [self._members[member]]
 
     def settle(self, now_us: int) -> None:
-        """Compute the watermark, which silence may have moved."""
         heard, least = [], TIME_MAX_US
         for member in self._members.values():
             if not self._is_silent(member, now_us):
@@ -201,7 +200,6 @@ class InjectorTime:
             )
 
     def is_idle(self, now_us: int) -> bool:
-        """Return True if every member is idle or gone, though the input has not ended."""
         return self.watermark != TIME_MAX_US and all(
             self._is_silent(member, now_us) for member in self._members.values()
         )

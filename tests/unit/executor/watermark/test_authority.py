@@ -25,7 +25,7 @@ class TestEquations:
         authority = a_chain()
 
         assert authority.input_watermark("b") == TIME_MIN_US
-        assert authority.injector_watermark("s") == TIME_MIN_US
+        assert authority.injected["s"] == TIME_MIN_US
 
     def test_injector_watermark_reaches_the_end_of_the_chain(self):
         """Nothing is pending."""
@@ -34,7 +34,7 @@ class TestEquations:
         authority.update_injector("s", 100)
 
         assert authority.input_watermarks() == {"a": 100, "b": 100}
-        assert authority.output_watermark("b") == 100
+        assert authority.output_watermarks()["b"] == 100
 
     def test_hold_binds_the_output_but_not_the_input(self):
         """Otherwise a pending timer would keep itself from firing."""
@@ -44,7 +44,7 @@ class TestEquations:
         authority.update_injector("s", 100)
 
         assert authority.input_watermark("a") == 100
-        assert authority.output_watermark("a") == 40
+        assert authority.output_watermarks()["a"] == 40
         assert authority.input_watermark("b") == 40
 
     def test_undelivered_production_binds_its_consumer(self):
@@ -53,7 +53,7 @@ class TestEquations:
         authority.set_undelivered({"a": 30})
         authority.update_injector("s", 100)
 
-        assert authority.output_watermark("a") == 100
+        assert authority.output_watermarks()["a"] == 100
         assert authority.input_watermark("b") == 30
         authority.set_undelivered({})
         assert authority.input_watermark("b") == 100
@@ -68,7 +68,7 @@ class TestEquations:
         authority.update_injector("s", 200)
 
         assert authority.input_watermark("b") == 100
-        assert authority.output_watermark("a") == 100
+        assert authority.output_watermarks()["a"] == 100
         authority.update_interval(Interval("a"), 1, 150)
         assert authority.input_watermark("b") == 150
 
@@ -159,7 +159,7 @@ class TestAuthority:
 
         authority.update_injector("s", 60)
 
-        assert authority.injector_watermark("s") == 100
+        assert authority.injected["s"] == 100
 
     def test_unknown_streams_and_computations_are_refused(self):
         with pytest.raises(InvalidError, match="stream=`x`"):
