@@ -164,13 +164,19 @@ class CombineFields(CombineFn):
         return rest, any(has_effect for _, has_effect in changed.values())
 
 
-class _OfValue(CombineFn):
-    """A combine function of a field, of a function of the value, or of the whole value."""
+class OfValue(CombineFn):
+    """A combine function of a field, of a function of the value, or of the whole value.
+
+    Subclasses override `add` or `add_all`.
+    """
 
     of: ValueExtractor
 
     def __post_init__(self) -> None:
         check_extractor(self.of)
+
+    def add(self, accumulator: Any, value: Any) -> Any:
+        return self.add_all(accumulator, (value,))
 
 
 def check_quantiles(quantiles: Iterable[float]) -> None:
@@ -200,7 +206,7 @@ class Count(CombineFn):
 
 
 @dataclass(frozen=True)
-class Sum(_OfValue):
+class Sum(OfValue):
     """Exact sum of whole numbers and floats in any order, rounded once, when it is shown.
 
     A retracted number leaves no trace. Without floats the sum is an ``int``, otherwise the ``float`` nearest to the
@@ -218,9 +224,6 @@ class Sum(_OfValue):
 
     def create(self) -> Total:
         return 0
-
-    def add(self, accumulator: Total, value: Any) -> Total:
-        return with_number(accumulator, extract(self.of, value))
 
     def add_all(self, accumulator: Total, values: Iterable[Any]) -> Total:
         return _with_all(accumulator, [extract(self.of, value) for value in values])
@@ -240,16 +243,13 @@ def _with_all(total: Total, numbers: list[Any]) -> Total:
 
 
 @dataclass(frozen=True)
-class Mean(_OfValue):
+class Mean(OfValue):
     """Arithmetic mean, the float nearest to the exact one in any order of elements; ``None`` without elements."""
 
     of: ValueExtractor = None
 
     def create(self) -> list[Any]:
         return [0, 0]
-
-    def add(self, accumulator: list[Any], value: Any) -> list[Any]:
-        return [with_number(accumulator[0], extract(self.of, value)), accumulator[1] + 1]
 
     def add_all(self, accumulator: list[Any], values: Iterable[Any]) -> list[Any]:
         numbers = [extract(self.of, value) for value in values]
@@ -266,16 +266,16 @@ class Mean(_OfValue):
         return [without(accumulator[0], extract(self.of, value)), accumulator[1] - 1]
 
 
-def without_element(elements: list[Any], value: Any) -> list[Any]:
-    """Return the elements without the first that equals ``value``; refuse a value that is not among them."""
+def without_element(elements: list[Any], value: Any) -> tuple[list[Any], bool]:
+    """Return the elements without the first that equals ``value``, and True if it was among them."""
     if value not in elements:
-        raise InvalidError("a retraction matches no element", value=value)
+        return elements, False
     rest = list(elements)
     rest.remove(value)
-    return rest
+    return rest, True
 
 
-class _OfList(_OfValue):
+class _OfList(OfValue):
     """A combine function whose accumulator is a list of elements."""
 
     def create(self) -> list[Any]:
@@ -285,12 +285,15 @@ class _OfList(_OfValue):
         return [value for accumulator in accumulators for value in accumulator]
 
     def uncombine(self, accumulator: list[Any], value: Any) -> list[Any]:
-        return without_element(accumulator, extract(self.of, value))
+        rest, is_held = self.uncombine_if_held(accumulator, value)
+        if not is_held:
+            raise InvalidError("a retraction matches no element", value=extract(self.of, value))
+        return rest
 
     def uncombine_if_held(self, accumulator: list[Any], value: Any) -> tuple[list[Any], bool]:
-        retracted = extract(self.of, value)
-        is_held = retracted in accumulator
-        return (without_element(accumulator, retracted) if is_held else accumulator), is_held
+        if not self.can_uncombine:
+            raise InvalidError("retractions need a combiner with retractable=True", combiner=self)
+        return without_element(accumulator, extract(self.of, value))
 
 
 @dataclass(frozen=True)
@@ -339,9 +342,6 @@ class TopN(_OfList):
         values.sort(reverse=not self.smallest)
         return values if self.retractable else values[: self.count]
 
-    def add(self, accumulator: list[Any], value: Any) -> list[Any]:
-        return self._kept([*accumulator, extract(self.of, value)])
-
     def add_all(self, accumulator: list[Any], values: Iterable[Any]) -> list[Any]:
         return self._kept([*accumulator, *(extract(self.of, value) for value in values)])
 
@@ -350,18 +350,6 @@ class TopN(_OfList):
 
     def extract(self, accumulator: list[Any]) -> Any:
         return accumulator[: self.count]
-
-    def uncombine(self, accumulator: list[Any], value: Any) -> list[Any]:
-        self._refuse_retractions()
-        return _OfList.uncombine(self, accumulator, value)
-
-    def uncombine_if_held(self, accumulator: list[Any], value: Any) -> tuple[list[Any], bool]:
-        self._refuse_retractions()
-        return _OfList.uncombine_if_held(self, accumulator, value)
-
-    def _refuse_retractions(self) -> None:
-        if not self.retractable:
-            raise InvalidError("retractions need a combiner with retractable=True", combiner=self)
 
 
 @dataclass(frozen=True)
@@ -386,7 +374,7 @@ def canonical_text(of: ValueExtractor, value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class CountDistinct(_OfValue):
+class CountDistinct(OfValue):
     """Exact number of distinct values; memory grows with that number."""
 
     of: ValueExtractor = None

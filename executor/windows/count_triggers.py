@@ -19,10 +19,6 @@ _STATE: Final = "state"
 class _AfterAmount(Trigger):
     """A trigger that fires once, when the amounts of the window's elements add up to a bound."""
 
-    @property
-    def _bound(self) -> int:
-        raise NotImplementedError
-
     def _amount(self, element: Element) -> int:
         raise NotImplementedError
 
@@ -34,9 +30,6 @@ class _AfterAmount(Trigger):
 
     def on_merge(self, context: TriggerContext) -> None:
         context.set(_SEEN, sum(source.get(_SEEN, 0) for source in context.sources))
-
-    def should_fire(self, context: TriggerContext) -> bool:
-        return bool(context.get(_SEEN, 0) >= self._bound)
 
     def on_fire(self, context: TriggerContext) -> bool:  # noqa: ARG002 - fires once
         return True
@@ -54,12 +47,11 @@ class AfterCount(_AfterAmount):
     def __post_init__(self) -> None:
         check_count("a count", self.count)
 
-    @property
-    def _bound(self) -> int:
-        return self.count
-
     def _amount(self, element: Element) -> int:  # noqa: ARG002 - each counts once
         return 1
+
+    def should_fire(self, context: TriggerContext) -> bool:
+        return bool(context.get(_SEEN, 0) >= self.count)
 
 
 @dataclass(frozen=True)
@@ -74,13 +66,12 @@ class AfterBytes(_AfterAmount):
     def __post_init__(self) -> None:
         check_count("a size", self.size)
 
-    @property
-    def _bound(self) -> int:
-        return self.size
-
     def _amount(self, element: Element) -> int:
         value = element.value
         return len(value) if isinstance(value, bytes) else len(JsonCodec().encode(value).encode())
+
+    def should_fire(self, context: TriggerContext) -> bool:
+        return bool(context.get(_SEEN, 0) >= self.size)
 
 
 class _OnFlag(Trigger):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from itertools import groupby
 from operator import attrgetter
@@ -33,7 +33,6 @@ from millpond.executor.windows.window import (
     check_merges,
     check_window,
     combined,
-    element_output_at,
 )
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain
@@ -187,15 +186,11 @@ def add_wanted(
     closing_at = _pane_at(state) if state.is_held else late_at
     wanted[f"{_EXPIRY}{window.start}/{window.end}"] = Wanted(expires_at, TimeDomain.EVENT, closing_at)
     for text, at in state.timers.items():
-        wanted[tag_of(window, text)] = _trigger_timer(state, at, parse_timer(text), late_at, watermark)
-
-
-def _trigger_timer(state: WindowState, at: int, timer: TriggerTimer, late_at: int, watermark: int) -> Wanted:
-    due, window = min(at, TIME_MAX_US), state.window
-    is_for_late = due > window.end if timer.domain is TimeDomain.EVENT else watermark >= window.end
-    # A pane after the end is late anyway: a hold at its time would stall all consumers.
-    output_at = late_at if is_for_late else _pane_at(state)
-    return Wanted(due, timer.domain, output_at, timer.percentile)
+        timer, due = parse_timer(text), min(at, TIME_MAX_US)
+        is_for_late = due > window.end if timer.domain is TimeDomain.EVENT else watermark >= window.end
+        # A pane after the end is late anyway: a hold at its time would stall all consumers.
+        output_at = late_at if is_for_late else _pane_at(state)
+        wanted[tag_of(window, text)] = Wanted(due, timer.domain, output_at, timer.percentile)
 
 
 def _pane_at(state: WindowState) -> int:
@@ -273,27 +268,19 @@ WINDOW_COUNTERS: Final = (_DROPPED, _AFTER_LAST, _AFTER_CLEAR, _SIGNALS_MISSED)
 """
 
 
+@dataclass(slots=True)
 class KeyWindows:
     """The windows of one key during one hook; ``output`` is to be produced, in order, and ``counts`` added."""
 
-    def __init__(
-        self,
-        strategy: WindowingStrategy,
-        combine: CombineFn,
-        finish: Finish | None,
-        windows: WindowStates,
-        clocks: Clocks,
-        key: str = "",
-    ) -> None:
-        self._strategy = strategy
-        self._combine = combine
-        self._finish = finish
-        self._clocks = clocks
-        self._key = key
-        self._is_cut = False
-        self.windows: WindowStates = windows
-        self.counts: dict[str, int] = dict.fromkeys(WINDOW_COUNTERS, 0)
-        self.output: list[WindowedValue] = []
+    _strategy: WindowingStrategy
+    _combine: CombineFn
+    _finish: Finish | None
+    windows: WindowStates
+    _clocks: Clocks
+    _key: str = ""
+    _is_cut: bool = False
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WINDOW_COUNTERS, 0))
+    output: list[WindowedValue] = field(default_factory=list)
 
     def add(self, elements: Iterable[Element]) -> None:
         """Add a bundle of elements: assign, drop late ones, merge, combine, and ask each trigger.
@@ -357,9 +344,16 @@ class KeyWindows:
         return assigned, dropped
 
     def _add(self, state: WindowState, members: Sequence[Element]) -> None:
-        strategy = self._strategy
-        if strategy.timestamp_combiner is not TimestampCombiner.END_OF_WINDOW:
-            self._record_times(state, members)
+        strategy, combiner = self._strategy, self._strategy.timestamp_combiner
+        if combiner is not TimestampCombiner.END_OF_WINDOW:
+            is_transformed, output_at = (
+                combiner is TimestampCombiner.EARLIEST_TRANSFORMED,
+                strategy.window_fn.output_at,
+            )
+            for element in members:
+                at = output_at(state.window, element.at) if is_transformed else element.at
+                if at >= self._clocks.watermark:
+                    state.output_at = combined(combiner, state.output_at, at)
         accumulator = state.accumulator if state.has_contents else self._combine.create()
         state.accumulator, without_effect = self._combined(accumulator, members)
         state.has_contents = True
@@ -368,13 +362,6 @@ class KeyWindows:
         state.is_held |= self._clocks.watermark < state.window.end and strategy.closing != "never"
         # After the combiner, because triggers may look at the contents.
         strategy.trigger.on_elements(self._context(state), members)
-
-    def _record_times(self, state: WindowState, members: Sequence[Element]) -> None:
-        strategy = self._strategy
-        for element in members:
-            at = element_output_at(strategy.timestamp_combiner, strategy.window_fn, state.window, element.at)
-            if at is not None and at >= self._clocks.watermark:
-                state.output_at = combined(strategy.timestamp_combiner, state.output_at, at)
 
     def _combined(self, accumulator: Any, members: Sequence[Element]) -> tuple[Any, int]:
         """Return the accumulator with the elements in it, and the number of retractions without effect."""
@@ -440,8 +427,14 @@ class KeyWindows:
 
         Where windows merge, the signal is for all windows that overlap ``window``; without one, for all of the key.
         """
-        states = [state for bounds in self._addressed(window) if (state := self.windows.get(bounds))]
-        listening = [state for state in states if not state.is_closed]
+        if window is None:
+            addressed = sorted(self.windows.keys())
+        elif self._strategy.window_fn.is_merging:
+            addressed = sorted(filter(window.overlaps, self.windows.keys()))
+        else:
+            addressed = [window]
+        states = map(self.windows.get, addressed)
+        listening = [state for state in states if state is not None and not state.is_closed]
         if not listening:
             self.counts[_SIGNALS_MISSED] += 1
         for state in listening:
@@ -449,13 +442,6 @@ class KeyWindows:
             self._ask(state, by_event_timer=False)
         if self._strategy.asked == "element":
             self._ring(listening)
-
-    def _addressed(self, window: Window | None) -> list[Window]:
-        if window is None:
-            return sorted(self.windows.keys())
-        if self._strategy.window_fn.is_merging:
-            return sorted(filter(window.overlaps, self.windows.keys()))
-        return [window]
 
     def on_timer(self, window: Window, timer: TriggerTimer) -> None:
         state = self.windows.get(window)

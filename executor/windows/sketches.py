@@ -14,10 +14,9 @@ from typing import Any, Final
 from datasketches import hll_sketch, hll_union, tdigest_double
 
 from millpond.executor.windows.combiners import (
-    CombineFn,
+    OfValue,
     ValueExtractor,
     canonical_text,
-    check_extractor,
     check_quantiles,
     extract,
 )
@@ -38,27 +37,21 @@ def _tdigest(text: str) -> tdigest_double:
     return tdigest_double.deserialize(base64.b64decode(text))
 
 
-class _Sketch(CombineFn):
-    can_uncombine = False
-
-    def add(self, accumulator: str, value: Any) -> str:
-        text: str = self.add_all(accumulator, (value,))
-        return text
-
-
 @dataclass(frozen=True)
-class ApproximateCountDistinct(_Sketch):
+class ApproximateCountDistinct(OfValue):
     """Estimated number of distinct values.
 
     ``precision``, from 4 to 21, is the base-2 logarithm of the sketch's bucket count. The relative standard error is
     1.04 divided by the square root of the bucket count: 1.6 % at 12, in 2 KiB.
     """
 
+    can_uncombine = False
+
     of: ValueExtractor = None
     precision: int = 12
 
     def __post_init__(self) -> None:
-        check_extractor(self.of)
+        super().__post_init__()
         if not 4 <= self.precision <= 21:
             raise InvalidError("the precision of a sketch lies between 4 and 21", precision=self.precision)
 
@@ -82,14 +75,16 @@ class ApproximateCountDistinct(_Sketch):
 
 
 @dataclass(frozen=True)
-class ApproximateQuantiles(_Sketch):
+class ApproximateQuantiles(OfValue):
     """Estimated quantiles ``at`` of numbers, each from 0 to 1; most accurate at both ends."""
+
+    can_uncombine = False
 
     of: ValueExtractor = None
     at: tuple[float, ...] = (0.5,)
 
     def __post_init__(self) -> None:
-        check_extractor(self.of)
+        super().__post_init__()
         check_quantiles(self.at)
 
     def create(self) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Unpack, cast, overload
+from typing import Any, Unpack, cast, overload
 
 from millpond.executor.computation.records import Record
 from millpond.executor.inputs.keys import KeyExtractor
-from millpond.executor.pipeline.nodes import Backfill, ComputationOptions
+from millpond.executor.pipeline.nodes import Backfill, ComputationOptions, OnError, OnLate, ProductionMode
 from millpond.executor.pipeline.pipeline import Stream
+from millpond.executor.time.clocks import LateDataHorizon
+from millpond.executor.time.instants import Instant
 from millpond.executor.windows.combiners import (
     CombineFields,
     CombineFn,
@@ -32,14 +34,8 @@ from millpond.executor.windows.windowed_computation import (
     WindowedComputation,
     element_of,
 )
-from millpond.statestore.durations import accepts_old_durations
+from millpond.statestore.durations import Duration, accepts_old_durations
 from millpond.statestore.errors import InvalidError
-
-if TYPE_CHECKING:
-    from millpond.executor.pipeline.nodes import OnError, OnLate, ProductionMode
-    from millpond.executor.time.clocks import LateDataHorizon
-    from millpond.executor.time.instants import Instant
-    from millpond.statestore.durations import Duration
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -386,8 +382,6 @@ def entry_of(key: str, value: Any, window: Window) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _WindowOfEntry(WindowFn):
-    """The window named in each entry, whatever function made it."""
-
     def assign(self, element: Element) -> Sequence[Window]:
         start, end = element.value["window"]
         return (Window(start, end),)
@@ -428,8 +422,6 @@ class _OfWindow:
 
 @dataclass(frozen=True)
 class _ByTag(CombineFn):
-    """One list of values per tag; an element is a pair of tag and value."""
-
     tags: tuple[str, ...]
 
     def create(self) -> dict[str, list[Any]]:
@@ -444,20 +436,20 @@ class _ByTag(CombineFn):
         return {tag: [value for group in accumulators for value in group[tag]] for tag in self.tags}
 
     def uncombine(self, accumulator: dict[str, list[Any]], value: tuple[str, Any]) -> dict[str, list[Any]]:
-        tag, inner = value
-        return {**accumulator, tag: without_element(accumulator[tag], inner)}
+        rest, is_held = self.uncombine_if_held(accumulator, value)
+        if not is_held:
+            raise InvalidError("a retraction matches no element", value=value[1])
+        return rest
 
     def uncombine_if_held(
         self, accumulator: dict[str, list[Any]], value: tuple[str, Any]
     ) -> tuple[dict[str, list[Any]], bool]:
         tag, inner = value
-        is_held = inner in accumulator[tag]
-        return (self.uncombine(accumulator, value) if is_held else accumulator), is_held
+        rest, is_held = without_element(accumulator[tag], inner)
+        return {**accumulator, tag: rest}, is_held
 
 
 class _CoGrouping(WindowedComputation):
-    """A windowed step whose elements carry the tag of the stream they arrived on."""
-
     def __init__(
         self,
         strategy: WindowingStrategy,

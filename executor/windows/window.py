@@ -148,15 +148,6 @@ class TimestampCombiner(StrEnum):
     EARLIEST_TRANSFORMED = "OUTPUT_AT_EARLIEST_TRANSFORMED"
 
 
-def element_output_at(
-    combiner: TimestampCombiner, window_fn: WindowFn, window: Window, at: int
-) -> int | None:
-    """Return the time that an element contributes to its pane's time; ``None`` if element times do not matter."""
-    if combiner is TimestampCombiner.END_OF_WINDOW:
-        return None
-    return window_fn.output_at(window, at) if combiner is TimestampCombiner.EARLIEST_TRANSFORMED else at
-
-
 def combined(combiner: TimestampCombiner, first: int | None, second: int | None) -> int | None:
     """Combine two optional times; ``None`` is neutral."""
     if first is None or second is None:

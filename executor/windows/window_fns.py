@@ -208,15 +208,14 @@ class CalendarWindows(WindowFn):
         return cls("years", count, zone)
 
     def assign(self, element: Element) -> tuple[Window, ...]:
-        local = (_EPOCH + timedelta(microseconds=element.at)).astimezone(self._zone).date()
-        number = self._number(local) // self.count
-        return (Window(self._start(number * self.count), self._start((number + 1) * self.count)),)
-
-    def _number(self, day: date) -> int:
+        day = (_EPOCH + timedelta(microseconds=element.at)).astimezone(self._zone).date()
         if self.unit in _MONTHS:
-            return ((day.year - 1970) * 12 + day.month - 1) // _MONTHS[self.unit]
-        first, length = _DAYS[self.unit]
-        return (day - first).days // length
+            number = ((day.year - 1970) * 12 + day.month - 1) // _MONTHS[self.unit]
+        else:
+            first, length = _DAYS[self.unit]
+            number = (day - first).days // length
+        number -= number % self.count
+        return (Window(self._start(number), self._start(number + self.count)),)
 
     def _start(self, number: int) -> int:
         if self.unit in _MONTHS:
