@@ -8,25 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.records import InputTime, Record, Records
 from millpond.executor.computation.state import (
     FormerState,
-    Holds,
     KeyState,
     OpenStateT,
     StoredState,
     checked_encoding,
 )
+from millpond.executor.computation.timers import KeyTimers, Timer
 from millpond.executor.time.clocks import LateDataHorizon
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.codec import Codec, JsonCodec
-
-if TYPE_CHECKING:
-    from millpond.executor.computation.context import Context
-    from millpond.executor.computation.records import Record, Records
-    from millpond.executor.computation.timers import Timer
-    from millpond.statestore.view_columns import StateColumn
+from millpond.statestore.view_columns import StateColumn
 
 
 class Computation:
@@ -171,8 +168,14 @@ class UpgradingState(KeyState):
 
     __slots__ = ("_former", "_upgrade")
 
-    def __init__(self, codec: Codec, holds: Holds, upgrade: Callable[[FormerState], FormerState]) -> None:
-        super().__init__(codec, holds)
+    def __init__(
+        self,
+        codec: Codec,
+        timers: KeyTimers,
+        input_time: InputTime,
+        upgrade: Callable[[FormerState], FormerState],
+    ) -> None:
+        super().__init__(codec, timers, input_time)
         self._upgrade = upgrade
         self._former: FormerState | None = None
 

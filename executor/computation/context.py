@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Literal, NoReturn, Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 from millpond.executor.computation.records import InputTime
-from millpond.executor.computation.state import Holds, State
+from millpond.executor.computation.state import State, floor_of
 from millpond.executor.computation.timers import KeyTimers, Timer
 from millpond.executor.time.clocks import EXACT, Clocks
 from millpond.executor.time.instants import Moment, to_micros
@@ -40,14 +40,12 @@ def declared_counters(declared: object, computation: str) -> tuple[str, ...]:
     return tuple(declared)
 
 
+@dataclass(slots=True)
 class Counters:
     """The additions of one bundle; `truncate` rolls back a failing hook's additions."""
 
-    __slots__ = ("_entries", "_sums")
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[str, int]] = []
-        self._sums: Counter[str] = Counter()
+    _entries: list[tuple[str, int]] = field(default_factory=list)
+    _sums: Counter[str] = field(default_factory=Counter)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -63,7 +61,6 @@ class Counters:
         del self._entries[length:]
 
     def settle(self) -> None:
-        """Make the additions of the key's turn final."""
         if self._entries:
             for name, amount in self._entries:
                 self._sums[name] += amount
@@ -77,17 +74,15 @@ class Counters:
 _encode: Final = JsonCodec().encode
 
 
+@dataclass(slots=True)
 class Productions:
     """The columns of produced records; values are encoded immediately, so later changes do not affect them."""
 
-    __slots__ = ("at", "blobs", "keys", "streams", "texts")
-
-    def __init__(self) -> None:
-        self.streams: list[str] = []
-        self.keys: list[str] = []
-        self.texts: list[str | None] = []
-        self.blobs: list[bytes | None] = []
-        self.at: list[int] = []
+    streams: list[str] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    texts: list[str | None] = field(default_factory=list)
+    blobs: list[bytes | None] = field(default_factory=list)
+    at: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.at)
@@ -116,19 +111,6 @@ _EVENT: Final = TimeDomain.EVENT
 _DOMAINS: Final[dict[str, TimeDomain]] = {
     domain.value: domain for domain in (TimeDomain.EVENT, TimeDomain.WALL)
 }
-
-
-class _Producer(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def production_names(self) -> Any: ...
-    @property
-    def percentiles(self) -> Any: ...
-    @property
-    def counters(self) -> Any: ...
-    @property
-    def cycle(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +144,6 @@ class Context:
         "_counters",
         "_cycle",
         "_declared_counters",
-        "_holds",
         "_input",
         "_name",
         "_percentiles",
@@ -179,22 +160,21 @@ class Context:
 
     def __init__(
         self,
-        node: _Producer,
+        node: Any,
         state: State,
         timers: KeyTimers,
         productions: Productions,
         input_time: InputTime,
         clocks: Clocks,
-        holds: Holds,
-        counters: Counters | None = None,
+        counters: Counters,
     ) -> None:
-        self._name = node.name
+        # A `ComputationNode`, which rests on this module.
+        self._name: str = node.name
         self._produces = dict(node.production_names)
-        self._cycle = node.cycle
+        self._cycle: tuple[str, ...] = node.cycle
         self._percentiles = frozenset(node.percentiles)
         self._clocks = clocks
-        self._holds = holds
-        self._counters = Counters() if counters is None else counters
+        self._counters = counters
         self._declared_counters = frozenset(node.counters)
         self._timers = timers
         self._productions = productions
@@ -214,7 +194,7 @@ class Context:
         time that already holds the output watermark: the ``output_at`` of a pending timer with ``holds``, or
         a hold of the state, also one that has been released since the key's turn in the bundle began.
         """
-        return EventTimeMicros(self._holds.floor())
+        return EventTimeMicros(floor_of(self._timers, self._input))
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -273,7 +253,11 @@ class Context:
         moment = at if type(at) is int else to_micros(at)
         known = _DOMAINS.get(domain) or self._unknown(domain)
         if percentile != EXACT:
-            percentile = self._declared_event(percentile, known)
+            if known is not _EVENT:
+                raise InvalidError(
+                    "only event time has percentiles", computation=self._name, percentile=percentile
+                )
+            percentile = self._declared(percentile)
         input_time = self._input
         if output_at is not None:
             output = self._not_below(input_time.floor_at, to_micros(output_at), "output_at")
@@ -390,16 +374,11 @@ class Context:
         self.mistake = self.mistake or mistake
         raise mistake.error
 
-    def _declared_event(self, percentile: float, domain: TimeDomain) -> float:
-        if domain is _EVENT:
-            return self._declared(percentile)
-        raise InvalidError("only event time has percentiles", computation=self._name, percentile=percentile)
-
     def _unknown(self, domain: str) -> NoReturn:
         raise InvalidError("a timer's domain must be event or wall", computation=self._name, domain=domain)
 
     def _not_below(self, floor: int, moment: int, name: str) -> int:
-        if moment >= floor or moment >= self._holds.floor():
+        if moment >= floor or moment >= floor_of(self._timers, self._input):
             return moment
         raise InvalidError(
             "a time must not be before the input's: use a later one, or declare a late_data_horizon",

@@ -7,16 +7,16 @@ value on first access, so a computation that only counts pays for neither.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, overload
+from dataclasses import dataclass, field
+from typing import Any, overload
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.executor.computation.values import Values
 from millpond.statestore.types import EventTimeMicros
 
 
+@dataclass(slots=True)
 class InputTime:
     """The event time of the input that user code is processing, in microseconds.
 
@@ -24,57 +24,32 @@ class InputTime:
     record, by more than ``slack_us``, the computation's late data horizon (MillWheel §4.5).
     """
 
-    __slots__ = ("at", "floor_at", "slack_us")
-
-    def __init__(self) -> None:
-        self.at: int = 0
-        self.floor_at: int = 0
-        self.slack_us: int = 0
-
-    def of_one(self, at: int) -> None:
-        self.at = self.floor_at = at
+    at: int = 0
+    floor_at: int = 0
+    slack_us: int = 0
 
 
+@dataclass(slots=True, kw_only=True)
 class RecordColumns:
     """A bundle's records, column by column, sorted by key, then time (unless by arrival), then arrival.
 
     ``sources`` has each record's index in ``values`` and ``ids``, which are in order of arrival.
     """
 
-    __slots__ = (
-        "_ids",
-        "at",
-        "by_time",
-        "read",
-        "sources",
-        "streams",
-        "values",
-        "values_are_wanted",
-        "watermark",
-    )
+    at: list[int]
+    streams: Sequence[str]
+    sources: Sequence[int]
+    values: Values
+    ids: pa.Array | None
+    watermark: int
+    by_time: bool = True
+    # Set once user code has read a value, because it will probably read the others too: from then on each
+    # value is decoded when its record is made, which is cheaper than on demand.
+    values_are_wanted: bool = False
+    read: Callable[[int], Any] = field(init=False)
 
-    def __init__(
-        self,
-        at: npt.NDArray[np.int64],
-        streams: Sequence[str],
-        sources: npt.NDArray[np.int64],
-        values: Values,
-        ids: pa.Array | None,
-        watermark: int,
-        *,
-        by_time: bool = True,
-    ) -> None:
-        self.by_time: bool = by_time
-        self.at: list[int] = at.tolist()
-        self.streams: Sequence[str] = streams
-        self.watermark: int = watermark
-        self.sources: list[int] = sources.tolist()
-        self.values: Values = values
-        # Set once user code has read a value, because it will probably read the others too: from then on each
-        # value is decoded when its record is made, which is cheaper than on demand.
-        self.values_are_wanted: bool = False
-        self.read: Callable[[int], Any] = values.value
-        self._ids = ids
+    def __post_init__(self) -> None:
+        self.read = self.values.value
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """Return the least and the greatest time of the records ``start`` to ``stop``, all of one key."""
@@ -89,7 +64,7 @@ class RecordColumns:
 
     def scoped_id(self, index: int) -> bytes | None:
         """Return the record's id with its stream's scope, the form that is deduplicated."""
-        scoped: bytes | None = None if self._ids is None else self._ids[self.sources[index]].as_py()
+        scoped: bytes | None = None if self.ids is None else self.ids[self.sources[index]].as_py()
         return scoped
 
     def id(self, index: int) -> bytes | None:
@@ -98,6 +73,7 @@ class RecordColumns:
         return None if scoped is None else scoped.removeprefix(f"{self.streams[index]}\0".encode())
 
 
+@dataclass(slots=True)
 class Record:
     """One record, as delivered to one key.
 
@@ -110,32 +86,14 @@ class Record:
         id: the publisher's id; ``None`` if the record has none.
     """
 
-    __slots__ = ("_columns", "_index", "at", "id", "key", "late", "stream", "value")
-
     key: str
     value: Any
     at: EventTimeMicros
     stream: str
-    late: bool
-    id: bytes | None
-    _columns: RecordColumns
-    _index: int
-
-    def __init__(
-        self,
-        key: str,
-        value: Any,
-        at: EventTimeMicros,
-        stream: str,
-        late: bool = False,
-        id: bytes | None = None,  # noqa: A002 - the paper's word
-    ) -> None:
-        self.key = key
-        self.value = value
-        self.at = at
-        self.stream = stream
-        self.late = late
-        self.id = id
+    late: bool = False
+    id: bytes | None = field(default=None, repr=False)
+    _columns: RecordColumns = field(init=False, repr=False, compare=False)
+    _index: int = field(init=False, repr=False, compare=False)
 
     def __getattr__(self, name: str) -> Any:
         # Python calls this only while the slot is empty; a record of a bundle fills it on first access.
@@ -150,22 +108,7 @@ class Record:
         raise AttributeError(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Record, _fields(self))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Record) and _fields(self) == _fields(other)
-
-    __hash__: ClassVar[None]  # type: ignore[assignment]  # __eq__ unsets it: values need not be hashable
-
-    def __repr__(self) -> str:
-        return (
-            f"Record(key={self.key!r}, value={self.value!r}, at={self.at}, "
-            f"stream={self.stream!r}, late={self.late})"
-        )
-
-
-def _fields(record: Record) -> tuple[object, ...]:
-    return (record.key, record.value, record.at, record.stream, record.late, record.id)
+        return (Record, (self.key, self.value, self.at, self.stream, self.late, self.id))
 
 
 def read_value(record: Record, columns: RecordColumns, index: int) -> None:

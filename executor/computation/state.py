@@ -47,37 +47,10 @@ StoredState: TypeAlias = Encoded | FormerState
 """A state of the current version, or of an earlier one."""
 
 
-class Holds:
-    """The holds of the current key."""
-
-    __slots__ = ("_input", "_timers")
-
-    def __init__(self, timers: KeyTimers, input_time: InputTime) -> None:
-        self._timers = timers
-        self._input = input_time
-
-    def set(self, at: Moment, tag: str) -> None:
-        moment = to_micros(at)
-        if moment < self.floor():
-            raise InvalidError(
-                "a hold must not be before the input", input_at=self._input.floor_at, at=moment
-            )
-        self._timers.set(Timer(tag, TimeDomain.HOLD, moment, moment, EXACT))
-
-    def release(self, tag: str) -> None:
-        self._timers.delete(tag, TimeDomain.HOLD)
-
-    def release_all(self) -> None:
-        for timer in self._timers.pending(TimeDomain.HOLD):
-            self._timers.delete(timer.tag, TimeDomain.HOLD)
-
-    def oldest(self) -> int | None:
-        return min((timer.at for timer in self._timers.pending(TimeDomain.HOLD)), default=None)
-
-    def floor(self) -> int:
-        """Return the earliest time to produce at: the input's less its slack, or a time that a hold or timer holds."""
-        owed, floor = self._timers.owed_at(), max(TIME_MIN_US, self._input.floor_at - self._input.slack_us)
-        return floor if owed is None else min(owed, floor)
+def floor_of(timers: KeyTimers, input_time: InputTime) -> int:
+    """Return the earliest time to produce at: the input's less its slack, or a time that a hold or timer holds."""
+    owed, floor = timers.owed_at(), max(TIME_MIN_US, input_time.floor_at - input_time.slack_us)
+    return floor if owed is None else min(owed, floor)
 
 
 _UNREAD: Final = object()
@@ -104,15 +77,16 @@ class State:
         ``context.state.set(context.state.get(0) + 1)``
     """
 
-    __slots__ = ("_codec", "_encoded", "_holds", "_is_live", "_opened", "_value")
+    __slots__ = ("_codec", "_encoded", "_input", "_is_live", "_opened", "_timers", "_value")
 
-    def __init__(self, codec: Codec, holds: Holds) -> None:
+    def __init__(self, codec: Codec, timers: KeyTimers, input_time: InputTime) -> None:
         self._codec = codec
-        self._holds = holds
-        self._reset(None)
+        self._timers = timers
+        self._input = input_time
+        self._reset()
 
-    def _reset(self, encoded: Encoded | None) -> None:
-        self._encoded = encoded
+    def _reset(self) -> None:
+        self._encoded: Encoded | None = None
         self._value: Any = _UNREAD
         self._is_live = False
         self._opened: OpenState | None = None
@@ -153,8 +127,9 @@ class State:
 
     def delete(self) -> None:
         """Delete the state and all its holds; from now on `get` returns its default."""
-        self._holds.release_all()
-        self._reset(None)
+        for timer in self._timers.pending(TimeDomain.HOLD):
+            self._timers.delete(timer.tag, TimeDomain.HOLD)
+        self._reset()
 
     def open(self, make: Callable[[Any], OpenStateT]) -> OpenStateT:
         """Return the state as an object that hooks change in place, made and stored once per turn of the key.
@@ -175,16 +150,21 @@ class State:
         ``context.oldest_at``. No consumer's watermark passes that time meanwhile, so a hold that is never released
         stops every downstream timer and window that waits for a later event time.
         """
-        self._holds.set(at, tag)
+        moment = to_micros(at)
+        if moment < floor_of(self._timers, self._input):
+            raise InvalidError(
+                "a hold must not be before the input", input_at=self._input.floor_at, at=moment
+            )
+        self._timers.set(Timer(tag, TimeDomain.HOLD, moment, moment, EXACT))
 
     def release(self, tag: str = "") -> None:
         """Release the hold called ``tag``; does nothing if there is none."""
-        self._holds.release(tag)
+        self._timers.delete(tag, TimeDomain.HOLD)
 
     @property
     def held_at(self) -> int | None:
         """The earliest time that the state holds, in microseconds; ``None`` without a hold."""
-        return self._holds.oldest()
+        return min((timer.at for timer in self._timers.pending(TimeDomain.HOLD)), default=None)
 
     def settle(self) -> StoredState | None:
         """Encode the current value, at the end of the key's turn, for the engine; ``None`` without state."""

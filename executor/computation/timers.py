@@ -7,7 +7,7 @@ the earliest timer of each key and domain, in heaps that give the due keys and t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
@@ -75,17 +75,15 @@ class KeyTimes:
     at: npt.NDArray[np.int64]
 
 
+@dataclass(slots=True)
 class EarliestByKey:
     """One time per key, with the earliest at hand: a heap of at most two entries per key plus `_STALE_MIN`.
 
     Outdated entries stay in the heap and are skipped.
     """
 
-    __slots__ = ("_at", "_heap")
-
-    def __init__(self) -> None:
-        self._at: dict[str, int] = {}
-        self._heap: list[tuple[int, str]] = []
+    _at: dict[str, int] = field(default_factory=dict)
+    _heap: list[tuple[int, str]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self._at)
@@ -259,18 +257,14 @@ class KeyTimers:
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks
-        self._row: Timers = ()
-        self._row_owed_at: int | None = None
-        self._pending: dict[_TimerId, Timer] | None = None
-        self._new: list[tuple[int, Timer]] = []
-        self.due: list[_Entry] = []
+        self.bind(())
 
     def bind(self, row: Timers) -> None:
         self._row = row
-        self._row_owed_at = hold_of(row) if row else None
-        self._pending = None
-        self._new = []
-        self.due = []
+        self._row_owed_at: int | None = hold_of(row) if row else None
+        self._pending: dict[_TimerId, Timer] | None = None
+        self._new: list[tuple[int, Timer]] = []
+        self.due: list[_Entry] = []
         for timer in row:
             self._note(timer)
 
@@ -334,7 +328,8 @@ class KeyTimers:
         return [entry[4] for entry in due if pending.get((entry[4].tag, entry[4].domain)) is entry[4]]
 
     def pending(self, domain: TimeDomain) -> list[Timer]:
-        return [timer for timer in self._all() if timer.domain is domain]
+        timers = self._row if self._pending is None else self._pending.values()
+        return [timer for timer in timers if timer.domain is domain]
 
     def pending_at(self, tag: str, domain: TimeDomain) -> int | None:
         timer = self._opened().get((tag, domain))
@@ -347,9 +342,6 @@ class KeyTimers:
         timers = firing_order(self._pending.values())
         return None if timers == self._row else timers
 
-    def count(self) -> int:
-        return len(self._row if self._pending is None else self._pending)
-
     def savepoint(self) -> TimersSavepoint:
         return TimersSavepoint(dict(self._opened()), list(self.due))
 
@@ -359,9 +351,6 @@ class KeyTimers:
         self._new = [(timer.output_at, timer) for timer in savepoint.pending.values() if timer.holds]
         heapify(self._new)
         self.due = list(savepoint.due)
-
-    def _all(self) -> Iterable[Timer]:
-        return self._row if self._pending is None else self._pending.values()
 
     def _opened(self) -> dict[_TimerId, Timer]:
         pending = self._pending

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import accumulate
@@ -63,19 +64,22 @@ def total_bytes(rows: pa.Table | Sequence[Any]) -> int:
 class ArrowValues:
     """Values that are rows of a struct, each a ``dict``; columns are decoded whole, at the first value."""
 
-    __slots__ = ("_columns", "_kind", "_names", "_nested", "_rows")
+    __slots__ = ("_kind", "_nested", "_rows", "columns", "names")
 
     def __init__(self, columns: pa.StructArray | pa.RecordBatch | pa.Table) -> None:
-        self._columns = columns if isinstance(columns, pa.StructArray) else _as_struct(columns)
-        self._names: list[str] = [field.name for field in self._columns.type]
+        struct = columns if isinstance(columns, pa.StructArray) else columns.to_struct_array()
+        self.columns: pa.StructArray = (
+            struct.combine_chunks() if isinstance(struct, pa.ChunkedArray) else struct
+        )
+        self.names: list[str] = [field.name for field in self.columns.type]
         self._nested: list[tuple[str, pa.Array]] = []
         self._rows: list[tuple[Any, ...] | None] | None = None
         self._kind: type[dict[str, Any]] = (
-            PlainObject if has_envelope_fields(dict.fromkeys(self._names)) else dict
+            PlainObject if has_envelope_fields(dict.fromkeys(self.names)) else dict
         )
 
     def __len__(self) -> int:
-        return len(self._columns)
+        return len(self.columns)
 
     def value(self, index: int) -> Any:
         """Return a dict of the row's columns; ``None`` where the struct itself is null."""
@@ -85,18 +89,10 @@ class ArrowValues:
         row = rows[index]
         if row is None:
             return None
-        value = self._kind(zip(self._names, row))  # noqa: B905 - of one length, and strict costs a tenth
+        value = self._kind(zip(self.names, row))  # noqa: B905 - of one length, and strict costs a tenth
         for name, column in self._nested:
             value[name] = column[index].as_py()
         return value
-
-    @property
-    def columns(self) -> pa.StructArray:
-        return self._columns
-
-    @property
-    def names(self) -> list[str]:
-        return self._names
 
     def row(self, index: int) -> tuple[Any, ...] | None:
         """Return the row as a tuple in the order of `names`; ``None`` where the struct itself is null."""
@@ -107,10 +103,10 @@ class ArrowValues:
         if row is None or not self._nested:
             return row
         nested = {name: column[index].as_py() for name, column in self._nested}
-        return tuple(nested.get(name, part) for name, part in zip(self._names, row, strict=True))
+        return tuple(nested.get(name, part) for name, part in zip(self.names, row, strict=True))
 
     def _decode(self) -> list[tuple[Any, ...] | None]:
-        columns = dict(zip(self._names, self._columns.flatten(), strict=True))
+        columns = dict(zip(self.names, self.columns.flatten(), strict=True))
         # User code can change nested values, so each reader gets a copy.
         self._nested = [(name, column) for name, column in columns.items() if pa.types.is_nested(column.type)]
         nested = dict(self._nested)
@@ -118,21 +114,16 @@ class ArrowValues:
             [None] * len(column) if name in nested else column.to_pylist() for name, column in columns.items()
         ]
         rows: list[tuple[Any, ...] | None] = list(zip(*plain, strict=True)) or [()] * len(self)
-        for index in np.flatnonzero(pc.is_null(self._columns).to_numpy(zero_copy_only=False)).tolist():
+        for index in np.flatnonzero(pc.is_null(self.columns).to_numpy(zero_copy_only=False)).tolist():
             rows[index] = None
         self._rows = rows
         return rows
 
     def take(self, indices: _Indices) -> ArrowValues:
-        return ArrowValues(self._columns.take(pa.array(indices)))
+        return ArrowValues(self.columns.take(pa.array(indices)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (ArrowValues, (self._columns,))
-
-
-def _as_struct(columns: pa.RecordBatch | pa.Table) -> pa.StructArray:
-    struct = columns.to_struct_array()
-    return struct.combine_chunks() if isinstance(struct, pa.ChunkedArray) else struct
+        return (ArrowValues, (self.columns,))
 
 
 class JsonValues:
@@ -171,13 +162,11 @@ class JsonValues:
         return (JsonValues, (self._texts, self._blobs))
 
 
+@dataclass(slots=True, eq=False)
 class PythonValues:
     """Values that are Python objects already; user code gets copies of mutable ones."""
 
-    __slots__ = ("_objects",)
-
-    def __init__(self, objects: Sequence[Any]) -> None:
-        self._objects = objects
+    _objects: Sequence[Any]
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -213,15 +202,13 @@ def _is_atom(value: object) -> bool:
     return type(value) in _ATOMS or (isinstance(value, datetime) and not getattr(value, "__dict__", None))
 
 
+@dataclass(slots=True, eq=False)
 class ChangedValues:
     """Rows of a change stream, each in the envelope of an element (sign 1) or of a retraction (sign -1)."""
 
-    __slots__ = ("_at", "_rows", "_signs")
-
-    def __init__(self, rows: Values, signs: npt.NDArray[np.int8], at: npt.NDArray[np.int64]) -> None:
-        self._rows = rows
-        self._signs = signs
-        self._at = at
+    _rows: Values
+    _signs: npt.NDArray[np.int8]
+    _at: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self._rows)

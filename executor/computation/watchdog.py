@@ -86,16 +86,18 @@ class UserCodeWatchdog:
         """Watch the turns of a bundle, which must run in this thread."""
         # An exception right at a turn's end may have interrupted `end` itself.
         self._is_running = False
-        if _may_use_signals():
-            with self._by_signal():
-                yield
-        else:
-            with self._by_thread():
-                yield
+        is_main = threading.current_thread() is threading.main_thread()
+        may_use_signals = is_main and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+        with self._by_signal() if may_use_signals else self._by_thread():
+            yield
 
     @contextmanager
     def _by_signal(self) -> Iterator[None]:
-        before = signal.signal(signal.SIGALRM, self._on_signal)
+        def interrupt(_number: int, _frame: FrameType | None) -> None:
+            if self._count_check():
+                raise CodeTimeoutError
+
+        before = signal.signal(signal.SIGALRM, interrupt)
         every_s = self._timeout_ms / _CHECKS_IN_LIMIT / 1_000
         signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
         try:
@@ -103,10 +105,6 @@ class UserCodeWatchdog:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
-
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        if self._count_check():
-            raise CodeTimeoutError
 
     @contextmanager
     def _by_thread(self) -> Iterator[None]:
@@ -147,13 +145,6 @@ class UserCodeWatchdog:
         self._checks = 0
         self._interruptions += 1
         return True
-
-
-def _may_use_signals() -> bool:
-    """Return True in the main thread while the alarm signal is not in use."""
-    if threading.current_thread() is not threading.main_thread():
-        return False
-    return signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
 
 
 def _raise_in(thread: int, error: type[BaseException]) -> None:

@@ -89,7 +89,6 @@ class Bundle:
     weak: WeakStreams = STRONG
 
     def restamped(self, fence: Fence, superstep: Superstep) -> Bundle:
-        """Return the same bundle as part of another superstep."""
         return replace(self, plan=replace(self.plan, fence=fence), superstep=superstep)
 
 
@@ -192,7 +191,7 @@ class BundleStatistics:
 
 
 @quickly_pickled
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ProductionSummary:
     """A summary of a bundle's productions to one stream.
 

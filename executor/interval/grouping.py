@@ -50,6 +50,7 @@ class Arrivals:
     def of(deliveries: Sequence[Deliveries], *, with_ids: bool) -> Arrivals:
         """Concatenate deliveries, any of which may be empty."""
         some: list[Deliveries] = []
+        keys, streams, counts, has_ids = [], [], [], False
         for delivery in deliveries:
             count = len(delivery.at)
             if count:
@@ -60,25 +61,23 @@ class Arrivals:
                 )
                 check(not delivery.keys.null_count, "delivered records have keys", stream=delivery.stream)
                 some.append(delivery)
-        if len(some) == 1:
-            (only,) = some
+                keys.append(_as(delivery.keys, pa.string()))
+                streams.append(delivery.stream)
+                counts.append(count)
+                has_ids |= delivery.ids is not None
+        if not some:
+            none = pa.array([], pa.string())
             return Arrivals(
-                keys=_as(only.keys, pa.string()),
-                at=only.at,
-                values=only.values,
-                ids=_ids(some) if with_ids and only.ids is not None else None,
-                streams=[only.stream],
-                counts=[len(only.at)],
+                keys=none, at=np.empty(0, np.int64), values=PythonValues([]), ids=None, streams=(), counts=()
             )
+        is_one = len(some) == 1
         return Arrivals(
-            keys=pa.concat_arrays(
-                [pa.array([], pa.string()), *(_as(part.keys, pa.string()) for part in some)]
-            ),
-            at=np.concatenate([np.empty(0, np.int64), *(part.at for part in some)]),
-            values=ConcatenatedValues([part.values for part in some]) if some else PythonValues([]),
-            ids=_ids(some) if with_ids else None,
-            streams=[part.stream for part in some],
-            counts=[len(part.at) for part in some],
+            keys=keys[0] if is_one else pa.concat_arrays(keys),
+            at=some[0].at if is_one else np.concatenate([part.at for part in some]),
+            values=some[0].values if is_one else ConcatenatedValues([part.values for part in some]),
+            ids=_ids(some) if with_ids and has_ids else None,
+            streams=streams,
+            counts=counts,
         )
 
     def streams_of(self, sources: npt.NDArray[np.int64]) -> Sequence[str]:
@@ -95,8 +94,6 @@ def _as(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
 
 
 def _ids(deliveries: list[Deliveries]) -> pa.BinaryArray | None:
-    if all(delivery.ids is None for delivery in deliveries):
-        return None
     columns = [
         pa.nulls(len(part.at), pa.binary()) if part.ids is None else _as(part.ids, pa.binary())
         for part in deliveries
@@ -250,8 +247,6 @@ def admit(arrivals: Arrivals, keys: KeyCodes, soft_state: SoftState) -> Admissio
 
 
 class _Identified:
-    """The records of a bundle that have ids."""
-
     def __init__(self, ids: pa.BinaryArray, codes: _Index, keys: pa.StringArray) -> None:
         self._ids = ids
         self._codes = codes
@@ -269,7 +264,6 @@ class _Identified:
         return repeated
 
     def _repeated(self) -> _Mask:
-        """Mark the records that repeat a key and id of the same bundle."""
         repeated = np.zeros(len(self.fingerprints), np.bool_)
         ordered = np.sort(self.fingerprints)
         doubtful_prints = ordered[1:][ordered[1:] == ordered[:-1]]

@@ -18,20 +18,19 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
-import numpy as np
 import orjson
 import pyarrow as pa
 
 from millpond.executor.computation.computation import UpgradingState, upgrade
 from millpond.executor.computation.context import Context, Counters, Productions
 from millpond.executor.computation.records import InputTime, RecordColumns, Records
-from millpond.executor.computation.state import FormerState, Holds, KeyState, StoredState
-from millpond.executor.computation.timers import KeyTimers, Timer, Timers, TimersSavepoint
+from millpond.executor.computation.state import FormerState, KeyState, StoredState
+from millpond.executor.computation.timers import KeyTimers, Timer, Timers
 from millpond.executor.computation.values import PythonValues
 from millpond.executor.computation.watchdog import CodeTimeoutError, UserCodeWatchdog
-from millpond.executor.interval.bundle import DeadLetter, id_base64, id_text
+from millpond.executor.interval.bundle import Bundle, DeadLetter, id_base64, id_text
 from millpond.executor.interval.letters import (
     RetriedLetter,
     describe_value,
@@ -43,17 +42,13 @@ from millpond.executor.interval.letters import (
     typed_value,
     worded,
 )
+from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.time.clocks import Clocks
 from millpond.executor.time.instants import INSTANT_MAX_US
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.rows.codec import PlainObject, has_non_finite
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
-
-if TYPE_CHECKING:
-    from millpond.executor.interval.bundle import Bundle
-    from millpond.executor.pipeline.nodes import ComputationNode
-
 
 _MARK: Final = "$"
 _MARK_BYTES: Final = b'"$":'
@@ -131,17 +126,14 @@ def _unmarked(value: Any) -> Any:
 def waiting_columns(timers: Sequence[Timer]) -> RecordColumns:
     """Return the records that wait under these entries, in the same order; none of them is late."""
     entries = [_read(timer) for timer in timers]
-    ids = [entry.get("id") for entry in entries]
-    has_ids = any(record_id is not None for record_id in ids)
+    ids = [base64.b64decode(entry["id"]) if "id" in entry else None for entry in entries]
     return RecordColumns(
-        np.array([timer.at - 1 for timer in timers], np.int64),
-        [entry["stream"] for entry in entries],
-        np.arange(len(entries), dtype=np.int64),
-        PythonValues([entry["value"] for entry in entries]),
-        pa.array([None if text is None else base64.b64decode(text) for text in ids], pa.binary())
-        if has_ids
-        else None,
-        TIME_MIN_US,
+        at=[timer.at - 1 for timer in timers],
+        streams=[entry["stream"] for entry in entries],
+        sources=range(len(entries)),
+        values=PythonValues([entry["value"] for entry in entries]),
+        ids=pa.array(ids, pa.binary()),
+        watermark=TIME_MIN_US,
     )
 
 
@@ -170,18 +162,10 @@ _DROPPED: Final = "dropped"
 
 
 @dataclass(frozen=True, slots=True)
-class _RollbackPoint:
-    state: StoredState | None
-    timers: TimersSavepoint
-    productions: int
-    counts: int
-
-
-@dataclass(frozen=True, slots=True)
 class Failure:
     """The exception of a hook's last attempt, and the number of that attempt."""
 
-    error: Exception
+    error: BaseException
     attempt: int
 
 
@@ -205,6 +189,7 @@ class KeyExecutor:
         limit: UserCodeWatchdog | None = None,
     ) -> None:
         computation = node.computation
+        self._bundle = bundle
         clocks = Clocks(
             watermark=bundle.plan.watermark,
             wall_time=bundle.wall_time,
@@ -213,12 +198,11 @@ class KeyExecutor:
         self._limit = limit
         self._node = node
         self._input = InputTime()
-        self.timers: KeyTimers = self._make_timers(clocks, bundle)
-        holds = Holds(self.timers, self._input)
+        self.timers: KeyTimers = self._make_timers(clocks)
         self.state: KeyState = (
-            UpgradingState(computation.codec, holds, self._upgrade)
+            UpgradingState(computation.codec, self.timers, self._input, self._upgrade)
             if computation.state_version
-            else KeyState(computation.codec, holds)
+            else KeyState(computation.codec, self.timers, self._input)
         )
         self.productions: Productions = Productions()
         self.counters: Counters = Counters()
@@ -231,11 +215,11 @@ class KeyExecutor:
         self._letters: dict[str, list[RetriedLetter]] = {}
         for letter in bundle.plan.retried:
             self._letters.setdefault(letter.key, []).append(letter)
-        self._columns = columns
-        self._records = Records(columns, self._input)
         self._context = Context(
-            node, self.state, self.timers, self.productions, self._input, clocks, holds, self.counters
+            node, self.state, self.timers, self.productions, self._input, clocks, self.counters
         )
+        self._columns = columns
+        self._records = self._make_records(columns)
         if bundle.plan.late_before is not None:
             self._context.late_before = bundle.plan.late_before
         self._firings_left = 0
@@ -247,8 +231,11 @@ class KeyExecutor:
     def _upgrade(self, former: FormerState) -> FormerState:
         return upgrade(self._node.computation, self._node.name, self._context.key, former)
 
-    def _make_timers(self, clocks: Clocks, bundle: Bundle) -> KeyTimers:  # noqa: ARG002 - subclasses use the bundle
+    def _make_timers(self, clocks: Clocks) -> KeyTimers:
         return KeyTimers(clocks)
+
+    def _make_records(self, columns: RecordColumns) -> Records:
+        return Records(columns, self._input)
 
     def run(
         self, key: str, encoded: StoredState | None, timers: Timers, start: int, stop: int
@@ -314,30 +301,19 @@ class KeyExecutor:
 
     def _process_timer(self, timer: Timer) -> None:
         if timer.domain is TimeDomain.RECORD:
-            self._process_waiting(timer)
+            # The record began to wait when the computation was still `time_sorted`.
+            self._input.slack_us = self._records_slack_us
+            records = Records(waiting_columns([timer]), self._input)
+            records.bind(self._context.key, 0, 1)
+            self._node.computation.process_records(self._context, records)
             return
-        if not timer.holds:
-            timer = self._on_time(timer)
-        self._input.slack_us = self._timers_slack_us
-        self._input.of_one(timer.output_at)
-        self._node.computation.process_timer(self._context, timer)
-
-    def _process_waiting(self, timer: Timer) -> None:
-        """Process a record that began to wait when the computation was still ``time_sorted``."""
-        self._input.slack_us = self._records_slack_us
-        records = self._waiting([timer])
-        records.bind(self._context.key, 0, 1)
-        self._node.computation.process_records(self._context, records)
-
-    def _waiting(self, timers: Sequence[Timer]) -> Records:
-        return Records(waiting_columns(timers), self._input)
-
-    def _on_time(self, timer: Timer) -> Timer:
-        """Return a timer without a hold with an output time that no consumer's watermark has passed."""
-        watermark = self._watermark
         # At the end of the input the watermark is beyond the times of records.
-        is_later = timer.output_at < watermark <= INSTANT_MAX_US
-        return timer._replace(output_at=watermark) if is_later else timer
+        if not timer.holds and timer.output_at < self._watermark <= INSTANT_MAX_US:
+            # Consumers' watermarks may have passed the output time of a timer without a hold.
+            timer = timer._replace(output_at=self._watermark)
+        self._input.slack_us = self._timers_slack_us
+        self._input.at = self._input.floor_at = timer.output_at
+        self._node.computation.process_timer(self._context, timer)
 
     def _count_firing(self) -> None:
         self.fired += 1
@@ -375,7 +351,7 @@ class KeyExecutor:
 
     def _try_timer(self, timer: Timer, *, retried: int = 0) -> None:
         if timer.domain is TimeDomain.RECORD:
-            self._try_record(self._context.key, self._waiting([timer]), 0)
+            self._try_record(self._context.key, Records(waiting_columns([timer]), self._input), 0)
             return
         failure = self._attempt(lambda: self._process_timer(timer), timer._asdict)
         if failure is not None:
@@ -419,44 +395,35 @@ class KeyExecutor:
 
         ``value`` reads the value of the hook's input.
         """
-        savepoint = _RollbackPoint(
-            self.state.settle(), self.timers.savepoint(), len(self.productions.at), len(self.counters)
-        )
+        state, timers = self.state.settle(), self.timers.savepoint()
+        produced, counted = len(self.productions.at), len(self.counters)
         failure: Failure | None = None
         for attempt in range(1, 2 + self._node.retries):
+            failure = None
             try:
                 self._within_limit(hook)
                 self.state.settle()
-            except CodeTimeoutError as raised:
-                self._go_back(savepoint)
-                # It exceeded its limit at full speed and alone, so a third try would only cost the limit again.
-                error = None if self._limit is None else self._limit.error()
-                if error is None:
-                    return None
-                error.__cause__ = raised
-                return Failure(error, attempt)
-            except Exception as raised:  # noqa: BLE001 - user code may raise anything
+            except (Exception, CodeTimeoutError) as raised:  # noqa: BLE001 - user code may raise anything
                 failure = Failure(raised, attempt)
-                self._go_back(savepoint)
-            self._check_program(value)
-            if failure is None or failure.attempt < attempt:
+                self.state.bind(state)
+                self.timers.restore(timers)
+                self.productions.truncate(produced)
+                self.counters.truncate(counted)
+                if self._limit is not None and isinstance(raised, CodeTimeoutError):
+                    # It exceeded its limit at full speed and alone, so a third try would only cost the limit again.
+                    error = self._limit.error()
+                    error.__cause__ = raised
+                    return Failure(error, attempt)
+            # The run ends if the code has used what its program does not declare, even if it caught the exception.
+            mistake, self._context.mistake = self._context.mistake, None
+            # A name from the input is the input's mistake: code that routes by a field cannot know all names.
+            if mistake is not None and (
+                mistake.name is None or json.dumps(mistake.name) not in describe_value(value).text
+            ):
+                raise mistake.error
+            if failure is None:
                 return None
         return failure
-
-    def _check_program(self, value: Callable[[], Any]) -> None:
-        """End the run if the code has used what its program does not declare, even if it caught the exception."""
-        mistake, self._context.mistake = self._context.mistake, None
-        if mistake is None:
-            return
-        # A name from the input is the input's mistake: code that routes by a field cannot know all names.
-        if mistake.name is None or json.dumps(mistake.name) not in describe_value(value).text:
-            raise mistake.error
-
-    def _go_back(self, savepoint: _RollbackPoint) -> None:
-        self.state.bind(savepoint.state)
-        self.timers.restore(savepoint.timers)
-        self.productions.truncate(savepoint.productions)
-        self.counters.truncate(savepoint.counts)
 
     def _fail(
         self,

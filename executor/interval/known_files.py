@@ -7,9 +7,8 @@ false hit costs a read and never a record.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +32,36 @@ _IDS: Final = pa.list_(pa.binary())
 # The size of Arrow's objects around a small table, which `nbytes` leaves out.
 _TABLE_BYTES: Final = 4_096
 
+_Contents = TypeVar("_Contents")
 
-class KeysOfFiles:
+
+class _NewestFiles(Generic[_Contents]):
+    """Contents of the newest files, by path, within a bound of memory."""
+
+    def __init__(self, limit_bytes: Callable[[], int], size_of: Callable[[_Contents], int]) -> None:
+        self._limit_bytes = limit_bytes
+        self._size_of = size_of
+        self._contents: dict[str, _Contents] = {}
+        self.size_bytes: int = 0
+
+    def _put(self, path: str, contents: _Contents) -> None:
+        self.drop(path)
+        self._contents[path] = contents
+        self.size_bytes += self._size_of(contents)
+        limit = self._limit_bytes()
+        while self.size_bytes > limit and self._contents:
+            self.drop(next(iter(self._contents)))
+
+    def drop(self, path: str) -> None:
+        if path in self._contents:
+            self.size_bytes -= self._size_of(self._contents.pop(path))
+
+    def keep_only(self, paths: Collection[str]) -> None:
+        for path in self._contents.keys() - paths:
+            self.drop(path)
+
+
+class KeysOfFiles(_NewestFiles[Fingerprints]):
     """The key fingerprints of the newest files, within a bound of memory: a file without a wanted key is not read.
 
     A superstep's file is read whole, and there are many of them. Their keys are mostly in the cache, so nearly none is
@@ -42,38 +69,22 @@ class KeysOfFiles:
     """
 
     def __init__(self, limit_bytes: Callable[[], int]) -> None:
-        self._limit_bytes = limit_bytes
-        self._keys: OrderedDict[str, Fingerprints] = OrderedDict()
-        self.size_bytes: int = 0
+        super().__init__(limit_bytes, lambda keys: keys.nbytes)
 
     def add(self, path: str, keys: pa.Array | pa.ChunkedArray) -> None:
-        self.drop(path)
-        self._keys[path] = np.sort(fingerprints(keys))
-        self.size_bytes += self._keys[path].nbytes
-        limit = self._limit_bytes()
-        while self.size_bytes > limit and self._keys:
-            self.size_bytes -= self._keys.popitem(last=False)[1].nbytes
-
-    def drop(self, path: str) -> None:
-        known = self._keys.pop(path, None)
-        if known is not None:
-            self.size_bytes -= known.nbytes
-
-    def keep_only(self, paths: Collection[str]) -> None:
-        for path in self._keys.keys() - paths:
-            self.drop(path)
+        self._put(path, np.sort(fingerprints(keys)))
 
     def files_with(self, files: Sequence[FileKeys], keys: Sequence[str]) -> list[FileKeys]:
         """Return the files that may have any of the keys, including all files with unknown keys."""
         low, high = min(keys), max(keys)
         in_range = [file for file in files if file.may_hold_any(low, high)]
-        if not any(file.path in self._keys for file in in_range):
+        if not any(file.path in self._contents for file in in_range):
             return in_range
         wanted = fingerprints(pa.array(keys, pa.string()))
         return [file for file in in_range if self._may_have_any(file.path, wanted)]
 
     def _may_have_any(self, path: str, wanted: Fingerprints) -> bool:
-        known = self._keys.get(path)
+        known = self._contents.get(path)
         if known is None:
             return True
         if not len(known):
@@ -83,17 +94,12 @@ class KeysOfFiles:
         return bool((known[places] == wanted).any())
 
 
-class KnownIds:
+class KnownIds(_NewestFiles[pa.Table]):
     """The consumed record ids of one interval: a filter, built when first needed, and the newest ids themselves.
 
     A filter forgets nothing, while compactions drop the ids that are past the horizon. So a full filter is rebuilt from
-    the files.
-
-    Args:
-        interval: the interval.
-        reader: reads ``record_ids`` back.
-        limit_bytes: the present limit of the newest ids, and of the filter if that is enough for 262,144 ids.
-        capacity_max: the most ids that the filter is built for, at 8 bytes each.
+    the files. ``limit_bytes`` is the limit of the newest ids, and of the filter if that is enough for 262,144 ids;
+    ``capacity_max`` is the most ids that the filter is built for, at 8 bytes each.
     """
 
     def __init__(
@@ -104,19 +110,17 @@ class KnownIds:
         *,
         capacity_max: int = _CAPACITY_MAX,
     ) -> None:
+        super().__init__(limit_bytes, lambda table: int(table.nbytes) + _TABLE_BYTES)
         self._interval = interval
         self._reader = reader
-        self._limit_bytes = limit_bytes
         self._capacity_max = capacity_max
         self.is_prepared: bool = False
         self._filter: RecordIdFilter | None = None
         self._full_at = 0
-        self._recent: OrderedDict[str, pa.Table] = OrderedDict()
-        self._recent_bytes = 0
 
     @property
-    def size_bytes(self) -> int:
-        return self._recent_bytes + (0 if self._filter is None else self._filter.size_bytes)
+    def filter_bytes(self) -> int:
+        return 0 if self._filter is None else self._filter.size_bytes
 
     def prepare(self, files: Sequence[FileKeys]) -> None:
         """Build the filter from all files with rows of the interval, unless the present one has room."""
@@ -152,23 +156,7 @@ class KnownIds:
             self._filter.add(ids)
 
     def keep(self, path: str, updates: pa.Table) -> None:
-        if self._filter is None:
-            return
-        table = _keys_and_ids(updates)
-        self._recent[path] = table
-        self._recent_bytes += _size_bytes(table)
-        limit = self._limit_bytes()
-        while self._recent_bytes > limit and self._recent:
-            self._recent_bytes -= _size_bytes(self._recent.popitem(last=False)[1])
-
-    def keep_only(self, paths: Collection[str]) -> None:
-        for path in self._recent.keys() - paths:
-            self.drop(path)
-
-    def drop(self, path: str) -> None:
-        table = self._recent.pop(path, None)
-        if table is not None:
-            self._recent_bytes -= _size_bytes(table)
+        self._put(path, _keys_and_ids(updates))
 
     def consumed(
         self, files: Sequence[FileKeys], keys: Sequence[str], ids: Sequence[bytes]
@@ -179,9 +167,9 @@ class KnownIds:
         files = [file for file in files if file.may_hold_any(low, high)]
         consumed: set[tuple[str, bytes]] = set()
         for file in files:
-            if file.path in self._recent:
-                consumed |= _pairs(self._recent[file.path], wanted)
-        unread = [file.path for file in files if file.path not in self._recent]
+            if file.path in self._contents:
+                consumed |= _pairs(self._contents[file.path], wanted)
+        unread = [file.path for file in files if file.path not in self._contents]
         missing = {key for key, id_ in zip(keys, ids, strict=True) if (key, id_) not in consumed}
         if unread and missing:
             large = large_among(files)
@@ -193,10 +181,6 @@ class KnownIds:
 def _ids_in(updates: pa.Table) -> pa.Array:
     ids = updates.column("record_ids").combine_chunks().flatten().field("id")
     return ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
-
-
-def _size_bytes(table: pa.Table) -> int:
-    return int(table.nbytes) + _TABLE_BYTES
 
 
 def _keys_and_ids(updates: pa.Table) -> pa.Table:

@@ -18,7 +18,6 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final, SupportsIndex
 
-import numpy as np
 import pyarrow as pa
 
 from millpond.executor.computation.records import RecordColumns
@@ -76,7 +75,10 @@ def typed_text(value: Any) -> LetterValue:
         return LetterValue(_CODEC.encode(value))
     except InvalidError:
         types: dict[str, str] = {}
-        return LetterValue(_json(_plain(value, _WHOLE, types)), types)
+        plain = _plain(value, _WHOLE, types)
+        text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
+        # Half a character has no UTF-8 form, but JSON can escape it.
+        return LetterValue(text if has_utf8(text) else json.dumps(plain, separators=(",", ":")), types)
 
 
 def is_whole(types: Mapping[str, str]) -> bool:
@@ -119,7 +121,12 @@ def typed_value(plain: Any, types: Mapping[str, str]) -> Any:
     box = {_WHOLE: plain}
     # Innermost first, so that the pointers to outer parts stay valid.
     for pointer in sorted(types, key=lambda text: text.count("/"), reverse=True):
-        _restore(box, pointer, types[pointer])
+        *outer, last = pointer.split("/")
+        holder: Any = box
+        for name in outer:
+            holder = holder[_step(holder, name)]
+        step = _step(holder, last)
+        holder[step] = read_worded(types[pointer], holder[step])
     return box[_WHOLE]
 
 
@@ -131,12 +138,6 @@ def error_line(error: BaseException) -> str:
     return text.splitlines()[0][:_ERROR_MAX] if text else type(error).__name__
 
 
-def _json(plain: Any) -> str:
-    text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
-    # Half a character has no UTF-8 form, but JSON can escape it.
-    return text if has_utf8(text) else json.dumps(plain, separators=(",", ":"))
-
-
 def _plain(value: Any, pointer: str, types: dict[str, str]) -> Any:
     match value:
         case None | bool():
@@ -145,8 +146,16 @@ def _plain(value: Any, pointer: str, types: dict[str, str]) -> Any:
             return str(value)
         case float() if math.isfinite(value):
             return float(value)
+        case Mapping() if all(isinstance(name, str) and has_utf8(name) for name in value):
+            # A JSON pointer (RFC 6901) escapes both characters.
+            names = [(name, name.replace("~", "~0").replace("/", "~1")) for name in value]
+            return {str(name): _plain(value[name], f"{pointer}/{escaped}", types) for name, escaped in names}
         case Mapping():
-            return _plain_mapping(value, pointer, types)
+            types[pointer] = "mapping"
+            return [
+                [_plain(name, f"{pointer}/{index}/0", types), _plain(part, f"{pointer}/{index}/1", types)]
+                for index, (name, part) in enumerate(value.items())
+            ]
         case list() | tuple():
             return [_plain(item, f"{pointer}/{index}", types) for index, item in enumerate(value)]
         case SupportsIndex():
@@ -154,16 +163,6 @@ def _plain(value: Any, pointer: str, types: dict[str, str]) -> Any:
     kind, text = worded(value)
     types[pointer] = kind
     return text
-
-
-def _plain_mapping(value: Mapping[Any, Any], pointer: str, types: dict[str, str]) -> Any:
-    if all(isinstance(name, str) and has_utf8(name) for name in value):
-        return {str(name): _plain(part, f"{pointer}/{_escaped(name)}", types) for name, part in value.items()}
-    types[pointer] = "mapping"
-    return [
-        [_plain(name, f"{pointer}/{index}/0", types), _plain(part, f"{pointer}/{index}/1", types)]
-        for index, (name, part) in enumerate(value.items())
-    ]
 
 
 def worded(value: Any) -> tuple[str, Any]:
@@ -200,25 +199,11 @@ _READ: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 def read_worded(kind: str, text: Any) -> Any:
-    """Restore a value from the type and text that `worded` returned."""
     return _READ[kind](text)
-
-
-def _restore(box: dict[str, Any], pointer: str, kind: str) -> None:
-    *outer, last = pointer.split("/")
-    holder: Any = box
-    for name in outer:
-        holder = holder[_step(holder, name)]
-    step = _step(holder, last)
-    holder[step] = read_worded(kind, holder[step])
 
 
 def _step(holder: Any, name: str) -> Any:
     return int(name) if isinstance(holder, list) else name.replace("~1", "/").replace("~0", "~")
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -296,14 +281,14 @@ def letter_columns(letter: RetriedLetter, watermark: int, *, with_id: bool) -> R
     value = letter_value({"value": letter.value, "value_types": letter.value_types})
     has_id = with_id and letter.id is not None
     # The columns take one scope off, and the publisher's own id may begin like a scope.
-    scoped = [f"{letter.stream}\0".encode() + (letter.id or b"")] if has_id else None
+    scoped = f"{letter.stream}\0".encode() + (letter.id or b"")
     return RecordColumns(
-        np.array([letter.at], np.int64),
-        [letter.stream],
-        np.zeros(1, np.int64),
-        PythonValues([value]),
-        None if scoped is None else pa.array(scoped, pa.binary()),
-        watermark,
+        at=[letter.at],
+        streams=[letter.stream],
+        sources=[0],
+        values=PythonValues([value]),
+        ids=pa.array([scoped]) if has_id else None,
+        watermark=watermark,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ from millpond.executor.interval.grouping import (
     unseen_ids,
 )
 from millpond.executor.interval.key_executor import KeyExecutor, MicroBatchExecutor
+from millpond.executor.interval.letters import RetriedLetter
 from millpond.executor.interval.row_update import (
     BundleOutcome,
     BundleResult,
@@ -40,23 +41,18 @@ from millpond.executor.interval.row_update import (
     RowUpdateDraft,
     split_productions,
 )
+from millpond.executor.interval.soft_state import SoftState
 from millpond.executor.interval.time_sorted import TimeSortedExecutor
+from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.time.clocks import slack_us
 from millpond.statestore.durations import duration_ms
 from millpond.statestore.errors import check
+from millpond.statestore.interval import Interval
 from millpond.statestore.rows.row import ROW_SCHEMA, TimeDomain
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
-if TYPE_CHECKING:
-    from millpond.executor.interval.letters import RetriedLetter
-    from millpond.executor.interval.soft_state import SoftState
-    from millpond.executor.pipeline.nodes import ComputationNode
-    from millpond.statestore.interval import Interval
-
-
 _NO_UPDATES: Final = ROW_SCHEMA.empty_table()
 _SAMPLED_KEYS: Final = 8
-_NAME: Final = attrgetter("name")
 
 
 class IntervalProcessor:
@@ -87,11 +83,7 @@ class IntervalProcessor:
             self._executor = MicroBatchExecutor
 
     def process(self, bundle: Bundle) -> BundleResult:
-        """Process a bundle and apply its outcome to soft state, tentatively.
-
-        Due timers and records run key by key in key order. If this raises, soft state is
-        unchanged.
-        """
+        """Process a bundle and apply its outcome to soft state, tentatively; if this raises, soft state is unchanged."""
         node, soft_state, letters = self._node, self._soft_state, bundle.plan.retried
         soft_state.begin()
         deliveries, sorts = bundle.deliveries, node.time_sorted
@@ -123,7 +115,8 @@ class IntervalProcessor:
         grouping = group(codes, order, admission.kept, due)
         dropped = 0
         if node.on_late != "process" and late.any():
-            drops = late & self._drops(arrivals, admission.kept)
+            drops = np.repeat([node.drops_late(stream) for stream in arrivals.streams], arrivals.counts)
+            drops = late & (drops if admission.kept is None else drops[admission.kept])
             dropped = int(drops.sum())
             refused |= drops
         if refused.any():
@@ -134,19 +127,18 @@ class IntervalProcessor:
             "every key of a bundle lies in the interval",
             interval=self._interval.app_id,
         )
-        at = arrivals.at[grouping.sources]
         columns = RecordColumns(
-            at,
-            arrivals.streams_of(grouping.sources),
-            grouping.sources,
-            arrivals.values,
-            arrivals.ids,
-            late_before,
+            at=arrivals.at[grouping.sources].tolist(),
+            streams=arrivals.streams_of(grouping.sources),
+            sources=grouping.sources.tolist(),
+            values=arrivals.values,
+            ids=arrivals.ids,
+            watermark=late_before,
             by_time=by_time,
         )
         turns, outcome = self._run(bundle, letters, columns, grouping)
         statistics = BundleStatistics(
-            records=len(at) + dropped + turns.retried_records,
+            records=len(columns.at) + dropped + turns.retried_records,
             late=int(late.sum()),
             dropped=dropped,
             duplicates=admission.duplicates,
@@ -232,13 +224,8 @@ class IntervalProcessor:
             dead_letters=tuple(turns.dead_letters),
             weak=weak,
             key_sample=sample_keys(draft.grouping, _SAMPLED_KEYS),
-            retried=tuple(map(_NAME, bundle.plan.retried)),
+            retried=tuple(map(attrgetter("name"), bundle.plan.retried)),
         )
-
-    def _drops(self, arrivals: Arrivals, kept: npt.NDArray[np.int64] | None) -> npt.NDArray[np.bool_]:
-        by_stream = [self._node.drops_late(stream) for stream in arrivals.streams]
-        drops = np.repeat(np.array(by_stream, dtype=np.bool_), arrivals.counts)
-        return drops if kept is None else drops[kept]
 
 
 def _pending_work(queue: TimerQueue, bundle: Bundle) -> PendingWork:

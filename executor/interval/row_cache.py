@@ -1,7 +1,8 @@
 """The row cache: encoded states and timers of keys, within a budget of bytes (MillWheel §8.3).
 
 Until the first eviction, a key that is not here has no row. After it, a filter of all keys that ever had a row
-answers for most new keys, and the others are read. A new owner may scan millions of rows (MillWheel §7.1): their next timers, holds and sizes are computed on whole columns, and only rows that fit are decoded.
+answers for most new keys, and the others are read. A new owner may scan millions of rows (MillWheel §7.1): their next
+timers, holds and sizes are computed on whole columns, and only rows that fit are decoded.
 """
 
 from __future__ import annotations
@@ -87,18 +88,16 @@ def summarise_rows(merged: pa.Table) -> RowSummary:
 
 @dataclass(frozen=True, slots=True)
 class ClockNames:
-    """The names of the clocks that timers wait for; a clock may have several names.
-
-    Records that wait for the low watermark count as its timers.
-    """
-
     event: list[str] = field(default_factory=list)
     wall: list[str] = field(default_factory=list)
     percentiles: dict[float, list[str]] = field(default_factory=dict)
 
 
 def clock_names(clocks: pa.Array) -> ClockNames:
-    """Return the names of the clocks that timers wait for; holds wait for none."""
+    """Return the names of the clocks that timers wait for, any number for a clock; holds wait for none.
+
+    Records that wait for the low watermark count as its timers.
+    """
     names = ClockNames()
     for name in pc.unique(clocks).to_pylist():
         domain, percentile, _ = parse_timer_clock(name)
@@ -123,9 +122,7 @@ def _weights(merged: pa.Table, timers: pa.ListArray) -> npt.NDArray[np.int64]:
     for name in ("key", "state", "state_bytes"):
         column = merged.column(name)
         if column.null_count < len(column):
-            lengths = pc.binary_length(column)
-            lengths = pc.fill_null(lengths, 0) if lengths.null_count else lengths
-            characters += lengths.to_numpy(zero_copy_only=False)
+            characters += pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
     counts = lengths_of(timers)
     if len(timers.values):
         flat = timers.flatten()
@@ -340,19 +337,13 @@ class RowCache:
         self.used_bytes += _weight(keys, states)
         if None in states:
             # A key without state and timers has no row, so it must not stay here.
-            self._take_out(
-                [
-                    key
-                    for key, state in zip(keys, states, strict=True)
-                    if state is None and key not in self._timers
-                ]
-            )
+            without = [key for key, state in zip(keys, states, strict=True) if state is None]
+            self._take_out([key for key in without if key not in self._timers])
         if not self.is_complete:
             self.remember([key for key, old in zip(keys, before, strict=True) if old is _MISSING])
         return CacheUndo(keys, before, overwritten)
 
     def undo(self, undo: CacheUndo) -> None:
-        """Restore what `put` overwrote, or drop it if it can be read again."""
         if not self.is_complete:
             # Some of these rows may have been evicted since, and only files have all of them. A filter
             # made after the bundle lacks the rows that it deleted, though a file may have them.

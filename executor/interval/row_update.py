@@ -9,10 +9,9 @@ The result of a bundle and its manifest are plain values, which travel from a wo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import ne
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -44,11 +43,7 @@ from millpond.statestore.rows.row import (
     Fence,
     lists_of,
 )
-from millpond.statestore.types import EventTimeMicros, WallTimeMicros, quickly_pickled
-
-if TYPE_CHECKING:
-    from millpond.statestore.types import Superstep
-
+from millpond.statestore.types import EventTimeMicros, Superstep, WallTimeMicros, quickly_pickled
 
 _OPTIONAL = ("timers", "record_ids", "productions", "hold")
 
@@ -145,7 +140,15 @@ class RowUpdateDraft:
         else:
             streams = self.kept.values.field("stream").to_pylist()
             times = self.kept.values.field("at").view(pa.int64()).to_pylist()
-        return _summaries(streams, times, self.bundle.plan.percentile_watermarks) if streams else ()
+        by_stream: dict[str, list[int]] = {}
+        for stream, at in zip(streams, times, strict=True):
+            by_stream.setdefault(stream, []).append(at)
+        percentiles = self.bundle.plan.percentile_watermarks
+        found = []
+        for stream, own in sorted(by_stream.items()):
+            oldest = oldest_but(np.array(own, np.int64), percentiles) if percentiles else {}
+            found.append(ProductionSummary(stream, len(own), EventTimeMicros(min(own)), oldest))
+        return tuple(found)
 
     def restamped(self, fence: Fence, superstep: Superstep) -> RowUpdateDraft:
         return replace(self, bundle=self.bundle.restamped(fence, superstep))
@@ -265,27 +268,6 @@ def _holds(outcome: BundleOutcome, count: int) -> pa.Array:
         for index, timers in indices.items():
             holds[index] = hold_of(timers)
     return _timestamps(holds)
-
-
-def _summaries(
-    streams: Sequence[str], times: Sequence[int], percentiles: Collection[float]
-) -> tuple[ProductionSummary, ...]:
-    by_stream: dict[str, list[int]] = {}
-    for stream, at in zip(streams, times, strict=True):
-        by_stream.setdefault(stream, []).append(at)
-    found = []
-    for stream in sorted(by_stream):
-        own = by_stream[stream]
-        oldest = oldest_but(np.array(own, np.int64), percentiles) if percentiles else {}
-        found.append(
-            ProductionSummary(
-                stream=stream,
-                count=len(own),
-                oldest_at=EventTimeMicros(min(own)),
-                percentile_oldest_at=oldest,
-            )
-        )
-    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ from millpond.executor.interval.row_cache import (
 )
 from millpond.executor.interval.row_reader import (
     FileKeys,
-    RowChanges,
     RowReader,
     large_among,
     load_changes,
@@ -102,10 +101,18 @@ class KnownFiles:
         if not self._files:
             return None
         added = [file for file in files if file.path not in self._files]
-        rewrites = [file for file in added if self._is_rewrite(file)]
-        unread = [
-            file for file in added if file.min_superstep is not None and file.min_superstep > self.superstep
-        ]
+        rewrites, unread = [], []
+        for file in added:
+            oldest, newest = file.min_superstep, file.max_superstep
+            if oldest is not None and oldest > self.superstep:
+                unread.append(file)
+            # The file of a superstep, with its interval and first superstep, is no rewrite.
+            elif (
+                newest is not None
+                and newest <= self.superstep
+                and ("interval" not in file.tags or oldest is None)
+            ):
+                rewrites.append(file)
         # If a file vanished without a rewrite, or one holds both old and new rows, all must be read again.
         has_lost_files = len(files) - len(added) < len(self._files) and not rewrites
         return None if has_lost_files or len(rewrites) + len(unread) < len(added) else unread
@@ -116,13 +123,7 @@ class KnownFiles:
             file.path: FileKeys(file.path, file.min_key, file.max_key, file.size_bytes) for file in files
         }
         if unread:
-            newest = max(file.max_superstep or 0 for file in unread)
-            self.confirm(unread[-1].path, newest)
-
-    def _is_rewrite(self, file: LiveFile) -> bool:
-        written_by_a_superstep = "interval" in file.tags and file.min_superstep is not None
-        newest = file.max_superstep
-        return not written_by_a_superstep and newest is not None and newest <= self.superstep
+            self.confirm(unread[-1].path, max(file.max_superstep or 0 for file in unread))
 
 
 @dataclass(slots=True)
@@ -184,7 +185,9 @@ class SoftState:
 
     def _lookup_bytes(self) -> int:
         size_bytes = self._keys_of_files.size_bytes + self._cache.filter_bytes
-        return size_bytes + self.ids.size_bytes if self.ids.is_prepared else size_bytes
+        return (
+            size_bytes + self.ids.size_bytes + self.ids.filter_bytes if self.ids.is_prepared else size_bytes
+        )
 
     def _is_over_budget(self) -> bool:
         """Report the used memory, and return True if rows must be evicted."""
@@ -268,8 +271,7 @@ class SoftState:
         if not files:
             return
         if _TIMERS_FIRST * sum(file.size_bytes for file in files) > self._limit_bytes():
-            merged = merge_updates(self._timers_of_files(files))
-            summary = summarise_rows(merged)
+            summary = summarise_rows(merge_updates(self._timers_of_files(files)))
         else:
             paths = [file.path for file in files]
             merged = merge_updates(self._reader.read(paths, MERGE_COLUMNS, interval=self._interval))
@@ -282,9 +284,9 @@ class SoftState:
         """Read only the timers of more rows than memory holds; a state is read when its key is first needed."""
         self._cache.start_without_rows(sum(file.num_records or 0 for file in files))
         table = pa.concat_tables([self._timers_in(file) for file in self._files.all])
-        unread = {name: ROW_SCHEMA.field(name) for name in MERGE_COLUMNS if name not in _TIMER_COLUMNS}
-        for field in unread.values():
-            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+        for field in ROW_SCHEMA:
+            if field.name in MERGE_COLUMNS and field.name not in _TIMER_COLUMNS:
+                table = table.append_column(field, pa.nulls(table.num_rows, field.type))
         return table.select(MERGE_COLUMNS)
 
     def _timers_in(self, file: FileKeys) -> pa.Table:
@@ -306,9 +308,7 @@ class SoftState:
         updates = self._reader.read([file.path for file in unread], columns, interval=self._interval)
         if self.ids.is_prepared:
             self.ids.add_updates(updates)
-        self._apply_changes(load_changes(combine_updates(updates), self._state_version))
-
-    def _apply_changes(self, changes: RowChanges) -> None:
+        changes = load_changes(combine_updates(updates), self._state_version)
         keys, states, timers = changes.keys, changes.states, changes.timers
         if self._cache.is_complete:
             self._cache.replace_cold([key for key in keys if key in timers and key not in changes.same_state])

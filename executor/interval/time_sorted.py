@@ -9,39 +9,24 @@ the times alone, so it does not depend on how the input was cut into bundles.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import groupby
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.computation.records import Record, Records, read_value
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.records import InputTime, Record, RecordColumns, Records, read_value
+from millpond.executor.computation.state import StoredState
 from millpond.executor.computation.timers import KeyTimers, Timer, Timers, TimersSavepoint, firing_order
-from millpond.executor.interval.key_executor import Failure, KeyExecutor, waiting_timer
+from millpond.executor.interval.key_executor import Failure, KeyExecutor, waiting_columns, waiting_timer
 from millpond.executor.time.clocks import EXACT, Clocks
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import EventTimeMicros
 
-if TYPE_CHECKING:
-    from millpond.executor.computation.context import Context
-    from millpond.executor.computation.records import InputTime, RecordColumns
-    from millpond.executor.computation.state import StoredState
-    from millpond.executor.computation.watchdog import UserCodeWatchdog
-    from millpond.executor.interval.bundle import Bundle
-    from millpond.executor.pipeline.nodes import ComputationNode
-
-
 _FIRING_TIME: Final = attrgetter("at")
-
-
-class _Range(NamedTuple):
-    """Consecutive records from ``start`` up to ``stop`` in the same columns."""
-
-    records: Records
-    start: int
-    stop: int
 
 
 class _TimeSortedTimers(KeyTimers):
@@ -58,13 +43,9 @@ class _TimeSortedTimers(KeyTimers):
     __slots__ = ("_still", "_stored", "_until", "added", "event_due", "ready")
 
     def __init__(self, clocks: Clocks, until: int) -> None:
-        super().__init__(clocks)
         self._until = until
-        self._stored: Timers = ()
-        self._still: Timers = ()
         self.event_due: list[tuple[int, str, Timer]] = []
-        self.ready: Timers = ()
-        self.added: list[Timer] = []
+        super().__init__(clocks)
 
     def bind(self, row: Timers) -> None:
         waiting = tuple(timer for timer in row if timer.domain is TimeDomain.RECORD)
@@ -75,10 +56,11 @@ class _TimeSortedTimers(KeyTimers):
         self._stored = row
         self._row_owed_at = None
         if self._row:
-            self._new = _holding(self._opened().values())
+            self._new = [(timer.output_at, timer) for timer in self._opened().values() if timer.holds]
+            heapify(self._new)
         ends = bisect_right(waiting, self._until, key=_FIRING_TIME)
         self.ready, self._still = waiting[:ends], waiting[ends:]
-        self.added = []
+        self.added: list[Timer] = []
 
     @property
     def waiting(self) -> int:
@@ -120,12 +102,6 @@ class _TimeSortedTimers(KeyTimers):
 
 def _is_event(timer: Timer) -> bool:
     return timer.domain is TimeDomain.EVENT and timer.percentile == EXACT
-
-
-def _holding(timers: Iterable[Timer]) -> list[tuple[int, Timer]]:
-    held = [(timer.output_at, timer) for timer in timers if timer.holds]
-    heapify(held)
-    return held
 
 
 class _TimeSortedRecords(Records):
@@ -181,27 +157,12 @@ class TimeSortedExecutor(KeyExecutor):
     """Runs one key after the other, each in the order of time; see `KeyExecutor`."""
 
     timers: _TimeSortedTimers
-    waited: int
-    resumed: int
 
-    def __init__(
-        self,
-        node: ComputationNode,
-        bundle: Bundle,
-        columns: RecordColumns,
-        slack_us: int,
-        limit: UserCodeWatchdog | None = None,
-    ) -> None:
-        super().__init__(node, bundle, columns, slack_us, limit)
-        self._superstep = bundle.superstep
-        self._until = bundle.plan.until
-        self._is_batch = type(node.computation).process_records is not Computation.process_records
-        self._bundle_records = self._sorted(columns)
+    def _make_timers(self, clocks: Clocks) -> KeyTimers:
+        self._until = self._bundle.plan.until
+        return _TimeSortedTimers(clocks, self._until)
 
-    def _make_timers(self, clocks: Clocks, bundle: Bundle) -> KeyTimers:
-        return _TimeSortedTimers(clocks, bundle.plan.until)
-
-    def _sorted(self, columns: RecordColumns) -> _TimeSortedRecords:
+    def _make_records(self, columns: RecordColumns) -> Records:
         due = self.timers.event_due
         return _TimeSortedRecords(columns, self._input, context=self._context, due=due, fire=self._fire_until)
 
@@ -219,20 +180,31 @@ class TimeSortedExecutor(KeyExecutor):
 
     # ------------------------------------------------------------- which records, in which order
 
-    def _ready(self, start: int, stop: int) -> tuple[list[_Range], int]:
-        """Return the records whose turn has come, in order, and the first of the bundle's records that must wait."""
+    def _ready(self, start: int, stop: int) -> tuple[list[tuple[Records, int, int]], int]:
+        """Return the records whose turn has come, in order, and the first of the bundle's records that must wait.
+
+        They come as ranges of consecutive records in the same columns.
+        """
         first_waiting = bisect_left(self._columns.at, self._until, start, stop)
+        ready = []
         if not self.timers.ready:
-            ready = [_Range(self._bundle_records, start, first_waiting)] if first_waiting > start else []
+            if first_waiting > start:
+                ready.append((self._records, start, first_waiting))
             return ready, first_waiting
-        waiting = self._sorted(self._waiting(self.timers.ready).columns)
+        waiting = self._make_records(waiting_columns(self.timers.ready))
         ranked = [
             *self._ranked(waiting, 0, len(self.timers.ready)),
-            *self._ranked(self._bundle_records, start, first_waiting),
+            *self._ranked(self._records, start, first_waiting),
         ]
         # Records that waited arrived earlier, so they come first among records of one time and stream.
         ranked.sort(key=itemgetter(0, 1))
-        return list(_ranges(ranked)), first_waiting
+        # Within a range, the index in the columns rises with the position in the order.
+        for _, group in groupby(
+            enumerate(ranked), key=lambda entry: (id(entry[1][2]), entry[1][3] - entry[0])
+        ):
+            run = [record for _, record in group]
+            ready.append((run[0][2], run[0][3], run[-1][3] + 1))
+        return ready, first_waiting
 
     def _ranked(self, records: Records, start: int, stop: int) -> Iterator[tuple[int, int, Records, int]]:
         at, streams, rank_of = records.columns.at, records.columns.streams, self._node.rank
@@ -245,29 +217,22 @@ class TimeSortedExecutor(KeyExecutor):
             self._fire_due(self._process_timer)
         ready, first_waiting = self._ready(start, stop)
         self._input.slack_us = self._records_slack_us
+        is_batch = type(self._node.computation).process_records is not Computation.process_records
         for records, first, last in ready:
-            if self._is_batch:
-                self._process_singly(key, records, first, last)
-            else:
+            if not is_batch:
                 records.bind(key, first, last)
+                self._node.computation.process_records(self._context, records)
+                continue
+            # Code that takes several records at once gets one, because it may set a timer that is due before the next.
+            for index in range(first, last):
+                self._fire_until(records.columns.at[index])
+                records.bind(key, index, index + 1)
                 self._node.computation.process_records(self._context, records)
         self._fire_rest(self._process_timer)
         self._check_room(stop - first_waiting)
         for index in range(first_waiting, stop):
             self._keep(index)
         return self.state.settle()
-
-    def _process_singly(self, key: str, records: Records, start: int, stop: int) -> None:
-        """Pass records one by one to code that takes several at once, because it may set a timer that is due between them."""
-        at, process_records, context = (
-            records.columns.at,
-            self._node.computation.process_records,
-            self._context,
-        )
-        for index in range(start, stop):
-            self._fire_until(at[index])
-            records.bind(key, index, index + 1)
-            process_records(context, records)
 
     def _fire_until(self, limit: int, fire: Callable[[Timer], None] | None = None) -> None:
         due = self.timers.event_due
@@ -320,12 +285,5 @@ class TimeSortedExecutor(KeyExecutor):
             )
 
     def _keep(self, index: int) -> None:
-        self.timers.added.append(waiting_timer(self._columns, index, self._superstep, self._node.horizon_us))
-
-
-def _ranges(ranked: Sequence[tuple[int, int, Records, int]]) -> Iterator[_Range]:
-    """Join records that follow one another in the same columns into ranges."""
-    # Within a range, the index in the columns rises with the position in the order.
-    for _, group in groupby(enumerate(ranked), key=lambda entry: (id(entry[1][2]), entry[1][3] - entry[0])):
-        run = [record for _, record in group]
-        yield _Range(run[0][2], run[0][3], run[-1][3] + 1)
+        superstep, horizon_us = self._bundle.superstep, self._node.horizon_us
+        self.timers.added.append(waiting_timer(self._columns, index, superstep, horizon_us))

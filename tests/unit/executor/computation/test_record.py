@@ -6,7 +6,6 @@ import copy
 import pickle
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -18,9 +17,9 @@ from millpond.statestore.types import EventTimeMicros
 
 def columns_of(texts: list[str] | None = None) -> RecordColumns:
     return RecordColumns(
-        at=np.array([10, 20, 30]),
+        at=[10, 20, 30],
         streams=["a", "b", "a"],
-        sources=np.array([1, 2, 0]),
+        sources=[1, 2, 0],
         values=JsonValues(pa.array(texts or ["30", "10", "20"])),
         ids=pa.array([b"z", None, b"y"]),
         watermark=20,

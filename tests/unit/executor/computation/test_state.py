@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import millpond as mp
 from millpond.executor.computation.records import InputTime
-from millpond.executor.computation.state import Holds, KeyState
+from millpond.executor.computation.state import KeyState
 from millpond.executor.computation.timers import KeyTimers, Timer, hold_of
 from millpond.executor.time.clocks import Clocks
 from millpond.statestore.rows.codec import JsonCodec
@@ -32,7 +32,7 @@ class _Names:
 
 
 def _state(encoded: str | None = None) -> KeyState:
-    state = KeyState(JsonCodec(), Holds(KeyTimers(_CLOCKS), InputTime()))
+    state = KeyState(JsonCodec(), KeyTimers(_CLOCKS), InputTime())
     state.bind(encoded)
     return state
 

@@ -432,13 +432,13 @@ class TestKnownIds:
         for number in range(5):
             run.step(records(("a", number), ids=[b"%d" % number]))
         ids = run.soft_state(0).ids
-        held_bytes = ids._recent_bytes  # no public figure shows the memory of the ids
+        held_bytes = ids.size_bytes
         run.optimise(0, 4)
         result = run.step(records(("a", 0), ("a", 9), ids=[b"0", b"9"]))
 
         assert result.statistics.duplicates == 1
         assert run.soft_state(0).ids is ids
-        assert 0 < ids._recent_bytes < held_bytes / 2
+        assert 0 < ids.size_bytes < held_bytes / 2
         assert [columns for _, columns, _ in reader.reads] == [("key", "record_ids")]
 
     def test_full_filter_is_rebuilt_from_the_ids_in_files(self) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-import numpy as np
 import orjson
 import pyarrow as pa
 import pytest
@@ -127,7 +126,12 @@ class TestEntry:
     def test_waiting_record_survives_a_round_trip(self, value: Any, record_id: bytes | None, at: int) -> None:
         """The value keeps its types."""
         columns = RecordColumns(
-            np.array([at]), ["s"], np.array([0]), PythonValues([value]), pa.array([record_id], pa.binary()), 0
+            at=[at],
+            streams=["s"],
+            sources=[0],
+            values=PythonValues([value]),
+            ids=pa.array([record_id], pa.binary()),
+            watermark=0,
         )
         entry = waiting_timer(columns, 0, superstep=3, lag_us=7)
         again = waiting_columns([entry])
@@ -145,7 +149,7 @@ class TestEntry:
     def test_waiting_row_that_looks_like_a_pane_stays_a_row(self, moment: Any) -> None:
         value = PlainObject({"value": 1, "window": [0, 1], "at": moment, "pane": {}})
         columns = RecordColumns(
-            np.array([5]), ["s"], np.array([0]), PythonValues([value]), pa.array([None], pa.binary()), 0
+            at=[5], streams=["s"], sources=[0], values=PythonValues([value]), ids=None, watermark=0
         )
         again = waiting_columns([waiting_timer(columns, 0, superstep=3, lag_us=0)]).value(0)
 
