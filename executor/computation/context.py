@@ -271,7 +271,7 @@ class Context:
             raise InvalidError("holds must be true or false", computation=self._name, holds=holds)
         timers = self._timers
         # Windows set the same timer with every record: skip the checks that a pending timer has passed.
-        if not timers.has(tag, known, moment, output, percentile, holds):
+        if not timers.has((tag, known, moment, output, percentile, holds)):
             if self._cycle and holds and known is _EVENT and output < moment:
                 self._refuse_in_cycle(tag, moment, output)
             timers.set(Timer(_text(tag, "timer tag"), known, to_micros(moment), output, percentile, holds))

@@ -6,7 +6,7 @@ the earliest timer of each key and domain, in heaps that give the due keys and t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from operator import itemgetter
@@ -110,7 +110,8 @@ class EarliestByKey:
         if len(heap) > 2 * len(known) + _STALE_MIN:
             self._clean()
 
-    def fill(self, keys: Sequence[str], at: npt.NDArray[np.int64]) -> None:
+    def fill(self, times: KeyTimes) -> None:
+        keys, at = times.keys.to_pylist(), times.at
         self._at = dict(zip(keys, at.tolist(), strict=True))
         order = np.argsort(at)
         # A sorted list is a heap already.
@@ -175,19 +176,12 @@ class TimerQueue:
         for queue, times in (*queues, (self._wall, wall), (self._hold, hold)):
             queue.put(times, touched - times.keys() if len(queue) else ())
 
-    def fill(
-        self,
-        event: KeyTimes,
-        wall: KeyTimes,
-        hold: KeyTimes,
-        percentiles: Mapping[float, KeyTimes] | None = None,
-    ) -> None:
-        self._event = {}
-        for percentile, times in {EXACT: event, **(percentiles or {})}.items():
-            self._event[percentile] = EarliestByKey()
-            self._event[percentile].fill(times.keys.to_pylist(), times.at)
-        self._wall.fill(wall.keys.to_pylist(), wall.at)
-        self._hold.fill(hold.keys.to_pylist(), hold.at)
+    def fill(self, event: Mapping[float, KeyTimes], wall: KeyTimes, hold: KeyTimes) -> None:
+        self._event = {EXACT: EarliestByKey()}
+        for percentile, times in event.items():
+            self._event.setdefault(percentile, EarliestByKey()).fill(times)
+        self._wall.fill(wall)
+        self._hold.fill(hold)
 
     def due_keys(
         self,
@@ -268,19 +262,11 @@ class KeyTimers:
         for timer in row:
             self._note(timer)
 
-    def has(
-        self,
-        tag: str,
-        domain: TimeDomain,
-        at: int,
-        output_at: int,
-        percentile: float = EXACT,
-        holds: bool = True,
-    ) -> bool:
+    def has(self, timer: tuple[str, TimeDomain, int, int, float, bool]) -> bool:
         pending = self._pending
         if pending is None:
             pending = self._opened()
-        return pending.get((tag, domain)) == (tag, domain, at, output_at, percentile, holds)
+        return pending.get(timer[:2]) == timer
 
     def set(self, timer: Timer) -> None:
         self._opened()[(timer.tag, timer.domain)] = timer

@@ -14,7 +14,7 @@ import math
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final, SupportsIndex
 
@@ -25,6 +25,8 @@ from millpond.executor.computation.timers import Timer
 from millpond.executor.computation.values import PythonValues, has_utf8
 from millpond.executor.inputs.record_size import CutValue
 from millpond.executor.time.clocks import EXACT
+from millpond.executor.time.instants import datetime_us
+from millpond.statestore.durations import MICROSECOND
 from millpond.statestore.errors import InvalidError, MillpondError
 from millpond.statestore.rows.codec import JsonCodec, PlainObject
 from millpond.statestore.rows.row import TimeDomain
@@ -33,7 +35,6 @@ from millpond.statestore.types import quickly_pickled
 # Characters of a value in a letter; a longer value is cut, and marked as such.
 VALUE_MAX: Final = 1 << 20
 _ERROR_MAX: Final = 1_000
-_MICROSECOND: Final = timedelta(microseconds=1)
 _CODEC: Final = JsonCodec()
 _WHOLE: Final = ""
 _PLAIN: Final = "plain"
@@ -177,7 +178,7 @@ def worded(value: Any) -> tuple[str, Any]:
         case time():
             return "time", value.isoformat()
         case timedelta():
-            return "timedelta_us", value // _MICROSECOND
+            return "timedelta_us", value // MICROSECOND
         case Decimal():
             return "decimal", str(value)
         case bytes() | bytearray():
@@ -204,9 +205,6 @@ def read_worded(kind: str, text: Any) -> Any:
 
 def _step(holder: Any, name: str) -> Any:
     return int(name) if isinstance(holder, list) else name.replace("~1", "/").replace("~0", "~")
-
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @quickly_pickled
@@ -273,7 +271,7 @@ def letter_time_us(at: str | int) -> int:
         >>> letter_time_us("1970-01-01T00:00:01.500000+00:00")
         1500000
     """
-    return at if isinstance(at, int) else (datetime.fromisoformat(at) - _EPOCH) // _MICROSECOND
+    return at if isinstance(at, int) else datetime_us(datetime.fromisoformat(at))
 
 
 def letter_columns(letter: RetriedLetter, watermark: int, *, with_id: bool) -> RecordColumns:

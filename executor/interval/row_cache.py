@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from itertools import repeat
 from typing import Final, Literal, TypeAlias
@@ -30,7 +30,7 @@ from millpond.executor.interval.eviction import (
     window_aware,
 )
 from millpond.executor.interval.row_reader import ColdRows, LoadedRows
-from millpond.executor.time.clocks import EXACT, FREE, parse_timer_clock
+from millpond.executor.time.clocks import FREE, parse_timer_clock
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.record_ids import RecordIdFilter
 from millpond.statestore.rows.row import TimeDomain, lengths_of
@@ -45,13 +45,12 @@ TIMER_BYTES: Final = 160
 class RowSummary:
     """Next timers, holds and costs of merged rows.
 
-    ``event``, ``wall`` and ``percentiles`` have the earliest timer of each key, ``hold`` its oldest held output time,
+    ``event`` (by percentile) and ``wall`` have the earliest timer of each key, ``hold`` its oldest held output time,
     ``waits`` the time of each row's next timer on any clock (or `NEVER`), ``weights`` its bytes in the cache.
     """
 
-    event: KeyTimes
+    event: Mapping[float, KeyTimes]
     wall: KeyTimes
-    percentiles: Mapping[float, KeyTimes]
     hold: KeyTimes
     waits: Waits
     weights: npt.NDArray[np.int64]
@@ -74,40 +73,31 @@ def summarise_rows(merged: pa.Table) -> RowSummary:
         of_clock = pc.is_in(clock_of, pa.array(names, pa.string())).to_numpy(zero_copy_only=False)
         return _earliest(keys, rows[of_clock], at[of_clock])
 
-    clocks = clock_names(clock_of)
+    event_names, wall_names = clock_names(clock_of)
     is_holding = pc.invert(pc.ends_with(clock_of, FREE)).to_numpy(zero_copy_only=False)
     return RowSummary(
-        event=earliest(clocks.event),
-        wall=earliest(clocks.wall),
-        percentiles={percentile: earliest(names) for percentile, names in clocks.percentiles.items()},
+        event={percentile: earliest(names) for percentile, names in event_names.items()},
+        wall=earliest(wall_names),
         hold=_earliest(keys, rows[is_holding], output_at[is_holding]),
         waits=waits,
         weights=_weights(merged, lists),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ClockNames:
-    event: list[str] = field(default_factory=list)
-    wall: list[str] = field(default_factory=list)
-    percentiles: dict[float, list[str]] = field(default_factory=dict)
+def clock_names(clocks: pa.Array) -> tuple[dict[float, list[str]], list[str]]:
+    """Return the names of the clocks that timers wait for: of event time, by percentile, and of wall time.
 
-
-def clock_names(clocks: pa.Array) -> ClockNames:
-    """Return the names of the clocks that timers wait for, any number for a clock; holds wait for none.
-
-    Records that wait for the low watermark count as its timers.
+    Records that wait for the low watermark count as its timers; holds wait for no clock.
     """
-    names = ClockNames()
+    event: dict[float, list[str]] = {}
+    wall: list[str] = []
     for name in pc.unique(clocks).to_pylist():
         domain, percentile, _ = parse_timer_clock(name)
         if domain is TimeDomain.WALL:
-            names.wall.append(name)
-        elif domain is TimeDomain.RECORD or (domain is TimeDomain.EVENT and percentile == EXACT):
-            names.event.append(name)
-        elif domain is TimeDomain.EVENT:
-            names.percentiles.setdefault(percentile, []).append(name)
-    return names
+            wall.append(name)
+        elif domain is not TimeDomain.HOLD:
+            event.setdefault(percentile, []).append(name)
+    return event, wall
 
 
 def _earliest(keys: pa.StringArray, rows: npt.NDArray[np.int64], at: npt.NDArray[np.int64]) -> KeyTimes:

@@ -277,7 +277,7 @@ class SoftState:
             merged = merge_updates(self._reader.read(paths, MERGE_COLUMNS, interval=self._interval))
             summary = summarise_rows(merged)
             self._cache.fill(merged, summary)
-        self.timers.fill(summary.event, summary.wall, summary.hold, summary.percentiles)
+        self.timers.fill(summary.event, summary.wall, summary.hold)
         self._is_over_budget()
 
     def _timers_of_files(self, files: Sequence[LiveFile]) -> pa.Table:

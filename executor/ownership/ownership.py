@@ -92,9 +92,9 @@ def scan_interval(
     rows = combine_updates(updates)
     timers = pc.list_flatten(rows.column("timers").combine_chunks())
     holds = rows.column("hold").cast(pa.int64()).drop_null().to_numpy()
-    clocks = clock_names(timers.field("domain"))
-    by_percentile = {percentile: _earliest(timers, names) for percentile, names in clocks.percentiles.items()}
-    event, wall = _earliest(timers, clocks.event), _earliest(timers, clocks.wall)
+    event_names, wall_names = clock_names(timers.field("domain"))
+    by_percentile = {percentile: _earliest(timers, names) for percentile, names in event_names.items()}
+    event, wall = by_percentile.pop(EXACT, None), _earliest(timers, wall_names)
     return PendingWork(
         next_event_timer=None if event is None else EventTimeMicros(event),
         next_wall_timer=None if wall is None else WallTimeMicros(wall),

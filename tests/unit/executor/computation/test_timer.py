@@ -14,6 +14,7 @@ from millpond.executor.computation.timers import (
     firing_order,
     hold_of,
 )
+from millpond.executor.time.clocks import EXACT
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
@@ -67,7 +68,9 @@ def test_put_replaces_a_keys_timers() -> None:
 def test_fill_from_columns_equals_put() -> None:
     queue = TimerQueue()
     event = KeyTimes(pa.array(["b", "a"]), np.array([7, 5]))
-    queue.fill(event, KeyTimes(pa.array(["c"]), np.array([3])), KeyTimes(pa.array(["a"]), np.array([1])))
+    queue.fill(
+        {EXACT: event}, KeyTimes(pa.array(["c"]), np.array([3])), KeyTimes(pa.array(["a"]), np.array([1]))
+    )
 
     assert (queue.next_at(EVENT), queue.next_at(WALL), queue.hold()) == (5, 3, 1)
     assert due(queue, 6, 3) == {"a", "c"}
