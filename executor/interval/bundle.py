@@ -154,12 +154,7 @@ def id_text(record_id: bytes | None) -> str | None:
 
 
 def id_base64(record_id: bytes | None) -> str | None:
-    r"""Return a record's id in base64 if it is not UTF-8, since `id_text` is lossy for it.
-
-    Example:
-        >>> [id_base64(record_id) for record_id in (None, b"a7", b"\\xff")]
-        [None, None, '/w==']
-    """
+    """Return a record's id in base64 if it is not UTF-8, since `id_text` is lossy for it."""
     try:
         (record_id or b"").decode()
     except UnicodeDecodeError:

@@ -62,11 +62,6 @@ def window_aware(candidates: Candidates) -> npt.NDArray[np.intp]:
 
     A row that waits for a timer is needed then, or earlier by a record, which is the less likely the longer none has
     come. A row without timers is expected to be unused for its age, or for the average gap of such rows if longer.
-
-    Example:
-        >>> waits, ages = np.array([5.0, NEVER, 90.0]), np.array([40.0, 30.0, 20.0])
-        >>> window_aware(Candidates(keys="abc", waits=waits, ages=ages)).tolist()
-        [2, 1, 0]
     """
     expected, waits, ages = candidates.expectations, candidates.waits, candidates.ages
     gap = max(expected.record_gap, 1.0)

@@ -163,13 +163,7 @@ def group(
 
 
 def sample_keys(grouping: Grouping, count: int) -> tuple[str, ...]:
-    """Return keys at even distances in a bundle's work; a key's share is its number of records plus one.
-
-    Example:
-        >>> encoded = encode_keys(pa.array(["a", "b", "b", "b", "b", "b", "b"]))
-        >>> sample_keys(group(encoded, np.zeros(7, np.int64)), 3)
-        ('a', 'b', 'b')
-    """
+    """Return keys at even distances in a bundle's work; a key's share is its number of records plus one."""
     keys = grouping.keys
     if not keys:
         return ()

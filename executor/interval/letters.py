@@ -265,12 +265,7 @@ def check_types_kept(letter: Mapping[str, Any]) -> None:
 
 
 def letter_time_us(at: str | int) -> int:
-    """Return a time of a letter in microseconds.
-
-    Example:
-        >>> letter_time_us("1970-01-01T00:00:01.500000+00:00")
-        1500000
-    """
+    """Return a time of a letter in microseconds."""
     return at if isinstance(at, int) else datetime_us(datetime.fromisoformat(at))
 
 

@@ -171,13 +171,6 @@ class LastUses:
 
     A cache keeps its rows in order of their last use. So the rows behind the first row of a bundle were used with it,
     up to the first row of the next bundle.
-
-    Example:
-        >>> uses = LastUses()
-        >>> uses.record("a", (10, 0))
-        >>> uses.record("c", (30, 1))
-        >>> uses.ages(["a", "b", "c"], (50, 1)).tolist()
-        [40.0, 40.0, 20.0]
     """
 
     def __init__(self) -> None:
@@ -434,15 +427,6 @@ class MemoryBudget:
     Args:
         budget_bytes: the bound, in bytes by estimate.
         other_bytes: returns the process's other memory, which soft state gives way to with at most half of its budget.
-
-    Example:
-        >>> budget, hot, idle = MemoryBudget(100), Interval("c", "", "m"), Interval("c", "m")
-        >>> budget.report(idle, 10)
-        100
-        >>> budget.report(hot, 90)
-        90
-        >>> budget.limit_of(idle)
-        50
     """
 
     def __init__(self, budget_bytes: int, other_bytes: Callable[[], int] = lambda: 0) -> None:

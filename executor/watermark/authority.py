@@ -147,10 +147,6 @@ def solve_inputs(
 
     ``bases`` bound each input apart from its producers, ``holds`` each output apart from its input; ``horizons`` are
     the lags of outputs behind inputs.
-
-    Example:
-        >>> solve_inputs({"a": ["b"], "b": ["a"]}, {"a": 7, "b": 9}, {"a": 8, "b": 5})
-        {'a': 5, 'b': 5}
     """
     inputs, behind = dict(bases), horizons or {}
 
@@ -338,12 +334,6 @@ class Conditions:
     stamps: Mapping[str, EventTimeMicros] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the form in a commit.
-
-        Example:
-            >>> Conditions(wall_time=5, watermarks={"clicks": {100.0: 3}}).to_json()
-            {'wall_time': 5, 'watermarks': {'clicks': {'100.0': 3}}}
-        """
         watermarks: dict[str, JsonValue] = {
             stream: {repr(percentile): int(at) for percentile, at in marks.items()}
             for stream, marks in self.watermarks.items()
