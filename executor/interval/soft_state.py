@@ -69,14 +69,11 @@ class KnownFiles:
     A file with later supersteps only is new, and a file that can only repeat known rows is a rewrite (OPTIMIZE, a
     compaction). If the list of files changes for any other reason, all rows must be read again.
 
-    Attributes:
-        position: the last file that is known to be committed.
-        superstep: everything committed up to this superstep has been read.
+    Everything committed up to ``superstep`` has been read.
     """
 
     def __init__(self) -> None:
         self._files: dict[str, FileKeys] = {}
-        self.position: str | None = None
         self.superstep: int = 0
 
     @property
@@ -89,8 +86,7 @@ class KnownFiles:
     def disown(self, path: str) -> None:
         self._files.pop(path, None)
 
-    def confirm(self, path: str, superstep: int) -> None:
-        self.position = path
+    def confirm(self, superstep: int) -> None:
         self.superstep = max(self.superstep, superstep)
 
     def are(self, files: Sequence[LiveFile]) -> bool:
@@ -123,7 +119,7 @@ class KnownFiles:
             file.path: FileKeys(file.path, file.min_key, file.max_key, file.size_bytes) for file in files
         }
         if unread:
-            self.confirm(unread[-1].path, max(file.max_superstep or 0 for file in unread))
+            self.confirm(max(file.max_superstep or 0 for file in unread))
 
 
 @dataclass(slots=True)
@@ -199,12 +195,6 @@ class SoftState:
         self._memory.leave(self._interval)
 
     @property
-    def position(self) -> str | None:
-        """The last file applied, committed or only adopted; ``None`` before the first."""
-        adopted = [bundle.path for bundle in self._tentative if bundle.path is not None]
-        return adopted[-1] if adopted else self._files.position
-
-    @property
     def files(self) -> list[FileKeys]:
         return self._files.all
 
@@ -239,7 +229,7 @@ class SoftState:
             self._undo(self._tentative.pop())
         for bundle in self._tentative:
             if bundle.path is not None:
-                self._files.confirm(bundle.path, bundle.superstep)
+                self._files.confirm(bundle.superstep)
         self._tentative.clear()
 
     def _undo(self, bundle: _Tentative) -> None:

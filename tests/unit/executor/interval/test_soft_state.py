@@ -108,7 +108,11 @@ class TestFollowing:
 
         assert [count for count, _, _ in reader.reads] == [1, 2]
         assert state_of(behind, "a", "b", "c") == ['[10,20,"fired 20"]', "[50]", "[30]"]
-        assert (due(behind, 49), due(behind, 50), behind.position) == ({"c"}, {"b", "c"}, run.files[-1].path)
+        assert (due(behind, 49), due(behind, 50), behind.files[-1].path) == (
+            {"c"},
+            {"b", "c"},
+            run.files[-1].path,
+        )
 
     def test_deletion_by_another_process_removes_row_and_timer(self) -> None:
         class Deletes(Append):
@@ -240,7 +244,7 @@ class TestFollowing:
 
         assert (state_of(soft_state, "a", "b"), due(soft_state, 99)) == ([None, "[20]"], {"b"})
         soft_state.synchronise([])
-        assert (state_of(soft_state, "b"), due(soft_state, 99), soft_state.position) == ([None], set(), None)
+        assert (state_of(soft_state, "b"), due(soft_state, 99), soft_state.files) == ([None], set(), [])
 
     def test_failed_read_empties_the_soft_state(self) -> None:
         """The next synchronise reads everything."""

@@ -183,12 +183,12 @@ def test_failed_task_discards_its_soft_state() -> None:
     setting.table.commit(setting.run(1))
     with pytest.raises(InvalidError, match="thirteen"):
         setting.run(13)
-    assert setting.worker._soft_state.position is None
+    assert setting.worker._soft_state.files == []
     assert setting.worker.state is WorkerState.BEHIND
     setting.objects.plan(Fault.REFUSED, "put_if_absent", within="", times=1_000)
     with pytest.raises(UnavailableError):
         setting.run(2)
-    assert setting.worker._soft_state.position is None
+    assert setting.worker._soft_state.files == []
     setting.objects.heal()
 
     setting.table.commit(setting.run(3))
