@@ -68,11 +68,8 @@ def check_topology(topology: Topology) -> None:
         )
     _names_differ_by_more_than_case(topology)
     _gone_computations_are_gone(topology)
-    _injected_streams_are_not_produced(topology)
     _streams_have_a_source(topology)
-    _computations_can_be_reached(topology)
     _feedbacks_come_back(topology)
-    _watermarks_have_an_injector(topology)
     _no_cycle_waits_for_itself(topology)
     _backfills_are_of_outside_records(topology)
     _sinks_can_be_written(topology)
@@ -147,15 +144,12 @@ def _gone_computations_are_gone(topology: Topology) -> None:
             )
 
 
-def _injected_streams_are_not_produced(topology: Topology) -> None:
+def _streams_have_a_source(topology: Topology) -> None:
     for stream in topology.injectors:
         for node in topology.producers_of(stream):
             raise InvalidError(
                 "an injected stream cannot be produced as well", stream=stream, computation=node.name
             )
-
-
-def _streams_have_a_source(topology: Topology) -> None:
     nodes = topology.computations.values()
     sources = {*topology.injectors, DEAD_LETTERS}.union(*(node.produces for node in nodes))
     read = [(own.stream, {"computation": node.name}) for node in nodes for own in node.subscriptions]
@@ -165,9 +159,6 @@ def _streams_have_a_source(topology: Topology) -> None:
             raise InvalidError(
                 f"unknown stream: nothing injects or produces it{hint}", stream=stream, **subject
             )
-
-
-def _computations_can_be_reached(topology: Topology) -> None:
     reached = topology.reached_from([*topology.injectors, DEAD_LETTERS])
     for name in topology.computations:
         if name not in reached:
@@ -183,9 +174,6 @@ def _feedbacks_come_back(topology: Topology) -> None:
                     computation=node.name,
                     stream=subscription.stream,
                 )
-
-
-def _watermarks_have_an_injector(topology: Topology) -> None:
     bounded = bounded_by_injectors(topology)
     for node in topology.computations.values():
         if node.name not in bounded:

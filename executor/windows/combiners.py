@@ -21,7 +21,6 @@ from millpond.executor.windows.exact_sum import (
     merged,
     number_of,
     quotient,
-    with_number,
     with_numbers,
     without,
 )
@@ -226,7 +225,7 @@ class Sum(OfValue):
         return 0
 
     def add_all(self, accumulator: Total, values: Iterable[Any]) -> Total:
-        return _with_all(accumulator, [extract(self.of, value) for value in values])
+        return with_numbers(accumulator, [extract(self.of, value) for value in values])
 
     def merge(self, accumulators: Sequence[Total]) -> Total:
         return merged(accumulators)
@@ -236,10 +235,6 @@ class Sum(OfValue):
 
     def uncombine(self, accumulator: Total, value: Any) -> Total:
         return without(accumulator, extract(self.of, value))
-
-
-def _with_all(total: Total, numbers: list[Any]) -> Total:
-    return with_number(total, numbers[0]) if len(numbers) == 1 else with_numbers(total, numbers)
 
 
 @dataclass(frozen=True)
@@ -253,7 +248,7 @@ class Mean(OfValue):
 
     def add_all(self, accumulator: list[Any], values: Iterable[Any]) -> list[Any]:
         numbers = [extract(self.of, value) for value in values]
-        return [_with_all(accumulator[0], numbers), accumulator[1] + len(numbers)]
+        return [with_numbers(accumulator[0], numbers), accumulator[1] + len(numbers)]
 
     def merge(self, accumulators: Sequence[list[Any]]) -> list[Any]:
         return [merged([total for total, _ in accumulators]), sum(count for _, count in accumulators)]

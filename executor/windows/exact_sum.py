@@ -60,7 +60,7 @@ def with_number(total: Total, number: Any) -> Total:
 
 
 def with_numbers(total: Total, numbers: Sequence[Any]) -> Total:
-    return _changed(total, numbers, 1)
+    return with_number(total, numbers[0]) if len(numbers) == 1 else _changed(total, numbers, 1)
 
 
 def without(total: Total, number: Any) -> Total:
