@@ -190,8 +190,7 @@ class BundleStatistics:
 class ProductionSummary:
     """A summary of a bundle's productions to one stream.
 
-    Attributes:
-        percentile_oldest_at: by percentile *p*, the oldest time without the oldest 100 - *p* percent.
+    By percentile *p* it has the oldest time without the oldest 100 - *p* percent.
     """
 
     stream: str

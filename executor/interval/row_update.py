@@ -71,11 +71,7 @@ class BundleOutcome:
 
 @dataclass(frozen=True, slots=True)
 class KeptProductions:
-    """The productions that a bundle's rows keep, key by key.
-
-    Attributes:
-        owners: for each production, the index of its key, ascending.
-    """
+    """The productions that a bundle's rows keep; ``owners`` has the index of each one's key, ascending."""
 
     values: pa.StructArray
     owners: _Index
@@ -83,12 +79,9 @@ class KeptProductions:
 
 @dataclass(frozen=True, slots=True)
 class RowUpdateDraft:
-    """The inputs of a bundle's row updates.
+    """The inputs of a bundle's row updates; the rows keep the productions ``kept``, or all.
 
     The updates can be built again, because a consumer of weak productions may turn out to be too slow.
-
-    Attributes:
-        kept: the productions that the rows keep; ``None``: all of them.
     """
 
     bundle: Bundle

@@ -176,10 +176,8 @@ class WatermarkAuthority:
     """The low watermarks of all computations of one pipeline; used by one thread at a time.
 
     It gets the journaled watermarks at the start, then the watermarks of injectors, the holds of intervals,
-    the oldest undelivered productions and the idle injectors. A read after a change solves the equations.
-
-    Attributes:
-        idle: the injected streams that do not hold back the watermark while others advance.
+    the oldest undelivered productions and the injected streams that are ``idle``, which do not hold back the watermark
+    while others advance. A read after a change solves the equations.
     """
 
     def __init__(self, topology: Topology) -> None:
