@@ -85,8 +85,8 @@ def cut_row(rows: pa.Table | Sequence[Any], place: int) -> CutValue:
     if isinstance(rows, pa.Table):
         columns = rows.slice(place, 1)
         return CutValue({name: _cut_column(columns.column(name)) for name in columns.column_names})
-    cells = rows[place].items()
-    return CutValue({n: c[:_SHOWN_CHARACTERS] if isinstance(c, str | bytes) else c for n, c in cells})
+    row = rows[place].items()
+    return CutValue({name: c[:_SHOWN_CHARACTERS] if isinstance(c, str | bytes) else c for name, c in row})
 
 
 def _cut_column(cell: pa.ChunkedArray) -> Any:
