@@ -155,9 +155,6 @@ class TimerQueue:
         self._wall = EarliestByKey()
         self._hold = EarliestByKey()
 
-    def __len__(self) -> int:
-        return len(self._hold)
-
     def put(self, timers_by_key: Mapping[str, Timers]) -> None:
         """Replace the timers of some keys; each key's timers are in firing order."""
         event: dict[float, dict[str, int]] = {percentile: {} for percentile in self._event}

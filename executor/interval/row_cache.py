@@ -227,9 +227,6 @@ class RowCache:
         self.uses: LastUses = LastUses()
         self.used_bytes: int = 0
 
-    def __len__(self) -> int:
-        return len(self._states) + (0 if self._cold is None else len(self._cold))
-
     def __contains__(self, key: str) -> bool:
         return key in self._states
 

@@ -60,9 +60,6 @@ class IntervalMap:
         self._lows: list[str] = []
         self._heap: list[tuple[EventTimeMicros, str]] = []
 
-    def __len__(self) -> int:
-        return len(self._pieces)
-
     @property
     def least(self) -> EventTimeMicros:
         """The oldest hold of all; the end of time when nothing is owed."""

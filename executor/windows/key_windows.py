@@ -53,29 +53,23 @@ class WindowStates:
 
     __slots__ = ("_on_open", "_open", "_order", "_owed", "_owed_at", "_rows", "_touched")
 
-    def __init__(self, state: Mapping[str, Any] | None = None, on_open: OnOpen | None = None) -> None:
+    def __init__(self, state: Mapping[str, Any] | None = None) -> None:
         rows = () if state is None else state[_WINDOWS]
         self._rows: dict[Window, Mapping[str, Any]] = {Window(*row["window"]): row for row in rows}
         self._open: dict[Window, WindowState] = {}
         self._touched: set[Window] = set()
         self._order: list[Window] | None = None
-        self._on_open = on_open
+        self._on_open: OnOpen | None = None
         self._owed_at: dict[Window, int] = {
             window: row["output_at"] for window, row in self._rows.items() if "output_at" in row
         }
         self._owed = [(at, window) for window, at in self._owed_at.items()]
         heapify(self._owed)
 
-    def begin_hook(self, on_open: OnOpen | None) -> None:
+    def begin_hook(self, on_open: OnOpen) -> None:
         self._record_owed()
         self._touched.clear()
         self._on_open = on_open
-
-    def __contains__(self, window: object) -> bool:
-        return window in self._rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def keys(self) -> KeysView[Window]:
         return self._rows.keys()

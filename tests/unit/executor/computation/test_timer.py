@@ -50,7 +50,7 @@ def test_key_is_due_when_either_clock_reaches_a_timer() -> None:
     assert due(queue, 5, 3) == {"a", "b"}
     assert due(queue, 9, 4) == {"a", "b", "c"}
     assert due(queue, 9, 4) == {"a", "b", "c"}
-    assert (queue.next_at(EVENT), queue.next_at(WALL), queue.hold(), len(queue)) == (5, 3, 3, 3)
+    assert (queue.next_at(EVENT), queue.next_at(WALL), queue.hold(), len(queue._hold)) == (5, 3, 3, 3)
 
 
 def test_put_replaces_a_keys_timers() -> None:
@@ -62,7 +62,7 @@ def test_put_replaces_a_keys_timers() -> None:
     queue.put({"a": (timer(2),), "b": ()})
     assert (due(queue, 7), queue.hold()) == ({"a"}, 2)
     queue.put({"a": ()})
-    assert (due(queue, 7), queue.next_at(EVENT), queue.hold(), len(queue)) == (set(), None, None, 0)
+    assert (due(queue, 7), queue.next_at(EVENT), queue.hold(), len(queue._hold)) == (set(), None, None, 0)
 
 
 def test_fill_from_columns_equals_put() -> None:
