@@ -51,7 +51,7 @@ from millpond.executor.spark.task_plan import (
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.options import PipelineOptions
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
-from millpond.executor.time.observations import InputObservation
+from millpond.executor.time.observations import InputObservation, TimesSeen
 from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.log import commit_path
@@ -183,8 +183,7 @@ class Driver:
                     InputObservation(
                         stream=_STREAM,
                         records=_RECORDS * len(mine),
-                        newest_at=newest_at,
-                        oldest_at=newest_at,
+                        times=TimesSeen(newest_at=newest_at, oldest_at=newest_at),
                     ),
                 ),
                 process=f"process-{slot}",

@@ -231,20 +231,14 @@ def observe_times(
     """Summarise the times of readable records; ``records`` overrides the count, ``members`` names the senders."""
     count = len(at) if records is None else records
     if not len(at):
-        return InputObservation(stream=watch.stream, records=count, newest_at=None)
-    whole, by_member = times_seen(watch, at, DEFAULT_MEMBER), {}
+        return InputObservation(stream=watch.stream, records=count)
+    by_member = {}
     if members is not None:
         senders = np.array(["" if member is None else member for member in members], dtype=object)
         for name in sorted({member for member in members if member is not None}):
             by_member[name] = times_seen(watch, at[senders == name], name)
-    return InputObservation(
-        stream=watch.stream,
-        records=count,
-        newest_at=whole.newest_at,
-        oldest_at=whole.oldest_at,
-        delays=whole.delays,
-        members=by_member,
-    )
+    times = times_seen(watch, at, DEFAULT_MEMBER)
+    return InputObservation(stream=watch.stream, records=count, times=times, members=by_member)
 
 
 def times_seen(watch: Watch, at: npt.NDArray[np.int64], member: str) -> TimesSeen:
@@ -263,7 +257,7 @@ def with_marks(
     seen: InputObservation, node: InjectorNode, rows: Rows, members: Sequence[str | None] | None
 ) -> InputObservation:
     """Add the source's greatest mark, overall and by member, if the injector's policy uses marks."""
-    if not isinstance(node.watermark, MarkColumn):
+    if seen.times is None or not isinstance(node.watermark, MarkColumn):
         return seen
     times = _times(node.watermark.column, rows, node.times)
     is_marked = np.ones(len(times.at), np.bool_)
@@ -271,7 +265,7 @@ def with_marks(
     senders = np.array(members or [], dtype=object)
     return replace(
         seen,
-        mark_at=_greatest(times.at[is_marked]),
+        times=replace(seen.times, mark_at=_greatest(times.at[is_marked])),
         members={
             name: replace(sent, mark_at=_greatest(times.at[is_marked & (senders == name)]))
             for name, sent in seen.members.items()

@@ -476,5 +476,5 @@ def _observation(
         if members is not None:
             members = [member for row, member in enumerate(members) if row not in unreadable]
     if is_bounded:
-        return InputObservation(stream=watch.stream, records=records, newest_at=None)
+        return InputObservation(stream=watch.stream, records=records)
     return replace(observe_times(watch, at, members), records=records)

@@ -117,9 +117,10 @@ class SuspectTimes:
         """Check the observations of a committed superstep, of which a stream may have several."""
         bounds: dict[str, tuple[int, int]] = {}
         for seen in inputs:
-            if seen.newest_at is not None and seen.oldest_at is not None and seen.stream in self._on_time:
-                oldest, newest = bounds.get(seen.stream, (seen.oldest_at, seen.newest_at))
-                bounds[seen.stream] = min(oldest, seen.oldest_at), max(newest, seen.newest_at)
+            times = seen.times
+            if times is not None and seen.stream in self._on_time:
+                oldest, newest = bounds.get(seen.stream, (times.oldest_at, times.newest_at))
+                bounds[seen.stream] = min(oldest, times.oldest_at), max(newest, times.newest_at)
         for stream, (oldest, newest) in bounds.items():
             if stream in self._new:
                 self._new.discard(stream)

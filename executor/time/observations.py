@@ -134,13 +134,10 @@ class TimesSeen:
 class InputObservation:
     """The observation of one outside input, from which the injector's low watermark follows.
 
-    ``records`` counts each readable record once for all its consumers; times are ``None`` without a record.
+    ``records`` counts each readable record once for all its consumers; ``times`` are ``None`` without a record.
     """
 
     stream: str
     records: int
-    newest_at: EventTimeMicros | None
-    oldest_at: EventTimeMicros | None = None
-    delays: DelaySketch | None = None
-    mark_at: EventTimeMicros | None = None
+    times: TimesSeen | None = None
     members: Mapping[str, TimesSeen] = field(default_factory=dict)

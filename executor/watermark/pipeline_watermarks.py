@@ -187,8 +187,8 @@ class PipelineWatermarks:
         marks: dict[str, EventTimeMicros] = {}
         for seen in inputs:
             behind_us = self._behind_us.get(seen.stream)
-            if behind_us is not None and seen.newest_at is not None:
-                at = EventTimeMicros(seen.newest_at - behind_us)
+            if behind_us is not None and seen.times is not None:
+                at = EventTimeMicros(seen.times.newest_at - behind_us)
                 marks[seen.stream] = max(at, marks.get(seen.stream, at))
         return marks
 

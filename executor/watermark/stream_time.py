@@ -17,7 +17,6 @@ from millpond.executor.time.observations import (
     DEFAULT_MEMBER,
     InputObservation,
     RecentDelays,
-    TimesSeen,
     Watch,
 )
 from millpond.executor.time.watermark_policies import IngressTime, InjectorLogic, stamp_of, wants_delays
@@ -126,7 +125,8 @@ class InjectorTime:
 
     def observe(self, seen: InputObservation, now_us: int) -> None:
         """Take in the observation of a superstep; it must be committed before the watermark is published."""
-        for name, times in self._by_member(seen).items():
+        whole = {} if seen.times is None else {DEFAULT_MEMBER: seen.times}
+        for name, times in (seen.members if self._node.members else whole).items():
             member = self._members.get(name)
             if member is None:
                 continue
@@ -139,18 +139,6 @@ class InjectorTime:
                 member.delays.merge(times.delays)
             member.newest_at = max(times.newest_at, member.newest_at or times.newest_at)
         self.settle(now_us)
-
-    def _by_member(self, seen: InputObservation) -> Mapping[str, TimesSeen]:
-        if self._node.members:
-            return seen.members
-        if seen.newest_at is None:
-            return {}
-        oldest_at = seen.newest_at if seen.oldest_at is None else seen.oldest_at
-        return {
-            DEFAULT_MEMBER: TimesSeen(
-                newest_at=seen.newest_at, oldest_at=oldest_at, delays=seen.delays, mark_at=seen.mark_at
-            )
-        }
 
     def hear(self, now_us: int) -> None:
         """Record that records are on their way; their member is known only when they have been read."""

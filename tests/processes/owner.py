@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.options import PipelineOptions
-from millpond.executor.time.observations import InputObservation
+from millpond.executor.time.observations import InputObservation, TimesSeen
 from millpond.statestore.errors import MillpondError
 from millpond.statestore.leases.zookeeper_lease import ZooKeeperLeases
 from millpond.statestore.objects.obstore import open_objects
@@ -69,7 +69,8 @@ def _coordinated(store: Store) -> Write:
 
     def write(number: int) -> None:
         # Omit rows: the fence protects the superstep whatever it contains.
-        seen = InputObservation(stream=ROWS, records=1, newest_at=numbered([number])[0]["t"])
+        at = numbered([number])[0]["t"]
+        seen = InputObservation(stream=ROWS, records=1, times=TimesSeen(newest_at=at, oldest_at=at))
         commit(coordinator, coordinator.begin(), inputs=[seen])
 
     return write

@@ -12,7 +12,7 @@ from millpond.executor.run.options import RunnerOptions
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
-from millpond.executor.time.observations import InputObservation
+from millpond.executor.time.observations import InputObservation, TimesSeen
 from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
@@ -31,7 +31,7 @@ class Engine:
         if not self.coordinator.inputs.admit(position):
             return None
         plan = self.coordinator.begin(inputs={position.stream})
-        seen = InputObservation(stream=position.stream, records=1, newest_at=5, oldest_at=5)
+        seen = InputObservation(stream=position.stream, records=1, times=TimesSeen(newest_at=5, oldest_at=5))
         return commit(self.coordinator, plan, [], position=position, inputs=[seen])
 
     def run(self, _batch: Any):

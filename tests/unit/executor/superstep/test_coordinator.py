@@ -19,7 +19,7 @@ from millpond.executor.superstep.commit import Totals
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.options import PipelineOptions
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
-from millpond.executor.time.observations import InputObservation
+from millpond.executor.time.observations import InputObservation, TimesSeen
 from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import FencedError, InvalidError
@@ -100,8 +100,10 @@ def pond() -> Pond:
 
 
 def seen(records: int, newest_at: int | None) -> InputObservation:
-    newest = None if newest_at is None else EventTimeMicros(newest_at)
-    return InputObservation(stream="in", records=records, newest_at=newest)
+    if newest_at is None:
+        return InputObservation(stream="in", records=records)
+    at = EventTimeMicros(newest_at)
+    return InputObservation(stream="in", records=records, times=TimesSeen(newest_at=at, oldest_at=at))
 
 
 def intervals(plan: SuperstepPlan) -> list[Interval]:

@@ -9,7 +9,7 @@ import pytest
 from millpond.executor.computation.computation import Computation
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.superstep.admission import SuspectTimes
-from millpond.executor.time.observations import InputObservation
+from millpond.executor.time.observations import InputObservation, TimesSeen
 from millpond.executor.time.watermark_policies import IngressTime
 from millpond.statestore.types import EventTimeMicros
 
@@ -19,9 +19,8 @@ YEAR_US = 366 * 86_400_000_000
 
 
 def seen(oldest: int, newest: int) -> InputObservation:
-    return InputObservation(
-        stream="s", records=2, oldest_at=EventTimeMicros(oldest), newest_at=EventTimeMicros(newest)
-    )
+    times = TimesSeen(oldest_at=EventTimeMicros(oldest), newest_at=EventTimeMicros(newest))
+    return InputObservation(stream="s", records=2, times=times)
 
 
 def suspects(**options: object) -> SuspectTimes:
@@ -50,7 +49,7 @@ def test_declared_unit_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> Non
     """Neither is ingress time, nor a superstep without records."""
     assert told(caplog, suspects(at_unit="us"), seen(NOW_S, NOW_S)) == []
     assert told(caplog, suspects(at=IngressTime()), seen(NOW_S, NOW_S + NOW_US + 2 * YEAR_US)) == []
-    assert told(caplog, suspects(), InputObservation(stream="s", records=0, newest_at=None)) == []
+    assert told(caplog, suspects(), InputObservation(stream="s", records=0)) == []
 
 
 def test_times_beyond_a_year_ahead_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,33 +6,33 @@ import numpy as np
 
 import millpond as mp
 from millpond.executor.inputs.extraction import observe_times
-from millpond.executor.time.observations import DEFAULT_MEMBER, Watch
+from millpond.executor.time.observations import DEFAULT_MEMBER, TimesSeen, Watch
 from tests.fixtures.computations import Count
 
 
 def test_observation_without_records_has_no_times():
     seen = observe_times(Watch(stream="s"), np.array([], np.int64))
 
-    assert (seen.records, seen.newest_at, seen.oldest_at, seen.members) == (0, None, None, {})
+    assert (seen.records, seen.times, seen.members) == (0, None, {})
 
 
 def test_observation_keeps_newest_and_oldest_times():
     seen = observe_times(Watch(stream="s"), np.array([5, 9, 2]))
 
-    assert (seen.records, seen.newest_at, seen.oldest_at, seen.delays) == (3, 9, 2, None)
+    assert (seen.records, seen.times) == (3, TimesSeen(newest_at=9, oldest_at=2))
 
 
 def test_delays_are_measured_against_the_newest_committed_time():
     """A newer record has no delay."""
     watch = Watch(stream="s", newest={DEFAULT_MEMBER: 10}, with_delays=True)
 
-    seen = observe_times(watch, np.array([4, 12]))
+    delays = observe_times(watch, np.array([4, 12])).times.delays
 
-    assert (len(seen.delays), seen.delays.at(1), seen.delays.at(100)) == (2, 0, 6)
+    assert (len(delays), delays.at(1), delays.at(100)) == (2, 0, 6)
 
 
 def test_delays_are_not_measured_before_the_first_commit():
-    assert observe_times(Watch(stream="s", with_delays=True), np.array([4])).delays is None
+    assert observe_times(Watch(stream="s", with_delays=True), np.array([4])).times.delays is None
 
 
 def test_members_have_their_own_times_and_delays():
