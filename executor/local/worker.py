@@ -415,6 +415,6 @@ class LocalWorker:
         self.lifecycle.close()
         try:
             self.engine.close(wait_for_code=not self.lifecycle.is_stranded)
-            self.coordinator.close()
+            self.coordinator.close(has_failed=self.lifecycle.error is not None)
         finally:
             self.progress.close()

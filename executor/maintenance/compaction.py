@@ -10,10 +10,11 @@ import logging
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import nlargest
+from math import inf
 from typing import Final
 
 from millpond.executor.maintenance.policy import UpkeepPolicy, UpkeepWorkers
@@ -23,6 +24,7 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.gc.compaction import (
     Compacted,
     Compaction,
+    CompactionPolicy,
     CompactionRules,
     compact_files,
     plan_compaction,
@@ -40,6 +42,7 @@ _LOG = logging.getLogger("millpond")
 _PER_COMMIT_MAX: Final = 32
 _IN_FLIGHT_MAX: Final = 64
 _THROTTLE_S_MAX: Final = 1.0
+_FAN_IN_AT_CLOSE: Final = CompactionPolicy().fan_in
 
 Watermark = Callable[[str], EventTimeMicros]
 """Input low watermark by computation."""
@@ -130,6 +133,8 @@ class Schedule(ABC):
         self, parts: Sequence[Compaction], superstep: Superstep, watermark: Watermark, *, during_round: bool
     ) -> Task | None:
         worker = self.workers.large if self._is_large(parts[0]) else self.workers.small
+        if worker is None:
+            return None
         # A round would take a file that is written meanwhile for an orphan, unless the round's own worker writes
         # the file, because that does one thing after the other.
         if during_round and worker is not self.workers.rounds:
@@ -165,8 +170,10 @@ class Schedule(ABC):
         """Return the results of a finished task, none if it failed or no longer fits the table."""
         try:
             pieces = tuple(future.result() for future in task.futures)
-        except (DataError, UnavailableError) as error:
+        except (DataError, UnavailableError, CancelledError) as error:
             self._discard(task)
+            if isinstance(error, CancelledError):
+                error = UnavailableError("the run is being closed")
             self._failed(task, error)
             return ()
         if self._is_current(task):
@@ -245,6 +252,11 @@ class CompactionSchedule(Schedule):
             tasks = (self._small.pop(interval, None), self._large.pop(interval, None))
             self._overtaken += [task for task in tasks if task is not None]
 
+    @property
+    def room(self) -> int:
+        """The number of files that the fullest interval can get before it has as many as a read should open."""
+        return self.policy.compaction.files_max - max(self.files.values(), default=0)
+
     def throttle(self) -> None:
         """Let compactions catch up, for a bounded time, when files come faster than they are compacted."""
         limit = 2 * self.policy.compaction.files_max
@@ -274,6 +286,20 @@ class CompactionSchedule(Schedule):
         for interval in self.due():
             self._start(interval, superstep, watermark, during_round=during_round)
 
+    def start_at_close(
+        self, superstep: Superstep, watermark: Watermark, closing: UpkeepWorkers, until_us: int
+    ) -> None:
+        """Have due compactions done at once, most files first, until a monotonic time; the first one in any case."""
+        self.workers = closing
+        # Wide compactions spare a run that makes many files a minute, and would leave those of short runs for weeks.
+        given = self.policy.compaction
+        narrow = replace(given, fan_in=min(given.fan_in, _FAN_IN_AT_CLOSE))
+        self.policy = replace(self.policy, compaction=narrow)
+        for number, interval in enumerate(self.due()):
+            if number and self.clock.monotonic_us() >= until_us:
+                return
+            self._start(interval, superstep, watermark, during_round=False)
+
     def _start(
         self, interval: Interval, superstep: Superstep, watermark: Watermark, *, during_round: bool
     ) -> None:
@@ -284,6 +310,10 @@ class CompactionSchedule(Schedule):
         self.files[interval] = 0
         policy = self.policy.compaction
         compaction = plan_compaction(files, interval, before=superstep, policy=policy)
+        if compaction is not None and self.workers.large is None and self._is_large(compaction):
+            # Nothing that takes minutes is begun at the close of a run: the young files are merged without the old.
+            young = replace(policy, garbage_ratio=inf)
+            compaction = plan_compaction(files, interval, before=superstep, policy=young)
         if compaction is None:
             return
         is_large, task = self._is_large(compaction), None

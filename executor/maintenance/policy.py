@@ -32,7 +32,9 @@ class UpkeepPolicy:
     """The compaction and garbage collection of a running pipeline: when, and where (MillWheel §6.1.1).
 
     Args:
-        compaction: when the files of an interval are merged.
+        compaction: when the files of an interval are merged. The close of a run merges them from
+            ``fan_in`` or eight files on, whichever is less: in a quarter of the run's time, most files first,
+            and the first interval in any case.
         retention: how long a replaced version of the table stays readable, as a duration. Open
             savepoints keep their versions.
         collect_every: the number of versions between two garbage collections, each of which writes a
@@ -109,7 +111,12 @@ class ExecutorWorker:
         return self._executor.submit(work)
 
     def collect(
-        self, store: Store, *, retention: Retention, owned: Mapping[Interval, Owned], seen: TableVersion
+        self,
+        store: Store,
+        *,
+        retention: Retention,
+        owned: Mapping[Interval, Owned],
+        seen: TableVersion | None,
     ) -> Future[CollectionRound]:
         return self._executor.submit(
             collect_garbage,
@@ -137,7 +144,12 @@ class ProcessWorker(ExecutorWorker):
         self._is_cut_short = is_cut_short
 
     def collect(
-        self, store: Store, *, retention: Retention, owned: Mapping[Interval, Owned], seen: TableVersion
+        self,
+        store: Store,
+        *,
+        retention: Retention,
+        owned: Mapping[Interval, Owned],
+        seen: TableVersion | None,
     ) -> Future[CollectionRound]:
         return self.process.submit(
             collect_garbage_at,
@@ -159,18 +171,27 @@ class ProcessWorker(ExecutorWorker):
 class UpkeepWorkers:
     """The place of each kind of work.
 
-    ``large`` compactions go through a disk. ``is_inline`` means that a worker returns only when the work is done.
+    ``large`` compactions go through a disk; ``None`` begins none. ``is_inline`` means that a worker returns only when the
+    work is done, and ``are_helpers`` that processes have to be started for it.
     """
 
     rounds: ExecutorWorker
     small: CompactionWorker
-    large: CompactionWorker
+    large: CompactionWorker | None
     is_inline: bool = False
+    are_helpers: bool = False
 
     def shutdown(self) -> None:
         """Stop; small work is waited for, large compactions and Spark jobs are cut short."""
         for worker in (self.small, self.large, self.rounds):
-            worker.shutdown()
+            if worker is not None:
+                worker.shutdown()
+
+
+def workers_at_close(clock: Clock) -> UpkeepWorkers:
+    """Return workers for the close of a run: its own thread, for all but large compactions."""
+    inline = ExecutorWorker(INLINE, clock)
+    return UpkeepWorkers(rounds=inline, small=inline, large=None, is_inline=True)
 
 
 def workers_of(
@@ -194,8 +215,12 @@ def workers_of(
             rounds=process,
             small=elsewhere("millpond-compactions", _SMALL_AT_ONCE),
             large=elsewhere("millpond-large-compactions", 1),
+            are_helpers=True,
         )
     long_process = HelperProcess("millpond-compactions", answer_s_max=_LARGE_S_MAX)
     return UpkeepWorkers(
-        rounds=process, small=process, large=ProcessWorker(long_process, clock, is_cut_short=True)
+        rounds=process,
+        small=process,
+        large=ProcessWorker(long_process, clock, is_cut_short=True),
+        are_helpers=True,
     )

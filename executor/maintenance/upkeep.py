@@ -1,8 +1,9 @@
 """Upkeep: compaction and garbage collection while a pipeline runs.
 
 Workers prepare a rewrite while supersteps continue, and it becomes part of the table between two supersteps, by one commit
-of the intervals' owner. So it never conflicts with a superstep. Without workers (a simulation, a stepped test)
-everything happens within `Upkeep.run`, in a fixed order. A failure here costs space and never data: the rewrite is
+of the intervals' owner. So it never conflicts with a superstep. A run that ends before its workers have started does what is
+due itself, at its close (`Upkeep.finish`). Without workers (a simulation, a stepped test) everything happens within
+`Upkeep.run`, in a fixed order. A failure here costs space and never data: the rewrite is
 discarded and planned again. Only losing the lease ends the run.
 """
 
@@ -11,12 +12,18 @@ from __future__ import annotations
 import logging
 from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from typing import Final
 
 from millpond.executor.maintenance.compaction import CompactionSchedule, PartingSchedule, Schedule, Watermark
-from millpond.executor.maintenance.policy import CompactionWorkers, ExecutorWorker, UpkeepPolicy, workers_of
+from millpond.executor.maintenance.policy import (
+    CompactionWorkers,
+    ExecutorWorker,
+    UpkeepPolicy,
+    workers_at_close,
+    workers_of,
+)
 from millpond.executor.ownership.cuts import Cut
 from millpond.executor.ownership.ownership import Ownership
 from millpond.executor.pipeline.topology import Topology
@@ -31,6 +38,9 @@ from millpond.statestore.types import TIME_MAX_US, Clock, Rng, Superstep, TableV
 
 _LOG = logging.getLogger("millpond")
 _FIRST_ROUND_AFTER: Final = 64
+_CHECKPOINT_EVERY: Final = 32
+"""Number of versions after which the close of a run writes a checkpoint, and collects garbage."""
+
 _REPLACED_BYTES_MIN: Final = 1 << 18
 _ROUNDS_A_RETENTION: Final = 6
 _ROUND_EVERY_US_MIN: Final = 60_000_000
@@ -41,6 +51,12 @@ _SIGHTINGS_MAX: Final = 16
 """Number of versions remembered, over twice the time for which the log is kept."""
 
 _SIGHTING_EVERY_US: Final = 2_000 * KEPT_MS // _SIGHTINGS_MAX
+
+_HELPERS_AFTER_US: Final = 2_000_000
+"""Age at which a run starts helper processes: one takes as long to start as a short run to end."""
+
+_CLOSING_SHARE: Final = 4
+"""The close of a run begins no further piece of upkeep after this fraction of the run's time."""
 
 
 class CollectionSchedule:
@@ -114,9 +130,16 @@ class CollectionSchedule:
         return max(self._store.committer.snapshot.size_bytes, _REPLACED_BYTES_MIN)
 
     def open(self) -> None:
-        """Plan the first round: soon, because short runs leave garbage too, but not while the run starts."""
+        """Plan the first round: soon, but not while the run starts."""
         version = self._store.committer.snapshot.version
         self._due_at = TableVersion(version + min(_FIRST_ROUND_AFTER, self._policy.collect_every))
+
+    def is_due_at_close(self) -> bool:
+        """Return True if a run that ends should do a round, because no run of its length would ever reach one."""
+        known = self._store.log.inventory().checkpoints
+        last = max((checkpoint.version for checkpoint in known), default=0)
+        every = min(_CHECKPOINT_EVERY, self._policy.collect_every)
+        return self._store.committer.snapshot.version - last >= every
 
     def record_version(self) -> None:
         """Remember the table's present version, by a clock that never jumps."""
@@ -136,19 +159,21 @@ class CollectionSchedule:
         done, self._round = self._round, None
         try:
             summary = done.result()
-        except MillpondError as error:
+        except (MillpondError, CancelledError) as error:
             _LOG.warning("garbage is left for the next round: %s", error)
         else:
             _LOG.debug("collected up to version %d (%s)", summary.horizon, summary.held_by)
 
-    def start(self, superstep: Superstep, busy: Collection[str]) -> None:
-        """Start a round after ``superstep``, the last one committed.
+    def start(
+        self, superstep: Superstep, busy: Collection[str] = (), *, at_close: ExecutorWorker | None = None
+    ) -> None:
+        """Start a round after ``superstep``, the last one committed; ``at_close`` does it when the run is closed.
 
         It spares the orphans of ``busy`` computations, because one of their files may wait for its commit.
         """
         version = self._store.committer.snapshot.version
-        retention = self._policy.kept
-        if self._comes_by_time():
+        retention, seen = self._policy.kept, self._seen_long_ago()
+        if at_close is not None or self._comes_by_time():
             retention = replace(retention, checkpoint_every=1)
         self._last_round_us = self._clock.monotonic_us()
         self._due_at = TableVersion(version + self._policy.collect_every)
@@ -159,8 +184,9 @@ class CollectionSchedule:
             for current in self._ownership.owned.values()
             if current.interval.computation not in busy
         }
-        self._round = self._worker.collect(
-            self._store, retention=retention, owned=owned, seen=self._seen_long_ago()
+        # A short run has seen no version for long enough, so only the commits' own times tell their age.
+        self._round = (at_close or self._worker).collect(
+            self._store, retention=retention, owned=owned, seen=seen or (None if at_close else seen)
         )
 
     def _seen_long_ago(self) -> TableVersion:
@@ -213,6 +239,7 @@ class Upkeep:
         self._rounds = CollectionSchedule(
             store, ownership, clock=clock, policy=used, worker=self._workers.rounds
         )
+        self._began_us = clock.monotonic_us()
 
     def open(self) -> None:
         self._rounds.open()
@@ -242,6 +269,10 @@ class Upkeep:
         self._compactions.throttle()
         self._commit_ready()
         self._rounds.report()
+        if self._is_too_young():
+            self.due_us = self._began_us + _HELPERS_AFTER_US
+            self.due_version = self._ownership.committer.snapshot.version + self._compactions.room
+            return
         if not self._rounds.is_due:
             for schedule in self._schedules:
                 schedule.start(superstep, watermark, during_round=self._rounds.is_running)
@@ -253,20 +284,36 @@ class Upkeep:
             self._rounds.start(superstep, busy=busy)
         self._plan_next(superstep)
 
+    def _is_too_young(self) -> bool:
+        """Return True while the run starts no helper, unless so many files come that they would slow it down."""
+        return (
+            self._workers.are_helpers
+            and self._clock.monotonic_us() - self._began_us < _HELPERS_AFTER_US
+            and self._compactions.room > 0
+            and not self._is_working
+        )
+
+    @property
+    def _is_working(self) -> bool:
+        return self._rounds.is_running or any(schedule.is_preparing for schedule in self._schedules)
+
     def _plan_next(self, superstep: Superstep) -> None:
         self.due_us = self._rounds.due_us
-        if self._rounds.is_running or any(schedule.is_preparing for schedule in self._schedules):
+        if self._is_working:
             # Workers finish at any time.
             self.due_version = 0
             return
         left = min(schedule.supersteps_left(superstep) for schedule in self._schedules)
         self.due_version = min(self._rounds.due_version, self._ownership.committer.snapshot.version + left)
 
-    def _commit_ready(self) -> None:
+    def _commit_ready(self) -> bool:
+        """Commit finished rewrites, a bounded number at once; return False if there were none."""
+        is_any = False
         for schedule in self._schedules:
-            pieces = schedule.pop_ready()
-            if pieces:
+            if pieces := schedule.pop_ready():
                 self._commit(schedule, pieces)
+                is_any = True
+        return is_any
 
     def _commit(self, schedule: Schedule, pieces: Sequence[Compacted]) -> None:
         request = CommitRequest(
@@ -295,6 +342,32 @@ class Upkeep:
             )
             removed.update(write.removed)
         return tuple(writes)
+
+    def finish(self, superstep: Superstep, watermark: Watermark) -> None:
+        """Commit what workers have prepared, and do what else is due, before a run that has not failed is closed.
+
+        Compactions that are not under way yet get a quarter of the run's time, the most overdue first. The first one is done
+        in any case, and a checkpoint every `_CHECKPOINT_EVERY` versions: otherwise very short runs would have none.
+        """
+        if not self._is_on or self._workers.is_inline:
+            return
+        now_us = self._clock.monotonic_us()
+        until_us = now_us + (now_us - self._began_us) // _CLOSING_SHARE
+        closing = workers_at_close(self._clock)
+        try:
+            # Small work under way is waited for: the next run would begin it again.
+            self._workers.shutdown()
+            self._rounds.report()
+            while self._commit_ready():
+                pass
+            self._compactions.start_at_close(superstep, watermark, closing, until_us)
+            while self._commit_ready():
+                pass
+            if self._rounds.is_due_at_close():
+                self._rounds.start(superstep, at_close=closing.rounds)
+                self._rounds.report()
+        except MillpondError as error:
+            _LOG.info("upkeep is left to the next run: %s", error)
 
     def close(self) -> None:
         # Workers first: a file that is still being written could not be discarded.

@@ -407,7 +407,7 @@ class SparkRun(Run[None]):
         try:
             with self._lock:
                 self._lifecycle.close()
-                self._coordinator.close()
+                self._coordinator.close(has_failed=self._lifecycle.error is not None)
                 self._engine.close()
         finally:
             self._progress.close()

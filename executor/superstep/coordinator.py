@@ -123,10 +123,12 @@ class Coordinator:
         self.journal.open()
         self.upkeep.open()
 
-    def close(self) -> None:
+    def close(self, *, has_failed: bool = False) -> None:
         try:
             # The leases outlast the sinks, so that no successor writes a superstep to a sink ahead of this owner.
             self.sinks.close()
+            if not has_failed:
+                self.upkeep.finish(self.superstep, self.watermarks.input_watermark)
         finally:
             self.upkeep.close()
             self.journal.close()

@@ -6,6 +6,7 @@ from collections import Counter
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +19,12 @@ from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.gc.compaction import Compacted, CompactionPolicy
-from millpond.statestore.errors import FencedError
-from millpond.statestore.leases.memory import MemoryRegistry
+from millpond.statestore.errors import FencedError, UnavailableError
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.commit_file import decode
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock
 from millpond.statestore.types import TableVersion
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
@@ -304,3 +306,85 @@ def test_large_compaction_blocks_no_small_ones():
     assert sum(pond.files_per_interval().values()) < files_before
     for name in ("window", "total"):
         assert pond.rows(name) == plain.rows(name)
+
+
+class Nights:
+    """A store on disk that is served by short runs only, as `millpond run` in a crontab does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.registry = MemoryRegistry()
+        self.folder = folder
+        self.time_us = 0
+
+    def run(self, *, fails: bool = False, upkeep: UpkeepPolicy | None = None) -> None:
+        """Add a record of each of 20 keys in a run that is over before a helper has started."""
+
+        def leases(_: str, writer_id: str) -> MemoryLeases:
+            return MemoryLeases(self.registry, SystemClock(), writer_id=writer_id)
+
+        made = EnginePipeline("p")
+        made.inject("in", key="k", at="at").apply(Total(), name="total")
+        self.time_us += SECOND
+        options = {} if upkeep is None else {"upkeep": upkeep}
+        with Store.open(self.folder, leases=leases) as store:
+            run = LocalRunner(store, progress=False, **options).start(made)
+            try:
+                run.inject("in", [{"k": f"k{key}", "at": self.time_us} for key in range(20)]).wait()
+                if fails:
+                    run._worker.lifecycle.fail(UnavailableError("it was interrupted"))
+            finally:
+                run.stop()
+
+    @property
+    def store(self) -> Store:
+        return Store.open(self.folder, read_only=True)
+
+    def counts(self) -> set[str]:
+        with self.store as store:
+            return set(store.rows_view("total").to_arrow().column("state").to_pylist())
+
+    def state(self) -> tuple[int, int]:
+        """Return the number of live files, and of commits since the last checkpoint."""
+        with self.store as store:
+            snapshot, checkpoints = store.snapshot(), store.log.inventory().checkpoints
+            last = max((checkpoint.version for checkpoint in checkpoints), default=0)
+            return len(snapshot.files), snapshot.version - last
+
+
+def test_short_runs_compact_and_write_checkpoints(tmp_path: Path) -> None:
+    nights = Nights(tmp_path / "pond")
+    states = []
+    for _ in range(24):
+        nights.run()
+        states.append(nights.state())
+
+    assert max(files for files, _ in states) <= 9
+    assert max(commits for _, commits in states) < 40
+    assert nights.counts() == {"24"}
+
+
+def test_run_that_failed_does_no_upkeep_at_its_close(tmp_path: Path) -> None:
+    nights = Nights(tmp_path / "pond")
+    for _ in range(9):
+        nights.run(fails=True)
+    assert nights.state()[0] == 9
+    nights.run()
+    assert nights.state()[0] == 2
+
+
+def test_closing_merges_young_files_only_where_the_old_one_is_large(tmp_path: Path) -> None:
+    nights = Nights(tmp_path / "pond")
+    for _ in range(10):
+        nights.run()
+    with nights.store as store:
+        [old, *_] = sorted(store.snapshot().files, key=lambda file: file.added_version)
+    # Larger than the first tier, and than what is merged in memory.
+    limits = CompactionPolicy(
+        small_bytes=1, fan_in=8, memory_bytes_max=old.size_bytes - 1, garbage_ratio=0.01
+    )
+    for _ in range(12):
+        nights.run(upkeep=UpkeepPolicy(compaction=limits))
+
+    with nights.store as store:
+        assert old.path in {file.path for file in store.snapshot().files}
+    assert nights.counts() == {"22"}

@@ -153,3 +153,19 @@ def test_place_of_compactions_is_checked(tmp_path: Path) -> None:
         LocalRunner(tmp_path, upkeep=UpkeepPolicy(place="spark"))
     with pytest.raises(InvalidError, match="auto, spark, process or thread"):
         UpkeepPolicy(place="elsewhere")
+
+
+def test_short_runs_compact_at_their_close(tmp_path: Path, spark: SparkSession) -> None:
+    """Each is over before a helper process has started."""
+    policy = UpkeepPolicy(compaction=COMPACTIONS, place="process")
+    rows = numbered(range(0, SUPERSTEPS * 5, 5))
+    with open_store(tmp_path / "pond") as store:
+        for number, row in enumerate(rows):
+            run = SparkRunner(store, spark=spark, intervals=1, progress=False, upkeep=policy).open(
+                ledger_pipeline()
+            )
+            frame = spark.createDataFrame([tuple(row.values())], list(row)).coalesce(1)
+            run.consume(frame, InputPosition(stream=ROWS, source="test", batch=number))
+            run.stop()
+            assert max(Counter(file.interval_id for file in store.snapshot().files).values()) <= 3
+        assert ledger_of(store) == written(rows)
