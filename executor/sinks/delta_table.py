@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import ClassVar, Final
 
 import orjson
@@ -11,12 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millpond.executor.sinks.columns import SINK_SCHEMA, ColumnWatch, SinkRecord, sink_table
+from millpond.executor.sinks.table_upkeep import COMPACTION, FILE_BYTES_MAX, TableUpkeep
 from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import ConflictError, DataError, InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.history.lineage import Lineage
-from millpond.statestore.history.replayed_log import Change, read_histories, replay_log
+from millpond.statestore.history.replayed_log import Change, newest_histories, replay_log
 from millpond.statestore.log.action import Action, Add, Remove, Txn, delta_schema
+from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.log.table import Append, ChangeSchema, create_table
@@ -109,11 +115,17 @@ def _check_fits(snapshot: Snapshot, schema: pa.Schema, name: str, url: str, *, w
         )
 
 
+_RECENT_MAX: Final = 32
+_RECENT_BYTES_MAX: Final = 1 << 16
+_OWN_NAME: Final = re.compile(r"(?:.*-)?(\d{10,})-[0-9a-f]{32}\.parquet")
+
+
 class TableWriter:
     """The open Delta table of one sink, with the sink's record in it."""
 
     default_schema: ClassVar[pa.Schema]
     is_whole: ClassVar[bool] = False
+    upkeep: TableUpkeep | None = None
 
     def __init__(
         self,
@@ -133,12 +145,44 @@ class TableWriter:
         self._schema = schema
         self._columns = self.default_schema if schema is None else schema
         self._watch = ColumnWatch(self._columns, name)
+        # Small files that the next compaction need not read.
+        self._recent: dict[str, pa.Table] = {}
+        # A commit by upkeep's thread changes the snapshot that a delivery reads.
+        self._lock = threading.RLock()
         self._writer = open_table(objects, clock, rng, name, self._columns, whole=self.is_whole)
         record.check_on_opening(self._writer.snapshot, objects.url)
 
     @property
     def delivered(self) -> Superstep:
-        return self._record.delivered(self._writer.snapshot.txns)
+        with self._lock:
+            return self._record.delivered(self._writer.snapshot.txns)
+
+    def keep_up(self) -> None:
+        """Give the table checkpoints, compaction and cleanup from now on; see `TableUpkeep.due`."""
+        self.upkeep = TableUpkeep(
+            self._objects, self._writer, self._clock, self, guard=self._record.check, lock=self._lock
+        )
+
+    def small_files(self, snapshot: Snapshot) -> Sequence[LiveFile]:
+        """Return own files of the lowest tier that has enough of them, oldest first."""
+        tiers = defaultdict[int, list[LiveFile]](list)
+        for file in sorted(snapshot.files, key=lambda file: file.path):
+            # Files of other engines are theirs to compact.
+            if file.size_bytes <= FILE_BYTES_MAX and _OWN_NAME.fullmatch(file.path):
+                tiers[COMPACTION.tier(file.size_bytes)].append(file)
+        full = [tier for tier, files in tiers.items() if len(files) >= COMPACTION.fan_in]
+        return _fitting(tiers[min(full)]) if full else ()
+
+    def merged(self, files: Sequence[LiveFile]) -> Iterable[Add]:
+        tables = []
+        for file in files:
+            recent = self._recent.pop(file.path, None)
+            tables.append(read_file(self._objects, file.path, self._name) if recent is None else recent)
+        try:
+            rows = pa.concat_tables(tables, promote_options="default")
+        except pa.ArrowException as error:
+            raise DataError("files of the sink's table have different columns", sink=self._name) from error
+        yield self._put(superstep_of(files), rows)
 
     def _put(self, superstep: Superstep, rows: pa.Table, tags: Mapping[str, str] | None = None) -> Add:
         """Write rows to a Parquet file, which takes effect once a commit adds it."""
@@ -159,6 +203,27 @@ class TableWriter:
         )
 
 
+def _fitting(files: Sequence[LiveFile]) -> Sequence[LiveFile]:
+    """Return the first files, as many as can be merged in memory."""
+    sizes = accumulate(file.size_bytes for file in files)
+    return files[: max(2, sum(size <= COMPACTION.memory_bytes_max for size in sizes))]
+
+
+def superstep_of(files: Sequence[LiveFile]) -> Superstep:
+    matches = (_OWN_NAME.fullmatch(file.path) for file in files)
+    return Superstep(max((int(match[1]) for match in matches if match), default=0))
+
+
+def read_file(objects: Objects, path: str, sink: str) -> pa.Table:
+    data = objects.get(path)
+    try:
+        return pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataError(
+            "a file of the sink's table cannot be read", sink=sink, path=path, reason=error
+        ) from error
+
+
 class DeltaSinkWriter(TableWriter):
     """Appends supersteps to one Delta table: one file and one commit each; `SINK_SCHEMA` without a schema."""
 
@@ -169,11 +234,16 @@ class DeltaSinkWriter(TableWriter):
         if superstep <= self.delivered or not productions.num_rows:
             return
         table = sink_table(productions, self._schema, self._name, self._watch)
+        add = self._put(superstep, table)
+        if table.nbytes <= _RECENT_BYTES_MAX:
+            self._recent[add.path] = table
+            for path in list(self._recent)[:-_RECENT_MAX]:
+                self._recent.pop(path, None)
         # Data and superstep in one commit, guarded by the record: otherwise a crash between them would deliver
         # the superstep twice, and another copy of the store could mix its rows with these.
         self._writer.write(
             Append(
-                added=(self._put(superstep, table),),
+                added=(add,),
                 txns={self._record.app_id: superstep},
                 metadata={"sink": self._name, "superstep": superstep},
                 rows=table.num_rows,
@@ -188,20 +258,17 @@ def version_within(log: Log, limits: Mapping[str, int]) -> TableVersion | None:
     ``limits`` is by application id. Raises `DataError` if the log is damaged or does not reach back far
     enough.
     """
-    histories = read_histories(log, None)
-    if not histories:
-        raise DataError("the log of the sink's table cannot be read", store=log.objects.url)
-    history = histories[0]
-    version, at = history.newest, dict(history.state.txns)
-    # Undo the transactions commit by commit, newest first, until each is within its limit.
-    for change in reversed(history.changes):
+    for history in newest_histories(log):
+        version, at = history.newest, dict(history.state.txns)
+        # Undo the transactions commit by commit, newest first, until each is within its limit.
+        for change in reversed(history.changes):
+            if _is_within(at, limits):
+                return version
+            for app_id, before in change.txns_before:
+                at[app_id] = before or 0
+            version = TableVersion(change.version - 1)
         if _is_within(at, limits):
-            return version
-        for app_id, before in change.txns_before:
-            at[app_id] = before or 0
-        version = TableVersion(change.version - 1)
-    if _is_within(at, limits):
-        return version if version >= 0 else None
+            return version if version >= 0 else None
     raise DataError("the log of the sink's table does not reach back that far", store=log.objects.url)
 
 
@@ -300,25 +367,22 @@ def _plan(
     ahead = {app_id: limit for app_id, limit in limits.items() if snapshot.txns[app_id] > limit}
     if not ahead:
         return None
-    histories = read_histories(log, None)
-    newest = histories[0] if histories else None
-    if newest is None or newest.newest != snapshot.version:
-        raise DataError("the log of the sink's table cannot be read", store=log.objects.url)
-    undone = _undone(newest.changes, ahead, log.objects.url)
-    added = {add.path: add for change in undone for add in change.added}
-    removed = {add.path: add for change in undone for add in change.removed}
-    obsolete = [add for path, add in added.items() if path not in removed]
-    restored = [add for path, add in removed.items() if path not in added]
-    # A compaction by another engine, for example, merges rows of several supersteps into one file: removing the
-    # sink's own files would then revert nothing, and restoring them would repeat rows.
-    touched = [add.path for add in obsolete if snapshot.file(add.path) is None]
-    touched += [add.path for add in restored if snapshot.file(add.path) is not None]
-    if touched:
-        raise ConflictError(
-            "another writer has changed the same files of the sink's table since: write to a new sink",
-            store=log.objects.url,
-            path=touched[0],
-        )
+    undone, live = _undone(log, ahead, snapshot.version)
+    then = dict(live)
+    for change in undone:
+        # A compaction by another engine, for example, merges rows of several supersteps into one file: removing the
+        # sink's own files would then revert nothing, and restoring them would repeat rows.
+        touched = [add.path for add in change.added if then.pop(add.path, None) is None]
+        touched += [add.path for add in change.removed if add.path in then]
+        if touched:
+            raise ConflictError(
+                "another writer has changed the same files of the sink's table since: write to a new sink",
+                store=log.objects.url,
+                path=touched[0],
+            )
+        then |= {add.path: add for add in change.removed}
+    obsolete = [add for path, add in live.items() if path not in then]
+    restored = [add for path, add in then.items() if path not in live]
     result = TakenBack(
         pipeline=record.pipeline,
         name=record.name,
@@ -335,18 +399,42 @@ def _plan(
     )
 
 
-def _undone(changes: Sequence[Change], ahead: Mapping[str, int], url: str) -> list[Change]:
-    undone, left = [], set(ahead)
-    for change in reversed(changes):
-        moved = dict(change.txns_before)
-        if left & moved.keys():
-            undone.append(change)
-            left -= {app_id for app_id in left & moved.keys() if (moved[app_id] or 0) <= ahead[app_id]}
-        if not left:
-            return undone
+def _undone(
+    log: Log, ahead: Mapping[str, int], newest: TableVersion
+) -> tuple[Sequence[Change], Mapping[str, Add]]:
+    """Return the changes to undo, newest first, and the live files.
+
+    To be undone are deliveries beyond their limits, and compactions that merged their rows.
+    """
+    for history in newest_histories(log):
+        if history.newest != newest:
+            raise ConflictError("the table has changed since it was read; repeat the call", version=newest)
+        undone: list[Change] = []
+        compactions: list[Change] = []
+        left = set(ahead)
+        for change in reversed(history.changes):
+            moved = dict(change.txns_before)
+            if change.kind == "compaction":
+                compactions.append(change)
+            elif left & moved.keys():
+                undone.append(change)
+                left -= {app_id for app_id in left & moved.keys() if (moved[app_id] or 0) <= ahead[app_id]}
+            if not left:
+                return _with_compactions(undone, compactions), history.adds
     raise DataError(
-        "the log of the sink's table does not reach back that far: write to a new sink", store=url
+        "the log of the sink's table does not reach back that far: write to a new sink", store=log.objects.url
     )
+
+
+def _with_compactions(undone: Sequence[Change], compactions: Sequence[Change]) -> Sequence[Change]:
+    # Oldest first: a compaction may have merged what an earlier one had made of the rows.
+    gone = {add.path for change in undone for add in change.added}
+    merged: list[Change] = []
+    for change in reversed(compactions):
+        if any(add.path in gone for add in change.removed):
+            merged.append(change)
+            gone.update(add.path for add in change.added)
+    return sorted([*undone, *merged], key=lambda change: -change.version)
 
 
 def _check_files(objects: Objects, restored: Sequence[Add]) -> None:

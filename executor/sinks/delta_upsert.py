@@ -19,10 +19,10 @@ from typing import Any, Final, TypeAlias
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from millpond.executor.sinks.columns import ROW_SCHEMA_BY_WINDOW, SinkRecord, retractions, sink_table
-from millpond.executor.sinks.delta_table import TableWriter
+from millpond.executor.sinks.delta_table import TableWriter, read_file, superstep_of
+from millpond.executor.sinks.table_upkeep import COMPACTION
 from millpond.statestore.errors import ConflictError, DataError, InvalidError
 from millpond.statestore.log.action import Add
 from millpond.statestore.log.files import LiveFile
@@ -94,16 +94,17 @@ class UpsertSinkWriter(TableWriter):
         rows = sink_table(productions, self._columns, self._name, self._watch)
         changes = net_changes(rows, self._keys, retractions(productions, self._name))
         for _ in range(_TRIES):
-            # Read the leaves again after each conflict: they are rewritten from their current rows.
-            snapshot = self._writer.refresh()
-            # Another process of this store may have delivered it meanwhile.
-            if superstep <= self.delivered:
+            with self._lock:
+                # Read the leaves again after each conflict: they are rewritten from their current rows.
+                snapshot = self._writer.refresh()
+                # Another process of this store may have delivered it meanwhile.
+                if superstep <= self.delivered:
+                    return
+                try:
+                    self._update(snapshot, superstep, rows, changes)
+                except ConflictError:
+                    continue
                 return
-            try:
-                self._update(snapshot, superstep, rows, changes)
-            except ConflictError:
-                continue
-            return
         raise ConflictError("cannot commit to the sink's table: other writers won every try", sink=self._name)
 
     def _update(
@@ -200,14 +201,32 @@ class UpsertSinkWriter(TableWriter):
         for start in range(0, rows, size):
             yield table.slice(start, size)
 
+    def small_files(self, snapshot: Snapshot) -> Sequence[LiveFile]:
+        """Return the longest stretch of leaves that fit into one together, if it is worth a rewrite."""
+        leaves = self._leaves(snapshot)
+        if _overlapping(leaves):
+            return ()
+        best: list[LiveFile] = []
+        stretch: list[LiveFile] = []
+        for leaf in leaves:
+            stretch.append(leaf.file)
+            while sum(file.num_records or self._leaf_rows_max for file in stretch) > self._leaf_rows_max // 2:
+                del stretch[0]
+            best = max(best, stretch[:], key=len)
+        return best if len(best) >= COMPACTION.fan_in else ()
+
+    def merged(self, files: Sequence[LiveFile]) -> Iterable[Add]:
+        table = pa.concat_tables(self._read(_leaf_of(file)) for file in files)
+        for part in self._parts(table, is_last=False):
+            yield self._put_leaf(superstep_of(files), part)
+
     def _read(self, leaf: _Leaf) -> pa.Table:
-        data = self._objects.get(leaf.file.path)
         try:
-            table = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
+            table = read_file(self._objects, leaf.file.path, self._name)
             return table.select(self._columns.names).cast(self._columns)
-        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        except (pa.ArrowException, KeyError) as error:
             raise DataError(
-                "a file of the sink's table cannot be read",
+                "a file of the sink's table has other columns",
                 sink=self._name,
                 path=leaf.file.path,
                 reason=error,

@@ -89,8 +89,11 @@ class DeltaSink:
     With ``mode="append"`` every production is appended, in order; from a windowed step, each pane and each
     retraction (``pane.is_retraction``, or the column ``is_retraction``). With ``mode="upsert"`` the table has
     one row per value of ``keys``: a new pane replaces the row, a retraction deletes it, and each version of
-    the table holds the current results. Replaced files stay until you vacuum the table, as in any Delta table
-    (docs/windows.md).
+    the table holds the current results.
+
+    The running pipeline writes checkpoints of the table's log, merges small files, and deletes replaced files and old
+    log entries when Delta's properties of the table permit it (docs/windows.md). Readers, streaming ones too, and
+    other writers are not disturbed.
 
     Args:
         path: the table's folder or URL.
@@ -187,10 +190,10 @@ class DeltaSink:
             DataError: the table is ahead of the store, which was restored from an older copy.
             UnavailableError: the folder or bucket cannot be opened.
         """
-        writer: Callable[..., SinkWriter] = DeltaSinkWriter
+        writer: Callable[..., DeltaSinkWriter | UpsertSinkWriter] = DeltaSinkWriter
         if self.mode == "upsert":
             writer = partial(UpsertSinkWriter, keys=self._row_keys())
-        return writer(
+        opened = writer(
             open_objects(self.path, self.storage_options, durability=self.durability),
             clock or SystemClock(),
             rng or SystemRng(),
@@ -198,6 +201,8 @@ class DeltaSink:
             record=record,
             schema=self.schema,
         )
+        opened.keep_up()
+        return opened
 
 
 def read_table(path: str | Path, storage_options: Mapping[str, str] | None = None) -> pa.Table:

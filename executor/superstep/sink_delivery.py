@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from millpond.executor.pipeline.nodes import SinkNode, addressed
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.sinks.columns import SinkRecord, refuse_sink_ahead
+from millpond.executor.sinks.delta_table import TableWriter
 from millpond.executor.sinks.fork import SinkFolder
 from millpond.executor.sinks.sink import DeltaSink, RecordingSink, SinkWriter
 from millpond.executor.superstep.delivery import ProductionSource, read_productions
@@ -46,6 +47,7 @@ class SinkDelivery:
         self._in_background = in_background
         self._writers: list[tuple[str, SinkWriter]] = []
         self._executor: ThreadPoolExecutor | None = None
+        self._upkeep: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None
         self.on_failure: Callable[[BaseException], None] = partial(_LOG.error, "a sink has failed: %s")
 
@@ -57,6 +59,7 @@ class SinkDelivery:
         """Deliver the last superstep to the sinks that lack it, because of a crash or because they are new."""
         if self._in_background and self._writers:
             self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="millpond-sinks")
+            self._upkeep = ThreadPoolExecutor(max_workers=1, thread_name_prefix="millpond-sink-upkeep")
         self._write(superstep, sources)
 
     def deliver(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
@@ -86,9 +89,11 @@ class SinkDelivery:
         try:
             self.wait()
         finally:
-            if self._executor is not None:
-                self._executor.shutdown()
-                self._executor = None
+            # Upkeep last, because the end of a delivery starts it; the leases outlast both.
+            for executor in (self._executor, self._upkeep):
+                if executor is not None:
+                    executor.shutdown()
+            self._executor = self._upkeep = None
 
     def _open_sink(self, node: SinkNode, superstep: Superstep) -> SinkWriter:
         lineage, pipeline = self._store.lineage, self._topology.name
@@ -126,6 +131,14 @@ class SinkDelivery:
                 reach("sink.behind")
                 writer.write(superstep, part.drop_columns(["stream"]))
                 reach("sink.delivered")
+                self._keep_up(writer)
+
+    def _keep_up(self, writer: SinkWriter) -> None:
+        work = writer.upkeep.due() if isinstance(writer, TableWriter) and writer.upkeep is not None else None
+        if work is not None and self._upkeep is not None:
+            self._upkeep.submit(work)
+        elif work is not None:
+            work()
 
 
 def _kept_as(stream: str) -> tuple[str, str]:

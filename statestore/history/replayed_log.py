@@ -20,7 +20,7 @@ from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Pr
 from millpond.statestore.log.checkpoint import Checkpoint
 from millpond.statestore.log.commit_file import decode, digest_of, seal_holds
 from millpond.statestore.log.high_water import Mark
-from millpond.statestore.log.log import Log, LogInventory, commit_path, foreign_change
+from millpond.statestore.log.log import Log, LogInventory, commit_path, foreign_change, is_own_configuration
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
 from millpond.statestore.types import TableVersion, WallTimeMicros
 
@@ -172,6 +172,11 @@ class ReplayedLog(LoggedTable):
         self.snapshot.restart_from(checkpoint, actions, log.read(checkpoint.version))
         self.apply(checkpoint.version, actions)
 
+    def advance(self, version: TableVersion, actions: tuple[Action, ...]) -> None:
+        """Apply the next commit, which the caller has verified."""
+        self.snapshot.apply_actions(version, actions, "")
+        self.apply(version, actions)
+
     def follow(self, log: Log, until: TableVersion) -> None:
         for number in range(self.version + 1, until + 1):
             version = TableVersion(number)
@@ -280,6 +285,29 @@ def read_histories(log: Log, mark: Mark | None) -> tuple[TableHistory, ...]:
     return tuple(sorted(readable, key=lambda history: (-history.newest, history.start)))
 
 
+def newest_histories(log: Log) -> Iterator[TableHistory]:
+    """Yield histories up to the newest version, each from twice as many checkpoints back as the one before.
+
+    What lies a few commits back is found without reading the whole log.
+    """
+    inventory = log.inventory()
+    count = len(inventory.checkpoints)
+    back = 1
+    while back <= count:
+        history = _from_checkpoint(log, inventory, inventory.checkpoints[count - back])
+        back = count + 1 if back == count else min(2 * back, count)
+        if history is not None:
+            yield from _reaching(history, log, inventory)
+    if inventory.versions[:1] == (0,):
+        yield from _reaching(TableHistory(TableVersion(0), NO_TABLE), log, inventory)
+
+
+def _reaching(history: TableHistory, log: Log, inventory: LogInventory) -> Iterator[TableHistory]:
+    _advance(history, log, None)
+    if history.metadata is not None and history.newest >= (inventory.latest or 0):
+        yield history
+
+
 def _from_checkpoint(log: Log, inventory: LogInventory, checkpoint: Checkpoint) -> TableHistory | None:
     try:
         actions = tuple(log.read_checkpoint(checkpoint))
@@ -288,7 +316,9 @@ def _from_checkpoint(log: Log, inventory: LogInventory, checkpoint: Checkpoint) 
     history = TableHistory(checkpoint.version, checkpoint.version)
     history.apply(checkpoint.version, actions)
     configuration = {} if history.metadata is None else history.metadata.configuration
-    before = (version for version in inventory.versions if version < checkpoint.version)
+    # No commit is foreign to a table that is not a store, so none of them is read.
+    is_store = any(is_own_configuration(name) for name in configuration)
+    before = (version for version in inventory.versions if is_store and version < checkpoint.version)
     own = next(readable_commits(log, [checkpoint.version]), None)
     commits = chain(readable_commits(log, before), [] if own is None else [own])
     if any(foreign_change(commit.actions, configuration) for commit in commits):

@@ -145,13 +145,17 @@ def drop_savepoint(committer: Committer, name: str) -> None:
     committer.commit(CommitRequest(kind="savepoint", positions=positions))
 
 
-def write_checkpoint_of(objects: Objects, replayed: ReplayedLog, *, names_newest: bool) -> bool:
+def write_checkpoint_of(
+    objects: Objects, replayed: ReplayedLog, *, names_newest: bool, on_disk: Iterable[str] | None = None
+) -> bool:
     """Write the checkpoint of a version; return False if there is one.
 
-    ``names_newest`` makes readers begin with the checkpoint, so only the newest may be named.
+    ``names_newest`` makes readers begin with the checkpoint, so only the newest may be named. ``on_disk`` are the removed files
+    to remember, by default those that the store lists.
     """
-    listed: Iterable[str] = [path for path in objects.list("") if not path.startswith(f"{LOG_FOLDER}/")]
-    actions = tuple(replayed.actions(on_disk=listed))
+    if on_disk is None:
+        on_disk = [path for path in objects.list("") if not path.startswith(f"{LOG_FOLDER}/")]
+    actions = tuple(replayed.actions(on_disk=on_disk))
     path = checkpoint_path(replayed.version)
     reach("checkpoint.summed")
     try:

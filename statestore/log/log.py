@@ -103,12 +103,17 @@ _WAY_OUT: Final = (
 )
 
 
+def is_own_configuration(name: str) -> bool:
+    """Return True for the name of a property that only stores have."""
+    return name.startswith(_OWN_CONFIGURATION)
+
+
 def foreign_change(actions: Iterable[Action], configuration: Mapping[str, str]) -> CommitInfo | None:
     """Return the provenance of another engine's commit if it changes the meaning of a store's rows, else ``None``.
 
     ``configuration`` is the table's before the commit; a table that is not a store accepts every commit.
     """
-    own = {name: value for name, value in configuration.items() if name.startswith(_OWN_CONFIGURATION)}
+    own = {name: value for name, value in configuration.items() if is_own_configuration(name)}
     if not own:
         return None
     commit = tuple(actions)

@@ -239,6 +239,40 @@ class Replace(_FilesPlan):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compact(_FilesPlan):
+    """Moves the rows of files into other files; `ConflictError` if another writer has removed one of them, or changed the schema."""
+
+    removed: tuple[LiveFile, ...]
+
+    def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft:
+        self._reached(snapshot)
+        gone = [file.path for file in self.removed if snapshot.file(file.path) is None]
+        if gone:
+            # Their rows were changed or moved by another writer: adding them again would repeat or revive rows.
+            raise ConflictError("another writer has removed files that were being compacted", path=gone[0])
+        removes = [
+            Remove(
+                path=file.path,
+                deletion_time_ms=now_ms,
+                data_change=False,
+                partition_values={},
+                size_bytes=file.size_bytes,
+            )
+            for file in self.removed
+        ]
+        return CommitDraft(
+            operation="OPTIMIZE",
+            actions=(*removes, *(replace(add, data_change=False) for add in self.added)),
+            fields={**self.metadata, "kind": "compaction"},
+            rows=self.rows,
+        )
+
+    def admit(self, winner: tuple[Action, ...]) -> None:
+        if any(isinstance(action, (Protocol, Metadata)) for action in winner):
+            raise ConflictError("another writer changed the table's protocol or metadata")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeSchema:
     """Replaces the columns of a table, unless they have changed since the writer read them.
 

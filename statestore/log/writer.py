@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -142,6 +143,8 @@ class LogWriter:
         self._retry = retry or RetryPolicy()
         self._high_water = high_water
         self._failpoint = failpoints or reach
+        # The commits that were read or written since someone asked for them; ``None`` while nobody does.
+        self.applied: deque[tuple[TableVersion, tuple[Action, ...]]] | None = None
         self._lock = threading.RLock()
         self._in_flight: _Attempt | None = None
         self._unknown: _Attempt | None = None
@@ -176,6 +179,7 @@ class LogWriter:
             self._retrying(partial(self._log.sync, version))
             actions = self.snapshot.apply(version, data)
             self._moved(started_us)
+            self._record(version, actions)
             yield version, data, actions
 
     def _may_be_stale(self) -> bool:
@@ -198,6 +202,11 @@ class LogWriter:
         self._retrying(partial(self._log.sync, fresh.version))
         self.snapshot = fresh
         self._moved(started_us)
+        self.applied = None
+
+    def _record(self, version: TableVersion, actions: tuple[Action, ...]) -> None:
+        if self.applied is not None:
+            self.applied.append((version, actions))
 
     def _moved(self, seen_us: int) -> None:
         self._seen_us = seen_us
@@ -350,6 +359,7 @@ class LogWriter:
         if self.snapshot.version < attempt.version:
             self.snapshot.apply_actions(attempt.version, attempt.actions, attempt.digest)
             self._moved(started_us)
+            self._record(attempt.version, attempt.actions)
         attempt.outcome = _Outcome.DONE
         self._failpoint("commit.done")
 

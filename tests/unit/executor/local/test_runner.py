@@ -511,6 +511,24 @@ class TestSinks:
         values = DeltaTable(tmp_path / "out").to_pyarrow_table().column("at").cast(pa.int64()).to_pylist()
         assert sorted(values) == list(range(6))
 
+    def test_table_of_a_sink_keeps_few_files_and_log_entries(self, tmp_path):
+        """Upkeep runs in a thread beside the deliveries; what is due at the end is done at the close."""
+        pipeline = a_chain(id="n")
+        pipeline.stream("mid").sink("out", DeltaSink(str(tmp_path / "out")))
+        with LocalRunner(Pond().store(), progress=False).start(pipeline) as run:
+            for number in range(50):
+                run.inject("in", rows(number)).wait()
+            run.run_until_quiet()
+        table = DeltaTable(tmp_path / "out")
+        values = table.to_pyarrow_table().column("at").cast(pa.int64()).to_pylist()
+        checkpoints = [
+            int(path.name[:20]) for path in (tmp_path / "out/_delta_log").glob("*.checkpoint.parquet")
+        ]
+
+        assert sorted(values) == list(range(50))
+        assert len(table.file_uris()) <= 40
+        assert table.version() - max(checkpoints) <= 20
+
     def test_value_that_a_sink_refuses_ends_the_run(self, tmp_path):
         """The record must not be lost."""
         pipeline = a_chain()

@@ -1,0 +1,192 @@
+"""Upkeep of a sink's table: checkpoints, compaction and cleanup, as the Delta properties of the table ask.
+
+What is due follows from the table's version, so a process that stops in between leaves it to the next one. A delivery never
+waits for upkeep and never fails with it, and upkeep gives way to every other writer.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Protocol
+
+from millpond.gc.collectors import collect_log, collect_removed
+from millpond.gc.compaction import CompactionPolicy
+from millpond.gc.survey import Horizons, survey
+from millpond.statestore.errors import DataError, MillpondError
+from millpond.statestore.failpoint import reach
+from millpond.statestore.history.replayed_log import ReplayedLog, replay_log
+from millpond.statestore.history.savepoint import write_checkpoint_of
+from millpond.statestore.log.action import Add
+from millpond.statestore.log.files import LiveFile
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.log.table import Compact
+from millpond.statestore.log.writer import LogWriter
+from millpond.statestore.types import Clock, Objects, TableVersion
+
+COMPACTION: Final = CompactionPolicy(fan_in=16, memory_bytes_max=1 << 25)
+"""A sink's files are compacted in tiers; together they are at most ``memory_bytes_max``."""
+
+FILE_BYTES_MAX: Final = 1 << 24
+"""A larger file is never compacted again."""
+
+_LOG: Final = logging.getLogger("millpond")
+_LOOK_EVERY: Final = 4
+_CHECKPOINTS_A_CLEANUP: Final = 16
+_CHECKPOINT_INTERVAL: Final = 10
+_ACTIONS_A_COMMIT: Final = 256
+_DAY_MS: Final = 86_400_000
+_INTERVAL: Final = re.compile(r"(\d+)\s*(week|day|hour|minute|second|millisecond)s?")
+_UNIT_MS: Final = {
+    "week": 7 * _DAY_MS,
+    "day": _DAY_MS,
+    "hour": 3_600_000,
+    "minute": 60_000,
+    "second": 1_000,
+    "millisecond": 1,
+}
+
+
+class CompactedTable(Protocol):
+    """A table that can find and merge its small files."""
+
+    def small_files(self, snapshot: Snapshot) -> Sequence[LiveFile]:
+        """Return files to merge now; none while there are too few."""
+
+    def merged(self, files: Sequence[LiveFile]) -> Iterable[Add]:
+        """Write the rows of files to larger ones, which no commit names yet."""
+
+
+@dataclass(slots=True)
+class TableUpkeep:
+    """The upkeep of one open table; `due` belongs to the thread that delivers."""
+
+    objects: Objects
+    writer: LogWriter
+    clock: Clock
+    table: CompactedTable
+    guard: Callable[[Snapshot], None]
+    lock: AbstractContextManager[object]
+    _looked_at: TableVersion = field(init=False)
+    _checkpointed: TableVersion = field(init=False)
+    _replayed: ReplayedLog | None = field(init=False, default=None)
+    _is_busy: bool = field(init=False, default=False)
+    _is_damaged: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        opened = self.writer.snapshot.version
+        self._looked_at = opened
+        # As if the runs before had done their part: so many short runs do it together.
+        self._checkpointed = TableVersion(
+            opened - opened % checkpoint_interval(self.writer.snapshot.configuration)
+        )
+
+    def due(self) -> Callable[[], None] | None:
+        """Return the work that the commits since the last call have made due, for any thread; else ``None``."""
+        snapshot = self.writer.snapshot
+        before, now = self._looked_at, snapshot.version
+        if self._is_busy or self._is_damaged or before == now:
+            return None
+        self._looked_at = now
+        work: list[Callable[[], object]] = []
+        if before // _LOOK_EVERY < now // _LOOK_EVERY and (small := self.table.small_files(snapshot)):
+            work.append(partial(self._compact, small))
+        every = self._checkpoint_every(snapshot)
+        if now - self._checkpointed >= every:
+            work.append(self._write_checkpoint)
+            if self._checkpointed // (every * _CHECKPOINTS_A_CLEANUP) < now // (
+                every * _CHECKPOINTS_A_CLEANUP
+            ):
+                work.append(partial(self._clean_up, snapshot.configuration))
+            self._checkpointed = now
+        self._is_busy = bool(work)
+        return partial(self._do, work) if work else None
+
+    def _checkpoint_every(self, snapshot: Snapshot) -> int:
+        every = checkpoint_interval(snapshot.configuration)
+        if "delta.checkpointInterval" in snapshot.configuration:
+            return every
+        # A checkpoint names every live or removed file. Its cost is spread over as many commits as keeps it small.
+        known = (
+            len(snapshot.files)
+            if self._replayed is None
+            else len(self._replayed.adds) + len(self._replayed.removes)
+        )
+        return max(every, known // _ACTIONS_A_COMMIT)
+
+    def _do(self, work: Sequence[Callable[[], object]]) -> None:
+        try:
+            for piece in work:
+                piece()
+        except DataError as error:
+            # A reader of the damaged file is told; compaction must neither hide nor spread the damage.
+            self._is_damaged = True
+            self.writer.applied = None
+            _LOG.warning("a sink's table gets no more upkeep in this run: %s", error)
+        except MillpondError as error:
+            _LOG.info("upkeep of a sink's table is left for later: %s", error)
+        finally:
+            self._is_busy = False
+
+    def _write_checkpoint(self) -> None:
+        applied, replayed = self.writer.applied, self._replayed
+        if replayed is None or applied is None:
+            # Ask for commits before the log is read, so that none is missed in between.
+            applied = self.writer.applied = deque()
+            log = Log(self.objects)
+            replayed = self._replayed = replay_log(log, log.latest_version() or TableVersion(0))
+        while applied:
+            version, actions = applied.popleft()
+            if version > replayed.version:
+                replayed.advance(version, actions)
+        write_checkpoint_of(self.objects, replayed, names_newest=True, on_disk=tuple(replayed.removes))
+
+    def _compact(self, files: Sequence[LiveFile]) -> None:
+        added = tuple(self.table.merged(files))
+        reach("compaction.file_written")
+        rows = sum(file.num_records or 0 for file in files)
+        # After a conflict the new files stay until a VACUUM: of an unknown outcome they may be the table's.
+        with self.lock:
+            self.writer.write(Compact(removed=tuple(files), added=added, rows=rows, guard=self.guard))
+        reach("compaction.committed")
+
+    def _clean_up(self, configuration: Mapping[str, str]) -> None:
+        """Delete removed files and old entries of the log, once nothing may read them as the table's properties have it."""
+        log = Log(self.objects)
+        keep_ms = retention_ms(configuration, "delta.deletedFileRetentionDuration", 7 * _DAY_MS)
+        # Files first: the log that is deleted records their removal.
+        surveyed = survey(self.objects, Horizons(log, None, self.clock, keep_ms), dry_run=False)
+        # What is deleted is garbage only because of these commits and checkpoints: no power cut may revert them.
+        self.objects.sync(surveyed.rests_on)
+        gone = set(collect_removed(surveyed, dry_run=False).paths)
+        if self._replayed is not None:
+            # The next checkpoint forgets them, and what another engine's VACUUM has deleted.
+            removes = self._replayed.removes
+            for path in [path for path in removes if path in gone or path not in surveyed.data_files]:
+                del removes[path]
+        if configuration.get("delta.enableExpiredLogCleanup", "true").lower() == "true":
+            keep_ms = retention_ms(configuration, "delta.logRetentionDuration", 30 * _DAY_MS)
+            old = survey(self.objects, Horizons(log, None, self.clock, keep_ms), dry_run=False)
+            collect_log(old, self.clock, None, dry_run=False)
+
+
+def checkpoint_interval(configuration: Mapping[str, str]) -> int:
+    text = configuration.get("delta.checkpointInterval", "")
+    return int(text) if text.isdecimal() and int(text) else _CHECKPOINT_INTERVAL
+
+
+def retention_ms(configuration: Mapping[str, str], name: str, default_ms: int) -> int:
+    """Return the length of an interval that a property of the table sets.
+
+    Example:
+        >>> retention_ms({"delta.logRetentionDuration": "interval 1 week 12 hours"}, "delta.logRetentionDuration", 0)
+        648000000
+    """
+    terms = _INTERVAL.findall(configuration.get(name, "").lower())
+    return sum(int(number) * _UNIT_MS[unit] for number, unit in terms) if terms else default_ms
