@@ -67,6 +67,10 @@ _BUCKET_HOSTS: Final = (
     ".r2.cloudflarestorage.com",
 )
 
+_PROBE: Final = "_millpond/probe"
+# A service's answers as obstore quotes them.
+_NOT_ALLOWED: Final = re.compile(r"status code: 40[13] |<Code>(?:ExpiredToken|InvalidToken)</Code>")
+_NO_BUCKET: Final = re.compile(r"<Code>(?:NoSuchBucket|ContainerNotFound)</Code>")
 # One piece of a streamed object; a few pieces are in memory at a time.
 _PIECE_BYTES: Final = 8 << 20
 _USER: Final = re.compile(r"://.*@")
@@ -100,6 +104,7 @@ class ObstoreObjects:
         client, bucket = _split_options(self._options)
         retries: Any = _CLIENT_RETRIES
         connect = partial(from_url, config=bucket, client_options=client or None, retry_config=retries)
+        self._is_away = False
         self._store: Any = self._attempt("connect", lambda: connect(self.url))
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
@@ -115,6 +120,7 @@ class ObstoreObjects:
 
     def put_if_absent(self, path: str, data: bytes) -> None:
         """Create the object; an existing object may come from an earlier attempt whose reply was lost."""
+        self._ask_if_away()
         self._attempt(path, lambda: obstore.put(self._store, path, data, mode="create", use_multipart=False))
 
     def put_unsynced(self, path: str, data: bytes) -> None:
@@ -125,6 +131,7 @@ class ObstoreObjects:
         """Do nothing: the service acknowledges only durable writes."""
 
     def put(self, path: str, data: bytes) -> None:
+        self._ask_if_away()
         self._attempt(path, lambda: obstore.put(self._store, path, data, mode="overwrite"))
 
     def get(self, path: str) -> bytes:
@@ -177,19 +184,47 @@ class ObstoreObjects:
                 with suppress(ObjectMissingError):
                     self._attempt(path, partial(obstore.delete, self._store, path))
 
+    def _ask_if_away(self) -> None:
+        """Ask for an object that need not exist, so that an outage is not sent the same data over and over."""
+        if self._is_away:
+            with suppress(ObjectMissingError):
+                self._attempt(_PROBE, lambda: obstore.head(self._store, _PROBE))
+
     def _attempt(self, path: str, action: Callable[[], _Result]) -> _Result:
         try:
-            return action()
+            result = action()
         except AlreadyExistsError as error:
+            self._is_away = False
             raise ObjectExistsError("the object exists", path=path, store=self.url) from error
-        except FileNotFoundError as error:
-            raise ObjectMissingError("the object is missing", path=path, store=self.url) from error
         except Exception as error:
+            self._refuse(path, error)
+            if isinstance(error, FileNotFoundError):
+                self._is_away = False
+                raise ObjectMissingError("the object is missing", path=path, store=self.url) from error
+            self._is_away = True
             # obstore raises its own errors, OSError and ValueError. They all mean that the operation may or may not
             # have had its effect.
             raise UnavailableError(
                 "the object store failed", path=path, store=self.url, cause=str(error).partition("\n")[0]
             ) from error
+        self._is_away = False
+        return result
+
+    def _refuse(self, path: str, error: Exception) -> None:
+        """Raise `InvalidError` for what no retry mends: refused credentials, and a missing bucket."""
+        text = str(error)
+        cause = text.partition("\n")[0]
+        if _NO_BUCKET.search(text):
+            raise InvalidError(
+                "the object store has no such bucket: create it, or correct the URL",
+                path=path, store=self.url, cause=cause,
+            ) from error  # fmt: skip
+        if _NOT_ALLOWED.search(text):
+            raise InvalidError(
+                "the object store refuses these credentials, or they lack a permission: check the storage options and "
+                "the environment",
+                path=path, store=self.url, cause=cause,
+            ) from error  # fmt: skip
 
 
 def download(objects: Objects, path: str, target: Path) -> None:

@@ -83,6 +83,7 @@ class S3Proxy:
 
     Attributes:
         happened: how often each fault has happened.
+        received_bytes: how much data requests have brought, done or not.
     """
 
     def __init__(self, port: int, clock: Clock, *, delay_ms: float = 200.0) -> None:
@@ -95,6 +96,7 @@ class S3Proxy:
         self._late: list[_Request] = []
         self._cut = False
         self.happened: Counter[S3Fault] = Counter()
+        self.received_bytes: int = 0
         self._server = _Server((HOST, 0), _Handler)
         self._server.proxy = self
         self._thread = threading.Thread(
@@ -169,6 +171,8 @@ class S3Proxy:
 
     def treat(self, request: _Request) -> tuple[S3Fault | None, _Reply | None]:
         """What happens to a request, and what its sender hears; only the server's handler calls this."""
+        with self._lock:
+            self.received_bytes += len(request.body)
         fault = self._next_fault(request)
         if fault is S3Fault.LATE:
             with self._lock:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from millpond.statestore.errors import InvalidError, ObjectExistsError, UnavailableError
+from millpond.statestore.errors import InvalidError, ObjectExistsError, ObjectMissingError, UnavailableError
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.obstore import ObstoreObjects, open_objects
 from millpond.statestore.objects.ranges import put_new
+from millpond.testing.servers.s3_server import s3_options
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,3 +142,93 @@ def test_password_of_endpoint_in_environment_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:SECRET@127.0.0.1:1")
     with pytest.raises(InvalidError, match="where=`AWS_ENDPOINT_URL`"):
         ObstoreObjects("s3://bucket/pond")
+
+
+class Answers:
+    """An S3 server on the loopback interface that answers every request alike, and counts the bytes that it was sent."""
+
+    def __init__(self, status: int, code: str = "") -> None:
+        self.status, self.body = status, f"<Error><Code>{code}</Code></Error>".encode()
+        self.requests: list[str] = []
+        self.received = 0
+        answers = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_PUT(self) -> None:
+                answers.requests.append(self.command)
+                answers.received += len(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+                self.send_response_only(answers.status)
+                self.send_header("Content-Length", str(len(answers.body)))
+                self.send_header("ETag", '"1"')
+                self.send_header("Last-Modified", "Thu, 01 Jan 1970 00:00:00 GMT")
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(answers.body)
+
+            do_GET = do_HEAD = do_PUT  # noqa: N815 - the names that the server looks for
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+
+    def __enter__(self) -> ObstoreObjects:
+        self._thread.start()
+        return ObstoreObjects("s3://bucket/pond", s3_options(f"127.0.0.1:{self._server.server_port}"))
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+REFUSED: Final = "the object store refuses these credentials"
+NO_BUCKET: Final = "no such bucket"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message"),
+    [
+        (401, "Unauthorized", REFUSED),
+        (403, "SignatureDoesNotMatch", REFUSED),
+        (400, "ExpiredToken", REFUSED),
+        (404, "NoSuchBucket", NO_BUCKET),
+    ],
+)
+def test_refusal_is_told_by_name_and_not_retried(status: int, code: str, message: str) -> None:
+    answers = Answers(status, code)
+    with answers as objects:
+        for action in (
+            lambda: objects.put_if_absent("a", b"1"),
+            lambda: objects.get("a"),
+            lambda: objects.list("a"),
+        ):
+            with pytest.raises(InvalidError, match=f"{message}.*{code}"):
+                action()
+    assert answers.requests == ["PUT", "GET", "GET"]
+
+
+def test_outage_is_not_sent_the_same_data_again() -> None:
+    answers, data = Answers(503), bytes(100_000)
+    with answers as objects:
+        for _ in range(4):
+            with pytest.raises(UnavailableError):
+                objects.put_if_absent("a", data)
+        assert answers.received == 5 * len(data)
+        answers.status = 200
+        objects.put_if_absent("a", data)
+        objects.put_if_absent("b", data)
+    assert answers.received == 7 * len(data)
+
+
+def test_missing_object_ends_an_outage() -> None:
+    answers = Answers(500)
+    with answers as objects:
+        with pytest.raises(UnavailableError):
+            objects.get("a")
+        answers.status = 404
+        with pytest.raises(ObjectMissingError):
+            objects.get("a")
+        answers.status = 200
+        objects.put_if_absent("a", b"1")
+    assert "HEAD" not in answers.requests
