@@ -48,13 +48,13 @@ from millpond.statestore.history.lineage import Origin as Origin
 from millpond.statestore.history.savepoint import Savepoint as Savepoint
 from millpond.statestore.leases.lease import Leases as Leases
 from millpond.statestore.leases.lease import OnHeld as OnHeld
+from millpond.statestore.leases.zookeeper_service import LeaseFactory as LeaseFactory
 from millpond.statestore.loading.load import LoadBeginning as LoadBeginning
 from millpond.statestore.loading.load import Loaded as Loaded
 from millpond.statestore.loading.load import LoadProgress as LoadProgress
 from millpond.statestore.loading.source import LoadSource as LoadSource
 from millpond.statestore.rows.key_text import KeyValue as KeyValue
 from millpond.statestore.rows.row import TimeDomain as TimeDomain
-from millpond.statestore.store import LeaseFactory as LeaseFactory
 from millpond.statestore.types import Clock as Clock
 from millpond.statestore.types import Durability as Durability
 from millpond.statestore.types import EventTimeMicros as EventTimeMicros

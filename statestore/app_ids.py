@@ -84,6 +84,8 @@ class AppId(StrEnum):
     SAVEPOINT = "millpond/savepoint/"
     # Absolute path or URL of the store: the first table version written there.
     LOCATION = "millpond/location/"
+    # Id and hosts of the ZooKeeper ensemble that serves the store; see `millpond.statestore.leases.ensemble`.
+    ENSEMBLE = "millpond/ensemble/"
     # Incarnation, origin: the first table version of an incarnation after the first.
     INCARNATION = "millpond/incarnation/"
     # Incarnation, pipeline: the superstep that the incarnation began with.
@@ -106,7 +108,7 @@ class AppId(StrEnum):
 
 # The kinds whose readers take an id apart.
 _PARTS: Final = {
-    **dict.fromkeys((AppId.INCARNATION, AppId.FORK, AppId.CODEC, AppId.STATE_VERSION), 2),
+    **dict.fromkeys((AppId.INCARNATION, AppId.FORK, AppId.CODEC, AppId.STATE_VERSION, AppId.ENSEMBLE), 2),
     **dict.fromkeys(
         (AppId.KEY_COLUMNS, AppId.STATE_COLUMNS, AppId.DECLARED_INTERVALS, AppId.PIPELINE_NAME), 2
     ),

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Self
 
 from millpond.statestore.catalog.catalog import Catalog, pinned_snapshot
 from millpond.statestore.catalog.engine import default_catalog_url
@@ -40,13 +40,14 @@ from millpond.statestore.history.lineage import (
 )
 from millpond.statestore.history.replayed_log import newest_commits
 from millpond.statestore.history.savepoint import Savepoint, drop_savepoint, make_savepoint, open_savepoints
+from millpond.statestore.leases.ensemble import hosts_in_environment
 from millpond.statestore.leases.lease import Leases
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity, security_of
 from millpond.statestore.leases.zookeeper_high_water import ask_for_mark, local_server
-from millpond.statestore.leases.zookeeper_lease import ZooKeeperLeases
 from millpond.statestore.leases.zookeeper_process import check_name
 from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper, local_security
+from millpond.statestore.leases.zookeeper_service import LeaseFactory, ZooKeeperService, connect_leases
 from millpond.statestore.loading.load import Load, LoadBeginning, Loaded, LoadProgress
 from millpond.statestore.loading.source import LoadSource
 from millpond.statestore.log.committer import Committer
@@ -81,9 +82,6 @@ _CLOUD_LINGER_MS: Final = 1_000
 _READ_ONLY: Final = "the store was opened read-only: open it without read_only=True to write"
 
 _LOG: Final = logging.getLogger("millpond")
-
-LeaseFactory: TypeAlias = Callable[[str, str], Leases]
-"""Creates the leases of one writer, given the store's id and the writer's id."""
 
 
 def rebuild_catalog(catalog: Catalog, log: Log) -> None:
@@ -138,37 +136,6 @@ class KnownCatalog:
                 self._catalog = None
 
 
-def _check_place(local: Path | None, root: str, *, is_locked: bool) -> None:
-    if local is None and not is_locked:
-        raise InvalidError(
-            "a store in an object store is shared between machines and needs a ZooKeeper ensemble: "
-            "pass zookeeper='host:port,…'",
-            path=root,
-        )
-
-
-def _zookeeper_leases(
-    zookeeper: str | None,
-    security: ZooKeeperSecurity,
-    server: EmbeddedZooKeeper | None,
-    clock: Clock,
-    session_timeout_ms: int,
-    resources: ExitStack,
-) -> LeaseFactory:
-    def connect(incarnation: str, writer_id: str) -> Leases:
-        # The server starts only here, so a store that is refused starts none.
-        hosts = zookeeper or ""
-        if server is not None:
-            hosts = server.start_or_join()
-            resources.callback(server.close)
-        known = security if server is None else server.security
-        return ZooKeeperLeases(
-            hosts, incarnation, writer_id, clock, session_timeout_ms=session_timeout_ms, security=known
-        )
-
-    return connect
-
-
 class Store(Closeable):
     """An open store; `Store.open` and `Store.in_memory` make one, its constructor is internal."""
 
@@ -216,7 +183,7 @@ class Store(Closeable):
         if leases is not None:
             self._lineage.check_location(path)
             writer_id = rng.token()
-            self._leases = leases(self._lineage.current.id, writer_id)
+            self._leases = connect_leases(leases, snapshot.txns, self._lineage.current.id, writer_id)
             resources.callback(self._leases.close)
             high_water: HighWater = self._leases.high_water
             if marks is not None:
@@ -253,8 +220,9 @@ class Store(Closeable):
 
         Args:
             path: a local folder, or the URL of a folder in an object store.
-            zookeeper: ``host:port,…`` of an ensemble; ``None`` shares one small server among
-                the processes of this machine, with its data inside the store's folder.
+            zookeeper: ``host:port,…`` of an ensemble, by default the environment's ``MILLPOND_ZOOKEEPER``; without
+                either, one small server is shared among the processes of this machine, with its data inside the
+                store's folder. A store that an ensemble serves is written to with that ensemble only.
             catalog: SQLAlchemy URL of the catalog; ``None`` keeps SQLite in the store's folder.
             zookeeper_security: TLS and credentials for the ensemble; by default from the environment
                 (`ZooKeeperSecurity.from_environment`).
@@ -280,11 +248,13 @@ class Store(Closeable):
 
         Raises:
             InvalidError: the path is a file, a folder without a store, or a store of a newer version; the
-                store's location changed and ``adopt`` is not given; the durability is unknown;
+                store's location changed and ``adopt`` is not given; the durability is unknown; another ensemble
+                serves the store;
                 or ZooKeeper refuses the credentials.
             DataError: the log is damaged, another engine changed its data, or it ends before the last
                 acknowledged commit.
-            ConflictError: the store is being adopted while one of its pipelines runs.
+            ConflictError: the store is being adopted while one of its pipelines runs, or an ensemble is given
+                while a process uses the store's own server.
             UnavailableError: ZooKeeper or the object store does not answer, or there is no Java.
 
         Example::
@@ -296,10 +266,10 @@ class Store(Closeable):
         local = local_folder(path)
         options = dict(storage_options or {})
         session_ms = int(duration_ms("session_timeout", session_timeout))
+        zookeeper = zookeeper or (None if read_only or leases else hosts_in_environment())
         security = security_of(zookeeper, zookeeper_security)
         check_location(local, path, create=create and not read_only)
         root = place_of(path)
-        _check_place(local, root, is_locked=bool(read_only or leases or zookeeper))
         if local is not None and not read_only:
             check_name(local)
         if adopt is not None and read_only:
@@ -310,6 +280,9 @@ class Store(Closeable):
             # The store is for this user alone, unless its folder was made for others beforehand.
             with suppress(OSError):  # reported below, with its cause
                 local.mkdir(mode=0o700, parents=True, exist_ok=True)
+        resources = ExitStack()
+        if not read_only and leases is None:
+            leases = ZooKeeperService.at(root, zookeeper, security, clock, rng, resources, session_ms)
         objects = open_objects(root, options, folder=ROWS_FOLDER, durability=durability)
         if Log(objects).latest_version() is None:
             if read_only or not create:
@@ -318,12 +291,7 @@ class Store(Closeable):
             with suppress(ConflictError):
                 create_rows_table(Log(objects), clock, rng, location=root)
         marks = open_objects(root, options) if check_mark or not read_only else None
-        server: EmbeddedZooKeeper | None = None
-        with ExitStack() as resources:
-            if not read_only and leases is None:
-                if zookeeper is None:
-                    server = EmbeddedZooKeeper(Path(root) / "zookeeper", clock, rng)
-                leases = _zookeeper_leases(zookeeper, security, server, clock, session_ms, resources)
+        with resources:
             if adopt is not None and leases is not None:
                 adopt_store(Log(objects), root, adopt, leases, clock, rng, marks=marks)
             store = cls(
@@ -340,7 +308,8 @@ class Store(Closeable):
             if read_only and check_mark:
                 store._check_mark(zookeeper, security)
             store._resources = resources.pop_all()
-            store._server = server
+            if isinstance(leases, ZooKeeperService) and not leases.hosts:
+                store._server = leases.own
             return store
 
     @classmethod

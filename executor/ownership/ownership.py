@@ -47,13 +47,14 @@ from millpond.statestore.errors import (
 )
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval, intervals_from_boundaries
-from millpond.statestore.leases.lease import TIMEOUT_MS, Lease, LeaseState, OnHeld
+from millpond.statestore.leases.lease import TIMEOUT_MS, Lease, LeaseState, OnHeld, unrecorded_ensemble
 from millpond.statestore.log.action import JsonValue
 from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.log.writer import Committed
+from millpond.statestore.outage import Outage
 from millpond.statestore.rows.files import LARGE_BYTES, RowFile, read_row_files
 from millpond.statestore.rows.merge import MERGE_COLUMNS, combine_updates
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
@@ -166,6 +167,7 @@ def claims_of(
     refuse_claimed(positions, pipeline, names)
     claims = {AppId.CLAIM.of(name): pipeline_number(pipeline) for name in sorted(names)}
     claims |= store.lineage.unrecorded_location(store.path)
+    claims |= unrecorded_ensemble(store.leases, positions, store.committer.snapshot.version + 1)
     for name in sorted((names & topology.computations.keys()) - moved):
         stream = topology.bare_stream(name)
         if stream is not None and AppId.BARE_IDS.of(name) not in positions:
@@ -200,18 +202,36 @@ def _stored_sequencer(fence: Fence | None) -> Sequencer:
 
 
 _POLL_MS: Final = 50.0
+_WAIT_MS_MAX: Final = 10_000.0
+# A service that was away for a minute costs at most a quarter of a minute more.
+_WAITED_SHARE: Final = 0.25
 _Result = TypeVar("_Result")
+
+
+def wait_ms(waited_ms: float, chance: float) -> float:
+    """Return how long to wait before the next try, after ``waited_ms`` of an outage; ``chance`` is in [0, 1).
+
+    Example:
+        >>> [wait_ms(waited, 0.5) for waited in (0, 1_000, 8_000, 600_000)]
+        [50.0, 187.5, 1500.0, 7500.0]
+    """
+    # Jittered, so that processes that lost a service together do not return to it together.
+    return max(min(waited_ms * _WAITED_SHARE, _WAIT_MS_MAX) * (0.5 + chance / 2), _POLL_MS)
 
 
 class ServiceRetry:
     """Retries while ZooKeeper or the object store is unavailable, each `run` for at most ``timeout_ms``.
 
-    Any thread may `end` it.
+    Any thread may `end` it. ``waits`` is the user of the services, for the log.
     """
 
-    def __init__(self, clock: Clock, timeout_ms: float) -> None:
+    def __init__(
+        self, clock: Clock, timeout_ms: float, rng: Rng | None = None, waits: str = "this process"
+    ) -> None:
         self._clock = clock
         self._timeout_ms = timeout_ms
+        self._rng = rng
+        self._outage = Outage(waits, clock)
         self._ended = False
 
     def end(self) -> None:
@@ -219,20 +239,45 @@ class ServiceRetry:
         self._ended = True
 
     def run(self, action: Callable[[], _Result], meanwhile: Callable[[], None] | None = None) -> _Result:
-        """Call ``action`` until no service is unavailable, with ``meanwhile`` before each retry; return its result.
+        """Call ``action`` until no service is unavailable; return its result.
 
-        It must be safe to repeat: it first reads back what its last call left unknown.
+        It must be safe to repeat: it first reads back what its last call left unknown. The waits grow, unless
+        ``meanwhile``, called before each retry, says that ``action`` asks no service and another part tells of the outage.
         """
         deadline_us = self._clock.monotonic_us() + self._timeout_ms * 1_000
+        was_away = False
         while True:
             try:
-                return action()
-            except (OutcomeUnknownError, UnavailableError):
+                result = action()
+            except (OutcomeUnknownError, UnavailableError) as error:
                 if self._ended or self._clock.monotonic_us() > deadline_us:
                     raise
-            if meanwhile is not None:
+                cause = error
+            else:
+                # Of a service that this action has missed: another one may succeed without it.
+                if was_away:
+                    self._outage.back()
+                return result
+            if meanwhile is None:
+                was_away = True
+                self._outage.away(cause)
+                self._wait((deadline_us - self._clock.monotonic_us()) / 1_000)
+            else:
                 meanwhile()
-            self._clock.sleep_ms(_POLL_MS)
+                self._clock.sleep_ms(_POLL_MS)
+
+    def _wait(self, left_ms: float) -> None:
+        waited_ms = self._timeout_ms - left_ms
+        chance = 0.0
+        # The first tries burden no service, and draw no randomness.
+        if self._rng is not None and waited_ms * _WAITED_SHARE > _POLL_MS:
+            chance = self._rng.random()
+        # One more try follows when the time is over.
+        wait = min(wait_ms(waited_ms, chance), max(left_ms, 0.0) + 1.0)
+        # In short sleeps, so that the end of the run need not wait for the next try.
+        while wait > 0 and not self._ended:
+            self._clock.sleep_ms(min(wait, _POLL_MS))
+            wait -= _POLL_MS
 
 
 KeepUndelivered: TypeAlias = Callable[[frozenset[str], Fence], RowFile | None]
@@ -252,6 +297,7 @@ class Ownership:
         intervals: the number of intervals of a computation that declares none.
         on_held: what to do when another process holds an interval.
         pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
+        rng: lets the tries of several processes come at different times.
         on_taken: called after every commit that takes over intervals.
         keep_undelivered: saves the undelivered productions of dropped computations.
 
@@ -271,6 +317,7 @@ class Ownership:
         intervals: int,
         on_held: OnHeld,
         pause_timeout_ms: float,
+        rng: Rng | None = None,
         on_taken: Callable[[CommitRequest, Committed], None] | None = None,
         keep_undelivered: KeepUndelivered | None = None,
     ) -> None:
@@ -279,7 +326,8 @@ class Ownership:
         self._topology = topology
         self._intervals = intervals
         self._on_held = on_held
-        self.patience: ServiceRetry = ServiceRetry(clock, pause_timeout_ms)
+        waits = f"pipeline {topology.title}"
+        self.patience: ServiceRetry = ServiceRetry(clock, pause_timeout_ms, rng, waits)
         self._on_taken = on_taken
         self._keep_undelivered = keep_undelivered
         self.owned: dict[Interval, OwnedInterval] = {}

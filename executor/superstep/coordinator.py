@@ -86,6 +86,7 @@ class Coordinator:
             intervals=options.intervals or 1,
             on_held=options.on_held,
             pause_timeout_ms=duration_ms("pause_timeout", options.pause_timeout),
+            rng=options.rng,
             on_taken=self.journal.record,
             keep_undelivered=lambda computations, fence: keep_undelivered(
                 store, topology.name, computations, fence=fence, token=self.names.token()

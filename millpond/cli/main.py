@@ -24,6 +24,7 @@ _HOMES: Final = {
     "repair": "millpond.cli.restore",
     "adopt": "millpond.cli.restore",
     "take-over": "millpond.cli.restore",
+    "ensemble": "millpond.cli.ensemble",
     "dead-letters": "millpond.cli.dead_letters",
     "intervals": "millpond.cli.intervals",
     "savepoint": "millpond.cli.versions",
@@ -67,7 +68,8 @@ def main() -> None:
     key: the key's state and its pending timers. Every superstep of the pipeline is one version of the
     store, and each version is a consistent picture of the whole pipeline.
 
-    `run`, `load`, `import-checkpoint`, `upgrade`, `repair`, `rewind`, `adopt`, `take-over`, `savepoint`, `gc`, `dead-letters retry`, `drop` and
+    `run`, `load`, `import-checkpoint`, `upgrade`, `repair`, `rewind`, `adopt`, `take-over`, `ensemble --move-to`,
+    `savepoint`, `gc`, `dead-letters retry`, `drop` and
     `withdraw`, and `intervals --split` and `--merge` change a store. All others only read it: they take no lease and
     start no server, so you can use them while the pipeline runs.
 

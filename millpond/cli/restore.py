@@ -32,9 +32,9 @@ from millpond.statestore.errors import ConflictError, DataError, InvalidError, M
 from millpond.statestore.history.lineage import ROWS_FOLDER, Lineage, Origin, place_of
 from millpond.statestore.history.replayed_log import read_histories
 from millpond.statestore.history.savepoint import open_savepoints
+from millpond.statestore.leases.lease import Leases
 from millpond.statestore.leases.zookeeper_client import security_of
-from millpond.statestore.leases.zookeeper_lease import ZooKeeperLeases
-from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
+from millpond.statestore.leases.zookeeper_service import ZooKeeperService, connect_leases
 from millpond.statestore.log.high_water import Mark, later_mark, list_marks, newest_mark
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.rules import CommitRequest
@@ -334,7 +334,7 @@ class _Held:
     root: str
     options: Mapping[str, str]
     objects: Objects
-    leases: ZooKeeperLeases
+    leases: Leases
 
     @property
     def checkpoints(self) -> Path | None:
@@ -346,7 +346,7 @@ class _Held:
 
     def mark(self) -> Mark | None:
         """Return the newest of the high-water marks in ZooKeeper and in the store's folder."""
-        known = [incarnation.id for incarnation in _lineage(self.objects).incarnations]
+        known = [incarnation.id for incarnation in Lineage.of(*_store_id(self.objects)).incarnations]
         marks = list_marks(open_objects(self.root, self.options))
         mark = later_mark(self.leases.high_water.read(), newest_mark(marks, known))
         if mark is not None and mark.successor:
@@ -369,25 +369,20 @@ def _held(store: StoreAt) -> Iterator[_Held]:
     objects = open_objects(root, options, folder=ROWS_FOLDER)
     security = security_of(store.zookeeper, store.zookeeper_security)
     clock, rng = SystemClock(), SystemRng()
-    lineage, hosts = _lineage(objects), store.zookeeper
+    store_id, txns = _store_id(objects)
     with ExitStack() as resources:
-        if hosts is None:
-            if "://" in root:
-                raise InvalidError("name the store's ensemble: --zookeeper host:port,…", store=root)
-            server = EmbeddedZooKeeper(Path(root) / "zookeeper", clock, rng)
-            hosts = server.start_or_join()
-            resources.callback(server.close)
-            security = server.security
-        leases = ZooKeeperLeases(hosts, lineage.current.id, rng.token(), clock, security=security)
+        service = ZooKeeperService.at(root, store.zookeeper, security, clock, rng, resources)
+        leases = connect_leases(service, txns, Lineage.of(store_id, txns).current.id, rng.token())
         resources.callback(leases.close)
         yield _Held(root, options, objects, leases)
 
 
-def _lineage(objects: Objects) -> Lineage:
+def _store_id(objects: Objects) -> tuple[str, Mapping[str, int]]:
+    """Return the id and the transactions of a store."""
     # Any readable stretch of a damaged log has the table's metadata and positions.
     for history in read_histories(Log(objects), None):
         if history.metadata is not None and (known := history.metadata.configuration.get(STORE_ID_KEY)):
-            return Lineage.of(known, history.state.txns)
+            return known, history.state.txns
     raise DataError("nothing of the log can be read: restore the store from a copy", store=objects.url)
 
 

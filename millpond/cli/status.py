@@ -12,19 +12,26 @@ from typing import Any, Final
 
 from millpond.cli.terminal.cli_help import Example, command
 from millpond.cli.terminal.inputs import ConsumedInput, consumed_inputs
-from millpond.cli.terminal.opening import StoreAt, store_argument
+from millpond.cli.terminal.opening import StoreAt, store_argument, zookeeper_options
 from millpond.cli.terminal.options import catalog_option, flag, json_option
 from millpond.cli.terminal.output import note, print_json, print_table, say, size_text, time_text
 from millpond.executor.inputs.positions import current_name
-from millpond.executor.pipeline.nodes import DEAD_LETTERS
+from millpond.executor.pipeline.nodes import DEAD_LETTERS, control_interval
 from millpond.statestore.app_ids import AppId, supersteps_of
-from millpond.statestore.errors import DataError, MillpondError
+from millpond.statestore.errors import DataError, InvalidError, MillpondError, UnavailableError
 from millpond.statestore.history.replayed_log import read_commit
 from millpond.statestore.history.savepoint import open_savepoints
 from millpond.statestore.interval import Interval
+from millpond.statestore.leases.ensemble import recorded_ensemble
+from millpond.statestore.leases.zookeeper_client import security_of
+from millpond.statestore.leases.zookeeper_high_water import local_server
+from millpond.statestore.leases.zookeeper_lease import ask_who_waits
+from millpond.statestore.leases.zookeeper_server import local_security
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock
 
+_PROCESS: Final = ("pipeline", "process", "state")
 _TOTALS: Final = ("records", "late", "dropped", "duplicates", "timers", "productions", "dead_letters")
 
 
@@ -35,6 +42,7 @@ _TOTALS: Final = ("records", "late", "dropped", "duplicates", "timers", "product
     exit_codes={1: "an error; with --check also: there are dead letters"},
 )
 @store_argument
+@zookeeper_options
 @catalog_option
 @flag("--check", "Exit with 1 if there are dead letters.")
 @json_option("One JSON object with everything.")
@@ -47,15 +55,20 @@ def status(store: StoreAt, catalog: str | None, *, check: bool, as_json: bool) -
     record is expected), and its counters: late records, dropped records, dead letters, and counters of
     your code. For dead letters also the error of the newest one. If the catalog is available, also
     the code versions.
+
+    If the store's ensemble or its own server answers, the processes that run its pipelines are shown, and those that
+    stand by. If the ensemble does not answer, the pipelines wait for it.
     """
     with store.to_read(catalog) as opened:
-        description = _describe(opened)
+        description = _describe(opened, store)
     if as_json:
         print_json([description])
     else:
         committed_at = description["committed_at"] or "before the start of the remaining log"
         say(f"store     {description['store']} ({description['store_id']})")
         say(f"version   {description['version']}, committed {committed_at}")
+        if description["ensemble"]:
+            say(f"ensemble  {description['ensemble']}")
         say(f"rows      {description['files']:,} files, {size_text(description['size_bytes'])}")
         for title, columns, rows in _tables(description):
             if rows:
@@ -64,7 +77,7 @@ def status(store: StoreAt, catalog: str | None, *, check: bool, as_json: bool) -
         raise SystemExit(1)
 
 
-def _describe(store: Store) -> dict[str, Any]:
+def _describe(store: Store, place: StoreAt) -> dict[str, Any]:
     snapshot = store.snapshot()
     newest = read_commit(store.log, snapshot.version)
     return {
@@ -78,7 +91,31 @@ def _describe(store: Store) -> dict[str, Any]:
         "computations": _computations(snapshot, _code_versions(store)),
         "dead_letters": _dead_letters(store, snapshot),
         "savepoints": [*map(asdict, open_savepoints(snapshot.txns))],
+        **_service(store, place, snapshot.txns),
     }
+
+
+def _service(store: Store, place: StoreAt, txns: Mapping[str, int]) -> dict[str, Any]:
+    """Describe who serves the store's leases, and the processes that hold them or stand by."""
+    recorded = recorded_ensemble(txns).hosts
+    own = None if recorded else local_server(store.path)
+    hosts = own or place.zookeeper or recorded
+    names = {control_interval(stored): current_name(txns, stored) for stored in supersteps_of(txns)}
+    found: dict[str, Any] = {"ensemble": recorded or None, "answers": None, "processes": []}
+    # An ensemble in the environment says nothing of a store whose log names none.
+    if not hosts or not (own or recorded):
+        return found
+    try:
+        security = local_security(store.path) if own else security_of(hosts, place.zookeeper_security)
+        incarnation = store.lineage.current.id
+        attendance = ask_who_waits(hosts, incarnation, tuple(names), SystemClock(), security)
+    except (UnavailableError, InvalidError) as error:
+        note(f"the pipelines wait for the store's zookeeper, or are stopped: {error}")
+        return found | {"answers": False}
+    processes = [(names[one], str(holder), "runs") for one, holder in attendance.holders.items()]
+    processes += [(names.get(one, one.app_id), str(holder), "waits") for one, holder in attendance.waiting]
+    rows = [dict(zip(_PROCESS, row, strict=True)) for row in sorted(processes)]
+    return found | {"answers": True, "processes": rows}
 
 
 def _positions(snapshot: Snapshot, kind: AppId) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -167,6 +204,7 @@ def _tables(
 ) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[object]]]]:
     pipelines, computations = description["pipelines"], description["computations"]
     totals = [name.replace("_", " ") for name in _TOTALS]
+    yield "Processes", _PROCESS, [tuple(one.values()) for one in description["processes"]]
     rows = [(one["pipeline"], one["superstep"], *map(one["totals"].get, _TOTALS)) for one in pipelines]
     yield "Pipelines", ("pipeline", "superstep", *totals), rows
     inputs = [

@@ -113,7 +113,10 @@ def _actions(
     yield replayed.protocol
     if replayed.metadata is not None:
         yield replace(replayed.metadata, table_id=table_id_of(table), created_ms=now_ms)
-    txns = dict(replayed.snapshot.txns)
+    # The parent's ensemble has the parent's leases; the fork's may be anywhere.
+    txns = {
+        app_id: at for app_id, at in replayed.snapshot.txns.items() if not app_id.startswith(AppId.ENSEMBLE)
+    }
     # Savepoints name the parent's versions, which the fork does not have.
     txns |= {app_id: SAVEPOINT_RELEASED for app_id in txns if app_id.startswith(AppId.SAVEPOINT)}
     txns |= {

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from millpond.statestore.app_ids import AppId, supersteps_of
 from millpond.statestore.errors import ConflictError, DataError, InvalidError
+from millpond.statestore.leases.ensemble import NO_ENSEMBLE, Ensemble, ensemble_entry, recorded_ensemble
 from millpond.statestore.leases.lease import exclusive
+from millpond.statestore.leases.zookeeper_service import connect_leases
 from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.high_water import MemoryHighWater, check_high_water, list_marks, newest_mark
 from millpond.statestore.log.rules import CommitRequest
@@ -164,7 +166,7 @@ def adopt_store(
     folder, whose high-water mark a moved store must agree with.
 
     Raises:
-        InvalidError: the adoption is unknown, or a store adopted as a copy has not moved.
+        InvalidError: the adoption is unknown, a store adopted as a copy has not moved, or another ensemble serves it.
         ConflictError: a pipeline of the store is running.
         DataError: a moved store ends before its high-water mark.
     """
@@ -185,7 +187,8 @@ def adopt_store(
     if adoption == "copy":
         # No leases are taken: the original keeps its own, and the copy's incarnation has none yet.
         return _record(Committer(log, clock, rng, MemoryHighWater()), place, Origin.COPY, rng.token())
-    with closing(leases(lineage.current.id, writer_id)) as held, _stopped(held, snapshot):
+    connected = connect_leases(leases, snapshot.txns, lineage.current.id, writer_id)
+    with closing(connected) as held, _stopped(held, snapshot):
         if adoption == "moved":
             check_high_water(newest_mark(listed, [known.id for known in lineage.incarnations]), snapshot, log)
             return _record(Committer(log, clock, rng, held.high_water), place)
@@ -196,6 +199,21 @@ def adopt_store(
         return _record(committer, place, Origin.RESTORED, incarnation)
 
 
+def move_to_ensemble(log: Log, present: Leases | None, to: Ensemble, clock: Clock, rng: Rng) -> None:
+    """Record in one commit that another ensemble, or the store's own server, serves the store from now on.
+
+    ``present`` is the service that has the leases, ``None`` if it is gone for good.
+
+    Raises:
+        ConflictError: a pipeline of the store is running.
+    """
+    # The leases are held during the commit: a pipeline that starts afterwards reads the new entry.
+    with nullcontext() if present is None else _stopped(present, load(log)):
+        committer = Committer(log, clock, rng, MemoryHighWater() if present is None else present.high_water)
+        version = committer.snapshot.version + 1
+        committer.commit(CommitRequest(kind="ensemble", positions=ensemble_entry(to, version)))
+
+
 def _record(committer: Committer, place: str, origin: Origin | None = None, incarnation: str = "") -> Lineage:
     snapshot = committer.snapshot
     began = snapshot.version + 1
@@ -204,6 +222,9 @@ def _record(committer: Committer, place: str, origin: Origin | None = None, inca
         positions[AppId.INCARNATION.of(incarnation, origin)] = began
         for pipeline, superstep in supersteps_of(snapshot.txns).items():
             positions[AppId.FORK.of(incarnation, pipeline)] = superstep
+    if origin is Origin.COPY and recorded_ensemble(snapshot.txns).id:
+        # Its leases are its own, wherever they are: the ensemble stays the original's.
+        positions |= ensemble_entry(NO_ENSEMBLE, began)
     committer.commit(CommitRequest(kind="adoption", positions=positions))
     return Lineage.of(store_id_of(committer.snapshot), committer.snapshot.txns)
 
@@ -216,7 +237,8 @@ def _stopped(leases: Leases, snapshot: Snapshot) -> Iterator[None]:
             taken = leases.take_all(fences, on_held="refuse") if fences else ()
         except ConflictError as error:
             raise ConflictError(
-                "a pipeline of the store is running; stop it before the store is adopted", **error.details
+                "a pipeline of the store is running; stop it before the store is adopted or moved",
+                **error.details,
             ) from error
         try:
             yield

@@ -19,6 +19,7 @@ import orjson
 
 from millpond.statestore.errors import ConflictError, FencedError, UnavailableError
 from millpond.statestore.interval import Interval
+from millpond.statestore.leases.ensemble import Ensemble, missing_entry
 from millpond.statestore.log.high_water import HighWater
 from millpond.statestore.types import Sequencer
 
@@ -178,11 +179,21 @@ class Leases(Protocol):
         """Wait until each suspended lease is held again or has ended; return False when the time runs out."""
 
     @property
+    def ensemble(self) -> Ensemble | None:
+        """The ensemble that has the leases, `NO_ENSEMBLE` for a store's own server, ``None`` for no ZooKeeper at all."""
+        return None
+
+    @property
     def high_water(self) -> HighWater:
         """The high-water mark of the store's last commit, kept outside the table."""
 
     def close(self) -> None:
         """Release every lease and disconnect from the service."""
+
+
+def unrecorded_ensemble(leases: Leases, txns: Mapping[str, int], version: int) -> dict[str, int]:
+    """Return the position that names the ensemble of ``leases`` in the log; see `missing_entry`."""
+    return {} if leases.ensemble is None else missing_entry(txns, leases.ensemble, version)
 
 
 def lease_is_held(interval: Interval, holder: object) -> ConflictError:

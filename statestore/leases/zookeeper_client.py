@@ -250,8 +250,20 @@ _log = logging.getLogger(__name__)
 show_in(_log)
 
 
-# kazoo's debug lines show requests, which may carry credentials, and the session's password.
-_log.addFilter(lambda record: record.levelno >= logging.INFO)
+def _is_told(record: logging.LogRecord) -> bool:
+    """Return False for kazoo's lines about connections, some twelve a second of an outage, which `Outage` tells of.
+
+    They are shown if Millpond logs at the level of debug. kazoo's own debug lines never are: they show requests, which
+    may carry credentials, and the session's password.
+    """
+    if record.levelno >= logging.ERROR:
+        return True
+    return record.levelno >= logging.INFO and logging.getLogger("millpond").isEnabledFor(logging.DEBUG)
+
+
+_kazoo_log = logging.getLogger(f"{__name__}.kazoo")
+show_in(_kazoo_log)
+_kazoo_log.addFilter(_is_told)
 
 
 def make_client(hosts: str, session_timeout_ms: int, security: ZooKeeperSecurity) -> Any:
@@ -270,7 +282,7 @@ def make_client(hosts: str, session_timeout_ms: int, security: ZooKeeperSecurity
         timeout=session_timeout_ms / 1_000,
         connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=0.5),
         command_retry=KazooRetry(max_tries=1),
-        logger=_log,
+        logger=_kazoo_log,
         **extra,
     )
 

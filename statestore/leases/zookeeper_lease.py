@@ -2,7 +2,9 @@
 
 ::
 
+    /millpond/ensemble                           the ensemble's id       persistent, shared by all stores
     /millpond/<store id>/high_water              {"version": 17, "digest": "..."}
+    /millpond/<store id>/waiting/<writer id>     {"writer_id": ..., "interval": ...}    ephemeral
     /millpond/<store id>/leases/<interval>       {"offset": 4}          persistent
     /millpond/<store id>/leases/<interval>/owner {"writer_id": ...}     ephemeral
 
@@ -17,12 +19,13 @@ kazoo's own lock and lease recipes give no fencing number and are not used.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -32,6 +35,7 @@ import orjson
 
 from millpond.statestore.errors import ConflictError, InvalidError, MillpondError, UnavailableError, check
 from millpond.statestore.interval import Interval
+from millpond.statestore.leases.ensemble import NO_ENSEMBLE, Ensemble
 from millpond.statestore.leases.lease import (
     TIMEOUT_MS,
     Holder,
@@ -57,18 +61,23 @@ from millpond.statestore.leases.zookeeper_session import (
     ZooKeeperSession,
 )
 from millpond.statestore.log.high_water import HighWater
+from millpond.statestore.outage import Outage
 from millpond.statestore.types import Clock, Sequencer
+
+_LOG: Final = logging.getLogger("millpond")
 
 # A ZooKeeper transaction holds 1 MiB by default.
 _BATCH_INTERVALS: Final = 64
 _BATCH_CHARACTERS: Final = 128 * 1024
 _REVIEW_INTERVALS: Final = 256
+_ENSEMBLE_PATH: Final = "/millpond/ensemble"
 
 
 class StorePaths:
     def __init__(self, store_id: str) -> None:
         self.store: str = store_folder(store_id)
         self.leases: str = f"{self.store}/leases"
+        self.waiting: str = f"{self.store}/waiting"
 
     def node(self, interval: Interval) -> str:
         return f"{self.leases}/{quote(interval.app_id, safe='')}"
@@ -301,13 +310,14 @@ SESSION_TIMEOUT_MS: Final = 10_000
 _ATTEMPTS_MAX: Final = 100
 _RETRY_MS: Final = 20
 _STANDBY_POLL_S: Final = 1.0
+_ASK_TIMEOUT_MS: Final = 4_000
 _REVIEW_RETRY_S: Final = 1.0
 
 
 class ZooKeeperLeases(Leases):
     """`Leases` of one writer of one store, in one ZooKeeper session.
 
-    The server may raise or lower ``session_timeout_ms``.
+    The server may raise or lower ``session_timeout_ms``. ``is_own_server``: the server is the store's own.
 
     Raises:
         UnavailableError: no server answered within the session's time-out.
@@ -323,24 +333,47 @@ class ZooKeeperLeases(Leases):
         *,
         session_timeout_ms: int = SESSION_TIMEOUT_MS,
         security: ZooKeeperSecurity = OPEN_ENSEMBLE,
+        is_own_server: bool = False,
     ) -> None:
         self._paths = StorePaths(store_id)
         self._clock = clock
         self._timeout_ms = session_timeout_ms
+        self._waiting_path = f"{self._paths.waiting}/{quote(writer_id, safe='')}"
+        self._waits_for: tuple[Holder | None, int] | None = None
         self._holder = Holder(writer_id=writer_id, host=socket.gethostname(), process_id=os.getpid())
         self._book = LeaseBook()
-        self._session = ZooKeeperSession(hosts, session_timeout_ms, self._book.connection_changed, security)
+        outage = Outage(f"store {store_id}", clock)
+        self._session = ZooKeeperSession(
+            hosts, session_timeout_ms, self._book.connection_changed, security, outage
+        )
         self._session.start(self._deadline())
         # Nodes that an open ensemble made are closed before any lease is taken: until then others could take it.
         try:
             self._session.ensure_path(self._paths.leases, self._deadline())
             self._session.close_to_others(self._paths.store, self._deadline())
+            self._ensemble = NO_ENSEMBLE if is_own_server else Ensemble(self._ensemble_id(writer_id), hosts)
+            self._session.close_to_others(_ENSEMBLE_PATH, self._deadline())
         except MillpondError:
             self._session.close()
             raise
         self._high_water = ZooKeeperHighWater(self._session, self._paths.store, clock, session_timeout_ms)
         self._thread = threading.Thread(target=self._run, name="millpond-leases", daemon=True)
         self._thread.start()
+
+    @property
+    def ensemble(self) -> Ensemble:
+        return self._ensemble
+
+    def _ensemble_id(self, token: str) -> str:
+        """Return the ensemble's id; the first writer ever makes its own ``token`` the id."""
+        deadline = self._deadline()
+        for _ in range(_ATTEMPTS_MAX):
+            node = self._session.read([_ENSEMBLE_PATH], deadline)[0]
+            if node is not None:
+                return node.data.decode(errors="replace")
+            # Whichever of several writers comes first: the next reading shows its id.
+            self._session.transact([Create(_ENSEMBLE_PATH, token.encode())], deadline)
+        raise UnavailableError("zookeeper does not keep the ensemble's id", path=_ENSEMBLE_PATH)
 
     @property
     def high_water(self) -> HighWater:
@@ -437,10 +470,34 @@ class ZooKeeperLeases(Leases):
             found = self._find(intervals, self._deadline() if watcher else deadline, watcher)
             held = next((nodes for nodes in found if nodes.held_by_other(session_id)), None)
             if held is None or on_held == "take":
+                self._end_wait()
                 return found
             if on_held == "refuse" or deadline.left_s == 0:
                 raise lease_is_held(held.interval, held.holder())
+            self._tell_of_wait(held, session_id)
             self._book.wait_for_owner_change(changes, min(deadline.left_s, _STANDBY_POLL_S))
+
+    def _tell_of_wait(self, held: IntervalNodes, session_id: int) -> None:
+        """Log for whom this process waits, and show it to `millpond status`, until the holder or the session changes."""
+        if self._waits_for == (held.holder(), session_id):
+            return
+        self._waits_for = (held.holder(), session_id)
+        _LOG.warning(
+            "this process stands by, and takes over when the lease is free: held by %s interval=`%s`",
+            held.holder(),
+            held.interval.app_id,
+        )
+        deadline = self._deadline()
+        self._session.ensure_path(self._paths.waiting, deadline)
+        data = orjson.dumps({**orjson.loads(self._holder.encode()), "interval": held.interval.app_id})
+        # It is there already if only the holder has changed; it goes with the session.
+        self._session.transact([Create(self._waiting_path, data, ephemeral=True)], deadline)
+
+    def _end_wait(self) -> None:
+        if self._waits_for is not None:
+            _LOG.warning("this process no longer stands by: the lease of %s is free", self._waits_for[0])
+            self._waits_for = None
+            self._session.transact([Delete(self._waiting_path)], self._deadline())
 
     def _find(
         self, intervals: Sequence[Interval], deadline: Deadline, watcher: Watcher | None = None
@@ -465,6 +522,7 @@ class ZooKeeperLeases(Leases):
             try:
                 self._review(intervals)
                 if not (self._book.closed or self._session.connection.connected):
+                    self._session.tell_of_outage()
                     self._session.renew_if_refused()
             except (UnavailableError, InvalidError):
                 # InvalidError: the access list was changed meanwhile, and may be changed back.
@@ -493,3 +551,39 @@ class ZooKeeperLeases(Leases):
 
     def _deadline(self) -> Deadline:
         return Deadline.after(self._clock, self._timeout_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attendance:
+    """The processes that hold intervals of a store, and those that stand by for them."""
+
+    holders: Mapping[Interval, Holder]
+    waiting: Sequence[tuple[Interval, Holder]]
+
+
+def ask_who_waits(
+    hosts: str, incarnation: str, intervals: Sequence[Interval], clock: Clock, security: ZooKeeperSecurity
+) -> Attendance:
+    """Return who holds these intervals, and who stands by; takes no lease."""
+    paths = StorePaths(incarnation)
+    deadline = Deadline.after(clock, _ASK_TIMEOUT_MS)
+    session = ZooKeeperSession(hosts, _ASK_TIMEOUT_MS, lambda _: None, security)
+    session.start(deadline)
+    try:
+        owners = session.read([paths.owner(interval) for interval in intervals], deadline)
+        names = session.children(paths.waiting, deadline)
+        waiting = session.read([f"{paths.waiting}/{name}" for name in names], deadline)
+    finally:
+        session.close()
+    held = zip(intervals, owners, strict=True)
+    return Attendance(
+        holders={interval: Holder.decode(owner.data) for interval, owner in held if owner is not None},
+        waiting=[found for node in waiting if node is not None for found in _standing_by(node.data)],
+    )
+
+
+def _standing_by(data: bytes) -> Iterator[tuple[Interval, Holder]]:
+    with suppress(ValueError, KeyError, TypeError):
+        interval = Interval.from_app_id(str(orjson.loads(data)["interval"]))
+        if interval is not None:
+            yield interval, Holder.decode(data)

@@ -147,6 +147,18 @@ class EmbeddedZooKeeper:
             undone.pop_all()
         return f"{HOST}:{self._server.port}"
 
+    def is_in_use(self) -> bool:
+        """Return True if the server runs and a process uses it, which may hold leases."""
+        server = recorded_server(self._folder)
+        if server is None or not server.is_own():
+            return False
+        with self._locked():
+            users = open_own(self._folder / "users", os.O_RDWR | os.O_CREAT)
+            try:
+                return not _lock_alone(users)
+            finally:
+                _unlock(users)
+
     @property
     def security(self) -> ZooKeeperSecurity:
         """The credentials of the server that `start_or_join` has found or started."""

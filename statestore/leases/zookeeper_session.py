@@ -27,6 +27,7 @@ from millpond.statestore.leases.zookeeper_client import (
     connection_fault,
     make_client,
 )
+from millpond.statestore.outage import Outage
 from millpond.statestore.types import Clock
 
 _LOG = logging.getLogger("millpond")
@@ -115,7 +116,7 @@ class Connection:
 
 
 class ZooKeeperSession:
-    """A session that outlives its connections, and is replaced by kazoo when it expires."""
+    """A session that outlives its connections, and is replaced by kazoo when it expires; ``outage`` logs its absences."""
 
     def __init__(
         self,
@@ -123,8 +124,10 @@ class ZooKeeperSession:
         session_timeout_ms: int,
         on_change: Callable[[Connection], None],
         security: ZooKeeperSecurity = OPEN_ENSEMBLE,
+        outage: Outage | None = None,
     ) -> None:
         self._hosts = hosts
+        self._outage = outage
         self._security = security
         self._on_change = on_change
         self._changed = threading.Condition()
@@ -167,6 +170,8 @@ class ZooKeeperSession:
                 return
 
     def close(self) -> None:
+        # Before the stop, which is reported as a lost connection.
+        self._outage = None
         self._client.stop()
         self._client.close()
 
@@ -176,8 +181,16 @@ class ZooKeeperSession:
             self._changed.wait_for(lambda: self._connection.connected, timeout=deadline.left_s)
             connection = self._connection
         if not connection.connected or connection.session_id is None:
-            raise UnavailableError("the connection to zookeeper is lost", hosts=self._hosts)
+            raise self._lost()
         return connection.session_id
+
+    def tell_of_outage(self) -> None:
+        """Log that the connection is lost, when the last line about it is a minute old."""
+        if self._outage is not None:
+            self._outage.away(self._lost())
+
+    def _lost(self) -> UnavailableError:
+        return UnavailableError("the connection to zookeeper is lost", hosts=self._hosts)
 
     def read(
         self, paths: Sequence[str], deadline: Deadline, watcher: Watcher | None = None
@@ -190,6 +203,10 @@ class ZooKeeperSession:
             pending = [self._client.get_async(path, watch=watch) for path in window]
             nodes += [self._node(result, deadline) for result in pending]
         return nodes
+
+    def children(self, path: str, deadline: Deadline) -> list[str]:
+        self.wait_connected(deadline)
+        return sorted(self._or_none(self._client.get_children_async(path), deadline) or ())
 
     def transact(self, operations: Iterable[Operation], deadline: Deadline) -> bool:
         """Apply all operations or none, and return True if they were applied; after `UnavailableError` either may be the case."""
@@ -315,6 +332,10 @@ class ZooKeeperSession:
             # Before any thread that waits for the connection continues: it must find its leases up to date.
             self._on_change(connection)
             self._changed.notify_all()
+        if not connected:
+            self.tell_of_outage()
+        elif self._outage is not None:
+            self._outage.back()
 
     def _watch_of(self, watcher: Watcher) -> Callable[[Any], None]:
         # kazoo keeps one watch per callable and path: with one callable, repeated reads add no watches.

@@ -23,7 +23,7 @@ from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval, intervals_from_boundaries
-from millpond.statestore.leases.lease import exclusive
+from millpond.statestore.leases.lease import exclusive, unrecorded_ensemble
 from millpond.statestore.loading.rows import Staging, staged_rows
 from millpond.statestore.loading.source import LoadSource, pieces_of
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
@@ -140,6 +140,7 @@ class Load:
         cuts = () if known else staging.cuts(wanted or 1)
         taken = self._take(leases, snapshot, known or intervals_from_boundaries(self.computation, cuts))
         positions = self.lineage.unrecorded_location(self.path)
+        positions |= unrecorded_ensemble(leases, snapshot.txns, snapshot.version + 1)
         if not known:
             positions |= {AppId.DECLARED_INTERVALS.of(self.computation, wanted or 0): snapshot.version + 1}
         writes = tuple(

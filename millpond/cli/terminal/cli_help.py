@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import MappingProxyType
@@ -21,6 +22,16 @@ EXIT_CODES: Final[Mapping[int, str]] = MappingProxyType(
     {0: "done", 1: "an error, of the store, the data or a service, or interrupted", 2: "wrong usage"}
 )
 """The meaning of every command's exit codes, unless the command gives another."""
+
+
+# Arguments of Python, as the library's errors show them, that are options of commands.
+_ARGUMENT: Final = re.compile(r"\b(?:pass |say )?(zookeeper|on_held)='([^']*)'|\b(zookeeper_security)\b")
+
+
+def _as_option(found: re.Match[str]) -> str:
+    name, value, bare = found.groups()
+    option = f"--{(name or bare).replace('_', '-')}"
+    return option if value is None else f"give {option} {value}"
 
 
 class Example(str):
@@ -127,5 +138,5 @@ class TeachingGroup(click.Group):
         try:
             return super().invoke(ctx)
         except MillpondError as error:
-            lines = (str(error), *getattr(error, "__notes__", ()))
+            lines = (_ARGUMENT.sub(_as_option, str(error)), *getattr(error, "__notes__", ()))
             raise click.ClickException(visible_lines("\n".join(lines))) from error

@@ -17,6 +17,7 @@ from millpond.cli.terminal.options import Command, option, options, several
 from millpond.cli.terminal.output import note
 from millpond.statestore.errors import ConflictError, InvalidError, did_you_mean
 from millpond.statestore.history.savepoint import Savepoint
+from millpond.statestore.leases.ensemble import HOSTS_VARIABLE
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.store import Store
@@ -137,7 +138,12 @@ version_option: Final = option(
 """Selects an older table version by its number or its savepoint."""
 
 zookeeper_options: Final = options(
-    option("--zookeeper=HOSTS", "The store's ensemble, unless it has its own server."),
+    option(
+        "--zookeeper=HOSTS",
+        "The store's ensemble, as host:port,…, unless it has its own server; also the environment's "
+        f"{HOSTS_VARIABLE}.",
+        envvar=HOSTS_VARIABLE,
+    ),
     option(
         "--zookeeper-security=FILE",
         "TOML file with TLS and credentials for the ensemble; by default the environment's MILLPOND_ZOOKEEPER_….",

@@ -23,12 +23,13 @@ from millpond.statestore.errors import DataError, FencedError, InvalidError, Una
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.leases.zookeeper_lease import ZooKeeperLeases
+from millpond.statestore.leases.zookeeper_service import LeaseFactory
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.table import FORMAT_VERSION_KEY, STORE_ID_KEY, create_table
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.rows.row import Fence
-from millpond.statestore.store import LeaseFactory, Store
+from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import CommitNumber, Sequencer, TableVersion
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from itertools import pairwise
 
 import pytest
 
@@ -91,3 +93,55 @@ def test_paused_run_can_be_stopped():
     with pytest.raises((UnavailableError, OutcomeUnknownError)):
         receipt.wait("60s")
     store.close()
+
+
+def outage_of(seconds: float, seed: int = 1) -> tuple[ManualClock, list[int]]:
+    """Retry until a service is back that is away for so long; return the clock and the times of the tries."""
+    clock, tries = ManualClock(), []
+
+    def ask() -> None:
+        tries.append(clock.monotonic_us())
+        if clock.monotonic_us() - tries[0] < seconds * 1_000_000:
+            raise UnavailableError("the object store failed", store="s3://bucket")
+
+    ServiceRetry(clock, 300_000, SeededRng(seed), "pipeline p").run(ask)
+    return clock, tries
+
+
+def test_waits_grow_with_the_outage_up_to_a_bound():
+    _, tries = outage_of(57)
+    waits = [(later - former) / 1_000 for former, later in pairwise(tries)]
+    assert waits[:4] == [50, 50, 50, 50]
+    assert len(tries) <= 45
+    assert max(waits) <= 10_000
+    # The work goes on soon after the service is back.
+    assert (tries[-1] - tries[0]) / 1e6 <= 57 * 1.25
+    assert max(outage_of(200)[1][n + 1] - at for n, at in enumerate(outage_of(200)[1][:-1])) <= 10_000_000
+
+
+def test_waits_of_two_processes_differ():
+    assert outage_of(57, seed=1)[1] != outage_of(57, seed=2)[1]
+
+
+@pytest.mark.parametrize(("seconds", "lines"), [(0.3, 2), (57, 2), (130, 4)])
+def test_outage_is_told_at_once_each_minute_and_at_its_end(caplog, seconds, lines):
+    with caplog.at_level(logging.WARNING, "millpond"):
+        outage_of(seconds)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == lines
+    assert all("pipeline p waits since " in line and "store=`s3://bucket`" in line for line in told[:-1])
+    assert "pipeline p continues: the service is back after" in told[-1]
+
+
+def test_service_that_answers_is_not_told_of(caplog):
+    with caplog.at_level(logging.WARNING, "millpond"):
+        outage_of(0)
+    assert caplog.records == []
+
+
+def test_wait_for_a_lease_is_polled_and_told_by_its_session(caplog):
+    clock, service = ManualClock(), Service(40)
+    with caplog.at_level(logging.WARNING, "millpond"):
+        ServiceRetry(clock, 300_000, SeededRng(1)).run(service.call, service.revive)
+    assert clock.slept_ms == [50] * 40
+    assert caplog.records == []

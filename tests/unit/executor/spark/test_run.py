@@ -23,7 +23,8 @@ from millpond.executor.spark.runner import SparkRunner
 from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.errors import FencedError, InvalidError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
-from millpond.statestore.store import LeaseFactory, Store
+from millpond.statestore.leases.zookeeper_service import LeaseFactory
+from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.testing.processes.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered, written
 from millpond.testing.servers.zookeeper import wait_until

@@ -198,7 +198,7 @@ def test_nodes_of_open_ensemble_are_closed_on_first_secured_open(tmp_path: Path)
         with kazoo(server, tls=True, user="shop") as owner:
             nodes = nodes_below(owner, "/millpond")
             lists = {tuple(owner.get_acls(node)[0]) for node in nodes}
-        assert len(nodes) == 4 + 2 * 150
+        assert len(nodes) == 5 + 2 * 150
         assert [[entry.id for entry in each] for each in lists] == [[("sasl", "shop")]]
 
 
