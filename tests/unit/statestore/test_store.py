@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore import store as stores
 from millpond.statestore.errors import DataError, FencedError, InvalidError, UnavailableError
 from millpond.statestore.interval import Interval
+from millpond.statestore.leases.ensemble import NO_ENSEMBLE, Ensemble
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.leases.zookeeper_lease import ZooKeeperLeases
 from millpond.statestore.leases.zookeeper_service import LeaseFactory
@@ -405,3 +407,34 @@ def test_older_versions_stay_readable(opened: Callable[..., Store]) -> None:
         for count, version in enumerate(versions, start=1):
             assert store.rows_view("count", version).to_arrow().column("state").to_pylist() == [str(count)]
             assert store.sql(version).sql("select state from count").fetchall() == [(str(count),)]
+
+
+def served_by(registry: MemoryRegistry, ensemble: Ensemble) -> LeaseFactory:
+    class Served(MemoryLeases):
+        @property
+        def ensemble(self) -> Ensemble:
+            return ensemble
+
+    return lambda _, writer_id: Served(registry, CLOCK, writer_id=writer_id)
+
+
+def test_take_over_with_another_ensemble_is_refused(tmp_path: Path) -> None:
+    """Also by a process that opened the store before the log named one; its commit would fence the owner."""
+    pipeline = EnginePipeline("p")
+    pipeline.inject("in", key="k", at="t").apply(Computation(), name="c")
+    first, other = Ensemble("a1", "zk1:2181"), Ensemble("b2", "zk2:2181")
+    with (
+        Store.open(tmp_path / "pond", leases=served_by(MemoryRegistry(), first)) as store,
+        Store.open(tmp_path / "pond", leases=served_by(MemoryRegistry(), other)) as late,
+        LocalRunner(store, progress=False).start(pipeline, stepping=True) as run,
+    ):
+        takings = [lambda: LocalRunner(late, progress=False).start(pipeline)]
+        takings += [
+            partial(Store.open, tmp_path / "pond", leases=served_by(MemoryRegistry(), one))
+            for one in (other, NO_ENSEMBLE)
+        ]
+        for taking in takings:
+            with pytest.raises(InvalidError, match="pass zookeeper='zk1:2181'"):
+                taking()
+        run.inject("in", {"k": "a", "t": 1})
+        run.run_until_quiet()
