@@ -148,7 +148,11 @@ class Catalog(Closeable):
             raise InvalidError("the catalog needs a migration: open the store for writing once")
         with writing(self._engine) as connection:
             migrations.upgrade(connection)
-            _claim(connection, store_id, self._clock.now_us())
+            if _belongs(connection, store_id):
+                return
+            if connection.execute(STORE.update().values(store_id=store_id)).rowcount == 0:
+                created_us = self._clock.now_us()
+                connection.execute(STORE.insert(), {"id": 1, "store_id": store_id, "created_us": created_us})
 
     def close(self) -> None:
         self._engine.dispose()
@@ -185,7 +189,9 @@ class Catalog(Closeable):
             return
         with writing(self._engine) as connection:
             for definition, at_us in reversed(declared):
-                if not _is_newer_known(connection, definition, at_us):
+                known = _read_computations(connection)
+                is_of_it = (entry for entry in known if entry.pipeline == definition.name)
+                if all(entry.recorded_us <= at_us for entry in is_of_it):
                     _write_definition(connection, definition, at_us)
 
     def computations(self) -> tuple[ComputationEntry, ...]:
@@ -237,9 +243,10 @@ class Catalog(Closeable):
         with writing(self._engine) as connection:
             live = _read_horizons(connection, now_us)
             connection.execute(HORIZONS.delete().where(HORIZONS.c.expires_us <= now_us))
-            if kind is HorizonKind.READER:
-                _refuse_collected(version, live)
-            else:
+            oldest = collected_below(live)
+            if kind is HorizonKind.READER and version < oldest:
+                raise ConflictError("that version is being collected", version=version, oldest_kept=oldest)
+            if kind is HorizonKind.COLLECTOR:
                 _refuse_needed(horizon, live)
             replace_rows(connection, HORIZONS, [{**asdict(horizon), "kind": kind.value}])
         return horizon
@@ -266,13 +273,6 @@ def _belongs(connection: Connection, store_id: str | None) -> bool:
     return store_id is None or owner == store_id
 
 
-def _claim(connection: Connection, store_id: str | None, now_us: WallTimeMicros) -> None:
-    if _belongs(connection, store_id):
-        return
-    if connection.execute(STORE.update().values(store_id=store_id)).rowcount == 0:
-        connection.execute(STORE.insert(), {"id": 1, "store_id": store_id, "created_us": now_us})
-
-
 def _write_definition(connection: Connection, definition: PipelineDefinition, at_us: WallTimeMicros) -> None:
     known = {entry.name: entry for entry in _read_computations(connection)}
     for computation in definition.computations:
@@ -285,11 +285,6 @@ def _write_definition(connection: Connection, definition: PipelineDefinition, at
     )
     # Retired, not deleted: the rows of the computation are still in the table.
     connection.execute(others.values(retired_us=at_us))
-
-
-def _is_newer_known(connection: Connection, definition: PipelineDefinition, at_us: WallTimeMicros) -> bool:
-    known = (entry for entry in _read_computations(connection) if entry.pipeline == definition.name)
-    return any(entry.recorded_us > at_us for entry in known)
 
 
 def _write_computation(
@@ -307,35 +302,28 @@ def _write_computation(
         )
     changed = known is None or known.code_hash != computation.code_hash
     code_version = (0 if known is None else known.code_version) + (1 if changed else 0)
+    try:
+        options = json.dumps(dict(computation.options), sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise InvalidError("a computation's options must be JSON", computation=computation.name) from error
     row = {
         "name": computation.name,
         "pipeline": pipeline,
         "code_version": code_version,
         "code_hash": computation.code_hash,
         "codec": computation.codec,
-        "options": _to_json(computation.name, computation.options),
+        "options": options,
         "recorded_us": at_us if known is None or changed else known.recorded_us,
         "retired_us": None,
     }
     replace_rows(connection, COMPUTATIONS, [row])
     if changed:
-        version = CodeVersion(
-            computation=computation.name,
-            code_version=code_version,
-            code_hash=computation.code_hash,
-            recorded_us=at_us,
-        )
-        replace_rows(connection, CODE_VERSIONS, [asdict(version)])
+        version = {"computation": computation.name, "code_version": code_version}
+        version |= {"code_hash": computation.code_hash, "recorded_us": at_us}
+        replace_rows(connection, CODE_VERSIONS, [version])
         of_computation = CODE_VERSIONS.c.computation == computation.name
         old = CODE_VERSIONS.c.code_version <= code_version - CODE_VERSIONS_MAX
         connection.execute(CODE_VERSIONS.delete().where(of_computation, old))
-
-
-def _to_json(computation: str, options: Mapping[str, object]) -> str:
-    try:
-        return json.dumps(dict(options), sort_keys=True)
-    except (TypeError, ValueError) as error:
-        raise InvalidError("a computation's options must be JSON", computation=computation) from error
 
 
 def _read_computations(connection: Connection) -> tuple[ComputationEntry, ...]:
@@ -358,12 +346,6 @@ def collected_below(horizons: Iterable[HorizonEntry]) -> TableVersion:
 def _oldest_needed(horizons: Iterable[HorizonEntry]) -> TableVersion | None:
     needed = [horizon.version for horizon in horizons if horizon.kind is HorizonKind.READER]
     return min(needed, default=None)
-
-
-def _refuse_collected(version: TableVersion, live: Iterable[HorizonEntry]) -> None:
-    oldest = collected_below(live)
-    if version < oldest:
-        raise ConflictError("that version is being collected", version=version, oldest_kept=oldest)
 
 
 def _refuse_needed(horizon: HorizonEntry, live: tuple[HorizonEntry, ...]) -> None:

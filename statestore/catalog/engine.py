@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,7 +45,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.pool import QueuePool
 from sqlalchemy.util import LRUCache
 
-from millpond.statestore.errors import DataError, InternalError, InvalidError, MillpondError, UnavailableError
+from millpond.statestore.errors import DataError, InternalError, InvalidError, UnavailableError
 from millpond.statestore.objects.system_files import ForeignFileError, SystemFiles, is_file
 from millpond.statestore.types import Clock
 
@@ -257,20 +258,16 @@ def _check_connection(engine: Engine, clock: Clock, *, create: bool) -> None:
             raw = connection.connection.dbapi_connection
             if create:
                 _use_write_ahead_log(raw, clock)
-            _check_schema(raw, engine.url)
-
-
-def _check_schema(raw: Any, url: URL) -> None:
-    """Refuse tables with code of their own: a trigger, a view or an expression runs whatever its maker chose."""
-    _bound_steps(raw)
-    for table, name, text in raw.execute("SELECT tbl_name, name, sql FROM sqlite_master"):
-        is_ours = table.lower() in METADATA.tables or table.lower().startswith(_OWN_PREFIX)
-        if is_ours and text is not None and not _PLAIN.fullmatch(text):
-            raise DataError(
-                f"the catalog must have plain tables and indexes only: {_REMOVE_IT}",
-                url=_without_password(url),
-                name=name,
-            )
+            # A trigger, a view or an expression would run whatever its maker chose.
+            _bound_steps(raw)
+            for table, name, text in raw.execute("SELECT tbl_name, name, sql FROM sqlite_master"):
+                is_ours = table.lower() in METADATA.tables or table.lower().startswith(_OWN_PREFIX)
+                if is_ours and text is not None and not _PLAIN.fullmatch(text):
+                    raise DataError(
+                        f"the catalog must have plain tables and indexes only: {_REMOVE_IT}",
+                        url=_without_password(engine.url),
+                        name=name,
+                    )
 
 
 def _use_write_ahead_log(raw: Any, clock: Clock) -> None:
@@ -289,21 +286,18 @@ def _use_write_ahead_log(raw: Any, clock: Clock) -> None:
 
 @contextmanager
 def _translated(engine: Engine) -> Iterator[None]:
+    unavailable = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, sqlite3.OperationalError)
     try:
         yield
     except (exc.SQLAlchemyError, sqlite3.Error) as error:
-        raise _to_millpond_error(error, _without_password(engine.url)) from error
-
-
-def _to_millpond_error(error: Exception, url: str) -> MillpondError:
-    if "interrupted" in str(error):
-        return DataError(f"the catalog takes too long to read: {_REMOVE_IT}", url=url)
-    unavailable = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, sqlite3.OperationalError)
-    if isinstance(error, unavailable):
-        return UnavailableError("the catalog does not answer", url=url)
-    if type(error) in {exc.DatabaseError, sqlite3.DatabaseError}:
-        return DataError(f"the catalog is damaged: {_REMOVE_IT}", url=url)
-    return InternalError("the catalog refused a statement", url=url)
+        url = _without_password(engine.url)
+        if "interrupted" in str(error):
+            raise DataError(f"the catalog takes too long to read: {_REMOVE_IT}", url=url) from error
+        if isinstance(error, unavailable):
+            raise UnavailableError("the catalog does not answer", url=url) from error
+        if type(error) in {exc.DatabaseError, sqlite3.DatabaseError}:
+            raise DataError(f"the catalog is damaged: {_REMOVE_IT}", url=url) from error
+        raise InternalError("the catalog refused a statement", url=url) from error
 
 
 METADATA: Final = MetaData(
@@ -320,118 +314,108 @@ def _numbers(*names: str, nullable: bool = False) -> Iterator[Column[int]]:
     return (Column(name, BigInteger, nullable=nullable) for name in names)
 
 
-STORE: Final = Table(
+def _table(
+    name: str, key: tuple[str, ...], *columns: Iterable[Column[Any]], index: str | None = None
+) -> Table:
+    indexes = [] if index is None else [Index(f"ix_{name}_{index}", index)]
+    return Table(name, METADATA, *chain(*columns), PrimaryKeyConstraint(*key), *indexes)
+
+
+STORE: Final = _table(
     "store",
-    METADATA,
-    Column("id", Integer, nullable=False, autoincrement=False),
-    *_texts("store_id", nullable=True),
-    *_numbers("created_us"),
-    PrimaryKeyConstraint("id"),
+    ("id",),
+    [Column("id", Integer, nullable=False, autoincrement=False)],
+    _texts("store_id", nullable=True),
+    _numbers("created_us"),
 )
 """One row: the store that the catalog belongs to, and the time of its creation."""
 
-COMPUTATIONS: Final = Table(
+COMPUTATIONS: Final = _table(
     "computations",
-    METADATA,
-    *_texts("name", "pipeline"),
-    Column("code_version", Integer, nullable=False),
-    *_texts("code_hash", "codec", "options"),
-    *_numbers("recorded_us"),
-    *_numbers("retired_us", nullable=True),
-    PrimaryKeyConstraint("name"),
+    ("name",),
+    _texts("name", "pipeline"),
+    [Column("code_version", Integer, nullable=False)],
+    _texts("code_hash", "codec", "options"),
+    _numbers("recorded_us"),
+    _numbers("retired_us", nullable=True),
 )
 """Every computation that a pipeline has declared; ``options`` is a JSON object."""
 
-CODE_VERSIONS: Final = Table(
+CODE_VERSIONS: Final = _table(
     "code_versions",
-    METADATA,
-    *_texts("computation"),
-    Column("code_version", Integer, nullable=False),
-    *_texts("code_hash"),
-    *_numbers("recorded_us"),
-    PrimaryKeyConstraint("computation", "code_version"),
+    ("computation", "code_version"),
+    _texts("computation"),
+    [Column("code_version", Integer, nullable=False)],
+    _texts("code_hash"),
+    _numbers("recorded_us"),
 )
 """The last code versions of each computation."""
 
-HORIZONS: Final = Table(
+HORIZONS: Final = _table(
     "horizons",
-    METADATA,
-    *_texts("holder", "kind"),
-    *_numbers("version", "published_us"),
-    *_numbers("expires_us", nullable=True),
-    PrimaryKeyConstraint("holder"),
+    ("holder",),
+    _texts("holder", "kind"),
+    _numbers("version", "published_us"),
+    _numbers("expires_us", nullable=True),
 )
 """Versions that readers need, and versions that collectors leave readable (architecture, section 9)."""
 
 # Tables that earlier versions filled.
-
-Table(
-    "streams",
-    METADATA,
-    *_texts("pipeline", "name", "producers"),
-    PrimaryKeyConstraint("pipeline", "name"),
-)
-Table(
+_table("streams", ("pipeline", "name"), _texts("pipeline", "name", "producers"))
+_table(
     "subscriptions",
-    METADATA,
-    *_texts("pipeline", "consumer", "stream", "key_extractor"),
-    PrimaryKeyConstraint("pipeline", "consumer", "stream"),
+    ("pipeline", "consumer", "stream"),
+    _texts("pipeline", "consumer", "stream", "key_extractor"),
 )
-Table(
+_table(
     "intervals",
-    METADATA,
-    *_texts("app_id", "computation", "low"),
-    *_texts("high", nullable=True),
-    *_numbers("sequencer", "commit_number"),
-    *_numbers("opened_version", "closed_version", nullable=True),
-    *_numbers("version"),
-    *_numbers("input_watermark_us", "output_watermark_us", nullable=True),
-    PrimaryKeyConstraint("app_id"),
-    Index("ix_intervals_computation", "computation"),
+    ("app_id",),
+    _texts("app_id", "computation", "low"),
+    _texts("high", nullable=True),
+    _numbers("sequencer", "commit_number"),
+    _numbers("opened_version", "closed_version", nullable=True),
+    _numbers("version"),
+    _numbers("input_watermark_us", "output_watermark_us", nullable=True),
+    index="computation",
 )
-Table(
+_table(
     "leases",
-    METADATA,
-    *_texts("app_id"),
-    *_numbers("sequencer"),
-    *_numbers("opened_version", "closed_version", nullable=True),
-    PrimaryKeyConstraint("app_id", "sequencer"),
+    ("app_id", "sequencer"),
+    _texts("app_id"),
+    _numbers("sequencer"),
+    _numbers("opened_version", "closed_version", nullable=True),
 )
-Table(
+_table(
     "watermarks",
-    METADATA,
-    *_texts("pipeline"),
-    *_numbers("superstep"),
-    *_texts("subject"),
-    *_numbers("version"),
-    *_numbers("input_us", "output_us", nullable=True),
-    PrimaryKeyConstraint("pipeline", "superstep", "subject"),
-    Index("ix_watermarks_version", "version"),
+    ("pipeline", "superstep", "subject"),
+    _texts("pipeline"),
+    _numbers("superstep"),
+    _texts("subject"),
+    _numbers("version"),
+    _numbers("input_us", "output_us", nullable=True),
+    index="version",
 )
-Table(
+_table(
     "input_positions",
-    METADATA,
-    *_texts("app_id", "pipeline", "input", "source_id"),
-    *_numbers("position", "version"),
-    PrimaryKeyConstraint("app_id"),
+    ("app_id",),
+    _texts("app_id", "pipeline", "input", "source_id"),
+    _numbers("position", "version"),
 )
-Table(
+_table(
     "savepoints",
-    METADATA,
-    *_texts("name"),
-    *_numbers("version"),
-    *_texts("note"),
-    *_numbers("created_us"),
-    *_numbers("released_us", nullable=True),
-    PrimaryKeyConstraint("name"),
+    ("name",),
+    _texts("name"),
+    _numbers("version"),
+    _texts("note"),
+    _numbers("created_us"),
+    _numbers("released_us", nullable=True),
 )
-Table(
+_table(
     "supersteps",
-    METADATA,
-    *_texts("pipeline"),
-    *_numbers("superstep", "version", "records", "late", "duplicates", "dead_letters"),
-    Column("commit_ms", Float),
-    *_numbers("wall_us"),
-    PrimaryKeyConstraint("pipeline", "superstep"),
-    Index("ix_supersteps_version", "version"),
+    ("pipeline", "superstep"),
+    _texts("pipeline"),
+    _numbers("superstep", "version", "records", "late", "duplicates", "dead_letters"),
+    [Column("commit_ms", Float)],
+    _numbers("wall_us"),
+    index="version",
 )
