@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -297,9 +298,6 @@ def collect_garbage_at(
 ) -> CollectionRound:
     """Run `collect_garbage` in a helper process, which opens the catalog itself."""
     clock = SystemClock()
-    catalog = None if catalog_url is None else Catalog.open(catalog_url, clock, store_id=store_id)
-    try:
+    opened = nullcontext() if catalog_url is None else Catalog.open(catalog_url, clock, store_id=store_id)
+    with opened as catalog:
         return collect_garbage(objects, catalog, clock, retention=retention, owned=owned, seen=seen)
-    finally:
-        if catalog is not None:
-            catalog.close()

@@ -15,12 +15,10 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 import numpy as np
@@ -28,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.statestore.errors import InvalidError, UnavailableError
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval, locate
 from millpond.statestore.log.files import LiveFile
@@ -40,6 +38,7 @@ from millpond.statestore.rows.files import (
     Run,
     open_runs,
     read_row_files,
+    scratch_folder,
     write_row_file,
 )
 from millpond.statestore.rows.merge import combine_updates, nulls
@@ -336,7 +335,7 @@ def _compact_through_disk(
     scratch: str | None,
 ) -> RowFile | None:
     with ExitStack() as opened:
-        folder = Path(opened.enter_context(_scratch_folder(scratch)))
+        folder = opened.enter_context(scratch_folder("compact in", scratch))
         batch_bytes = max(_BATCH_BYTES_MIN, _STREAMED_BYTES // len(compaction.files))
         runs: list[Run] = []
         for number, file in enumerate(compaction.files):
@@ -384,61 +383,41 @@ def _key(table: pa.Table, row: int) -> str:
     return key
 
 
-@contextmanager
-def _scratch_folder(parent: str | None) -> Iterator[str]:
-    try:
-        folder = TemporaryDirectory(prefix="millpond-compaction-", dir=parent, ignore_cleanup_errors=True)
-    except OSError as error:
-        raise UnavailableError("cannot create a folder to compact in", folder=parent, cause=error) from error
-    with folder as path:
-        yield path
-
-
 def compact_updates(updates: pa.Table, rules: CompactionRules, *, is_complete: bool) -> pa.Table:
     """Return one update per key, sorted, equivalent to all of its updates (in any order), without garbage."""
     combined = combine_updates(updates)
     keys = combined.column("key").combine_chunks()
     slots = pc.index_in(updates.column("key").combine_chunks(), value_set=keys).to_numpy().astype(np.int64)
     columns = {name: combined.column(name) for name in combined.column_names}
-    columns["record_ids"] = _record_ids(updates, slots, len(keys), rules.ids)
-    columns["productions"] = _productions(updates, slots, len(keys), rules.pending_from)
+    pending = updates.column("superstep").to_numpy() >= rules.pending_from
+    columns["record_ids"] = _kept_lists(updates, "record_ids", slots, len(keys), rules.ids)
+    columns["productions"] = _kept_lists(updates, "productions", slots, len(keys), pending)
     rows = pa.Table.from_arrays([columns[name] for name in ROW_SCHEMA.names], schema=ROW_SCHEMA)
-    needed = _is_needed(rows) if is_complete else np.ones(len(keys), np.bool_)
-    return rows if needed.all() else rows.filter(pa.array(needed))
-
-
-def _is_needed(rows: pa.Table) -> npt.NDArray[np.bool_]:
+    if not is_complete:
+        return rows
     needed = lengths_of(rows.column("timers").combine_chunks()) > 0
     for name in ("state", "state_bytes", "record_ids", "productions", "hold"):
         needed |= rows.column(name).is_valid().to_numpy()
-    return needed
+    return rows if needed.all() else rows.filter(pa.array(needed))
 
 
-def _record_ids(updates: pa.Table, slots: _Index, count: int, retention: IdRetention) -> pa.ListArray:
-    """Return per key the ids of its updates that may be redelivered; ``slots`` is the key of each update, below ``count``."""
-    lists = updates.column("record_ids").combine_chunks()
-    ids, owners = lists.flatten(), slots[pc.list_parent_indices(lists).to_numpy()]
-    kept = np.flatnonzero(retention.keeps(ids))
-    if not len(kept):
-        return nulls(lists.type, count)
-    kept = kept[np.argsort(owners[kept], kind="stable")]
-    lengths = np.bincount(owners[kept], minlength=count)
-    return _lists(retention.with_arrivals(ids.take(pa.array(kept))), lengths, "record_ids")
+def _kept_lists(
+    updates: pa.Table, name: str, slots: _Index, count: int, kept_by: IdRetention | npt.NDArray[np.bool_]
+) -> pa.ListArray:
+    """Return per key the ids that ``kept_by`` keeps, or the productions of the updates that it selects.
 
-
-def _productions(
-    updates: pa.Table, slots: _Index, count: int, pending_from: Superstep
-) -> pa.ListArray | pa.Array:
-    lists = updates.column("productions").combine_chunks()
-    parents = pc.list_parent_indices(lists).to_numpy()
-    kept = np.flatnonzero(updates.column("superstep").to_numpy()[parents] >= pending_from)
+    ``slots`` is the key of each update, below ``count``.
+    """
+    lists = updates.column(name).combine_chunks()
+    values, parents = lists.flatten(), pc.list_parent_indices(lists).to_numpy()
+    is_kept = kept_by.keeps(values) if isinstance(kept_by, IdRetention) else kept_by[parents]
+    kept = np.flatnonzero(is_kept)
     if not len(kept):
         return nulls(lists.type, count)
     owners = slots[parents]
     kept = kept[np.argsort(owners[kept], kind="stable")]
     lengths = np.bincount(owners[kept], minlength=count)
-    return _lists(lists.flatten().take(pa.array(kept)), lengths, "productions")
-
-
-def _lists(values: pa.Array, lengths: _Index, name: str) -> pa.ListArray:
+    values = values.take(pa.array(kept))
+    if isinstance(kept_by, IdRetention):
+        values = kept_by.with_arrivals(values)
     return lists_of(values, lengths, ROW_SCHEMA.field(name).type, pa.array(lengths == 0))

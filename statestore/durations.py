@@ -51,12 +51,15 @@ def duration_us(value: Duration) -> int:
         case bool():
             raise InvalidError("a duration cannot be a bool", value=value)
         case timedelta():
-            return _bounded_duration(value // MICROSECOND, value)
+            duration = value // MICROSECOND
         case str():
-            return _bounded_duration(_parse_duration_us(value), value)
-    return _bounded_duration(
-        whole_number(value, "a duration must be microseconds, text such as '30s' or a timedelta"), value
-    )
+            duration = _parse_duration_us(value)
+        case _:
+            message = "a duration must be microseconds, text such as '30s' or a timedelta"
+            duration = whole_number(value, message)
+    if abs(duration) > INT64_MAX:
+        raise InvalidError("the duration is too long", value=value)
+    return duration
 
 
 def duration_text(duration: int) -> str:
@@ -68,12 +71,6 @@ def duration_text(duration: int) -> str:
     return ("-" if duration < 0 else "") + (text or "0s")
 
 
-def _bounded_duration(duration: int, value: Duration) -> int:
-    if abs(duration) > INT64_MAX:
-        raise InvalidError("the duration is too long", value=value)
-    return duration
-
-
 def _parse_duration_us(text: str) -> int:
     body = text.strip()
     sign = -1 if body.startswith("-") else 1
@@ -83,21 +80,16 @@ def _parse_duration_us(text: str) -> int:
         term = _TERM.match(body, position)
         if term is None:
             break
-        total += _term_us(term, text)
+        fraction = term[2] or ""
+        numerator = _UNITS_US[term[3]] * int(term[1] + fraction)
+        scale: int = 10 ** len(fraction)
+        if numerator % scale:
+            raise InvalidError("a duration must be a whole number of microseconds", value=text)
+        total += numerator // scale
         position = term.end()
     if not body or position < len(body):
         raise InvalidError("not a duration: write a number and a unit of us, ms, s, m, h, d", value=text)
     return sign * total
-
-
-def _term_us(term: re.Match[str], text: str) -> int:
-    unit = _UNITS_US[term[3]]
-    fraction = term[2] or ""
-    numerator = unit * int(term[1] + fraction)
-    scale: int = 10 ** len(fraction)
-    if numerator % scale:
-        raise InvalidError("a duration must be a whole number of microseconds", value=text)
-    return numerator // scale
 
 
 def duration_ms(name: str, value: str | timedelta, *, least: str | None = "0s") -> float:

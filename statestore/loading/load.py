@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
@@ -20,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.app_ids import AppId
-from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
+from millpond.statestore.errors import ConflictError, InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval, intervals_from_boundaries
 from millpond.statestore.leases.lease import exclusive, unrecorded_ensemble
@@ -28,7 +26,7 @@ from millpond.statestore.loading.rows import Staging, staged_rows
 from millpond.statestore.loading.source import LoadSource, pieces_of
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import Snapshot
-from millpond.statestore.rows.files import RowFile, write_row_file
+from millpond.statestore.rows.files import RowFile, scratch_folder, write_row_file
 from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, Fence
 from millpond.statestore.rows.row_format import COMPACTED_PAGED_BYTES_MIN, ParquetRowFormat, RowFormat
 from millpond.statestore.types import CommitNumber, Objects, Rng, Sequencer, Superstep, TableVersion
@@ -97,7 +95,8 @@ class Load:
         self._check_arguments()
         self._refuse_rows(self.committer.refresh())
         with ExitStack() as opened:
-            staging = opened.enter_context(closing(Staging(Path(opened.enter_context(_scratch_folder())))))
+            folder = opened.enter_context(scratch_folder("sort rows in"))
+            staging = opened.enter_context(closing(Staging(folder)))
             for piece in pieces_of(source):
                 staging.add(staged_rows(piece, self.codec, before=staging.rows))
                 self.on_progress("read", staging.rows, None)
@@ -105,7 +104,10 @@ class Load:
                 raise InvalidError("the table has no rows", computation=self.computation)
             staging.sort()
             # Only now: a table that cannot be loaded must not disturb a running pipeline.
-            leases = opened.enter_context(closing(self._new_leases()))
+            if self.leases is None:
+                raise InvalidError("the store was opened read-only", path=self.path)
+            leases = self.leases(self.lineage.current.id, self.rng.token())
+            opened.enter_context(closing(leases))
             opened.enter_context(exclusive(leases))
             return self._commit(staging, self._fence(leases, staging))
 
@@ -127,11 +129,6 @@ class Load:
                 "a version before its first row",
                 computation=self.computation,
             )
-
-    def _new_leases(self) -> Leases:
-        if self.leases is None:
-            raise InvalidError("the store was opened read-only", path=self.path)
-        return self.leases(self.lineage.current.id, self.rng.token())
 
     def _fence(self, leases: Leases, staging: Staging) -> tuple[Lease, ...]:
         """Take and fence the computation's intervals: the existing ones, or as many as wanted."""
@@ -246,10 +243,3 @@ def _row_updates(staged: pa.Table, fence: Fence, state_version: int) -> pa.Table
             is_staged = name in staged.column_names
             columns[name] = staged.column(name).cast(kind) if is_staged else pa.nulls(count, kind)
     return pa.Table.from_arrays([columns[name] for name in ROW_SCHEMA.names], schema=ROW_SCHEMA)
-
-
-def _scratch_folder() -> TemporaryDirectory[str]:
-    try:
-        return TemporaryDirectory(prefix="millpond-load-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise UnavailableError("cannot create a folder to sort rows in", cause=error) from error

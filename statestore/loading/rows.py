@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
 from millpond.statestore.interval import CUT_CHARACTERS_MAX, Interval
 from millpond.statestore.loading.source import Column, Piece, first_line, is_text
-from millpond.statestore.loading.timers import LoadedTimers, read_timers
+from millpond.statestore.loading.timers import read_timers
 from millpond.statestore.rows.codec import Codec
 from millpond.statestore.rows.row import STATE_VERSION
 
@@ -47,7 +47,13 @@ def staged_rows(piece: Piece, codec: Codec, before: int) -> pa.Table:
     keys = _keys(columns["key"], before)
     texts, blobs = _states(columns.get("state"), columns.get("state_bytes"), codec, keys)
     timers = read_timers(columns.get("timers"), keys)
-    _check_whole(keys, blobs if texts is None else texts, timers)
+    state, is_empty = blobs if texts is None else texts, timers.counts == 0
+    if state is not None:
+        is_empty &= state.is_null().to_numpy(zero_copy_only=False)
+    if is_empty.any():
+        raise InvalidError(
+            "a row has neither state nor timers: leave its key out", key=keys[int(is_empty.argmax())].as_py()
+        )
     return pa.Table.from_arrays(
         [
             keys,
@@ -72,16 +78,6 @@ def _versions(column: Column | None, rows: int) -> pa.Int32Array:
     if pc.any(pc.less(versions, 0)).as_py():
         raise InvalidError("state_version must be at least 0", state_version=pc.min(versions).as_py())
     return pc.if_else(pc.equal(versions, 0), pa.scalar(None, pa.int32()), versions)
-
-
-def _check_whole(keys: pa.StringArray, state: pa.Array | None, timers: LoadedTimers) -> None:
-    is_empty = timers.counts == 0
-    if state is not None:
-        is_empty &= state.is_null().to_numpy(zero_copy_only=False)
-    if is_empty.any():
-        raise InvalidError(
-            "a row has neither state nor timers: leave its key out", key=keys[int(is_empty.argmax())].as_py()
-        )
 
 
 def _keys(column: Column, before: int) -> pa.StringArray:
@@ -112,7 +108,13 @@ def _states(
     if state_bytes is not None:
         if codec.is_text:
             raise InvalidError("the codec stores text, and not state_bytes", codec=codec.name)
-        return None, _checked(_blobs(state_bytes), codec, keys)
+        if not isinstance(state_bytes, pa.Array):
+            blobs = _array(state_bytes, pa.binary(), "state_bytes are not bytes")
+        elif _is_blob(state_bytes.type):
+            blobs = state_bytes.cast(pa.binary())
+        else:
+            raise InvalidError("state_bytes are not bytes", type=state_bytes.type)
+        return None, _checked(blobs, codec, keys)
     if state is None:
         return None, None
     if isinstance(state, pa.Array) and is_text(state.type):
@@ -130,14 +132,6 @@ def _is_absent(column: Column | None) -> bool:
     if isinstance(column, pa.Array):
         return bool(column.null_count == len(column))
     return all(value is None for value in column)
-
-
-def _blobs(column: Column) -> pa.BinaryArray:
-    if not isinstance(column, pa.Array):
-        return _array(column, pa.binary(), "state_bytes are not bytes")
-    if not _is_blob(column.type):
-        raise InvalidError("state_bytes are not bytes", type=column.type)
-    return column.cast(pa.binary())
 
 
 def _checked(encoded: pa.Array, codec: Codec, keys: pa.StringArray) -> pa.Array:

@@ -53,7 +53,9 @@ def read_timers(column: Column | None, keys: pa.StringArray) -> LoadedTimers:
     """Convert a column of timers: lists of structs or mappings, or JSON of such lists; ``keys`` are for errors."""
     lists = None if column is None else _as_lists(column, keys)
     if lists is None or not pc.sum(pc.list_value_length(lists)).as_py():
-        return _none(len(keys))
+        text, number = pa.array([], pa.string()), pa.array([], pa.int64())
+        flat, holds = (text, text, number, number), pa.nulls(len(keys), pa.int64())
+        return LoadedTimers(counts=np.zeros(len(keys), np.int64), flat=flat, holds=holds)
     counts = lengths_of(lists)
     owners = np.repeat(np.arange(len(keys), dtype=np.int64), counts)
     fields = _fields(lists.flatten())
@@ -61,7 +63,11 @@ def read_timers(column: Column | None, keys: pa.StringArray) -> LoadedTimers:
     if at.null_count:
         row = int(owners[pc.index(at.is_null(), True).as_py()])
         raise _malformed("one has no time", field="at", key=keys[row].as_py())
-    domains, names = _domains(fields["domain"])
+    encoded = pc.fill_null(_text(fields["domain"], "domain"), TimeDomain.EVENT.value).dictionary_encode()
+    clocks = [_clock(name) for name in encoded.dictionary.to_pylist()]
+    domains, names = (
+        pa.array(parts, pa.string()).take(encoded.indices) for parts in zip(*clocks, strict=True)
+    )
     output_at = _times(fields["output_at"], "output_at")
     tags = pc.fill_null(_text(fields["tag"], "tag"), "")
     # Like `Context.set_timer`: a wall timer without an ``output_at`` holds nothing.
@@ -69,19 +75,17 @@ def read_timers(column: Column | None, keys: pa.StringArray) -> LoadedTimers:
     names = pc.if_else(is_bare_wall, TimeDomain.WALL.value + _FREE, names)
     output_at = pc.coalesce(output_at, at)
     if counts.max() > 1:
-        order = _firing_order(owners, at, domains, names, tags, keys)
+        percentiles = [
+            float(name.removesuffix(_FREE).partition("@")[2] or 100.0) for name in names.to_pylist()
+        ]
+        columns = {"row": owners, "at": at, "domain": domains, "percentile": percentiles, "tag": tags}
+        order = _firing_order(pa.table(columns), keys)
         at, names, tags, output_at = (array.take(order) for array in (at, names, tags, output_at))
     is_holding = pc.invert(pc.ends_with(names, _FREE)).to_numpy(zero_copy_only=False)
     holds = np.full(len(keys), _UNHELD, np.int64)
     np.minimum.at(holds, owners[is_holding], output_at.to_numpy()[is_holding])
     held = pa.array(holds, mask=holds == _UNHELD)
     return LoadedTimers(counts=counts, flat=(tags, names, at, output_at), holds=held)
-
-
-def _none(count: int) -> LoadedTimers:
-    text, number = pa.array([], pa.string()), pa.array([], pa.int64())
-    flat, holds = (text, text, number, number), pa.nulls(count, pa.int64())
-    return LoadedTimers(counts=np.zeros(count, np.int64), flat=flat, holds=holds)
 
 
 def _as_lists(column: Column, keys: pa.StringArray) -> pa.Array | None:
@@ -155,13 +159,6 @@ def _text(column: pa.Array, name: str) -> pa.StringArray:
     return column.cast(pa.string())
 
 
-def _domains(column: pa.Array) -> tuple[pa.StringArray, pa.StringArray]:
-    encoded = pc.fill_null(_text(column, "domain"), TimeDomain.EVENT.value).dictionary_encode()
-    clocks = [_clock(name) for name in encoded.dictionary.to_pylist()]
-    domains, names = (pa.array(parts, pa.string()) for parts in zip(*clocks, strict=True))
-    return domains.take(encoded.indices), names.take(encoded.indices)
-
-
 def _clock(name: str) -> tuple[str, str]:
     bare, free = name.removesuffix(_FREE), _FREE if name.endswith(_FREE) else ""
     if bare in (TimeDomain.EVENT, TimeDomain.WALL, TimeDomain.HOLD):
@@ -176,17 +173,8 @@ def _clock(name: str) -> tuple[str, str]:
     return TimeDomain.EVENT.value, f"{_PERCENTILE}{share!r}{free}"
 
 
-def _firing_order(
-    owners: _Numbers,
-    at: pa.Array,
-    domains: pa.Array,
-    names: pa.Array,
-    tags: pa.Array,
-    keys: pa.StringArray,
-) -> pa.Array:
-    """Return the order by row, time, domain, percentile and tag."""
-    percentiles = [float(name.removesuffix(_FREE).partition("@")[2] or 100.0) for name in names.to_pylist()]
-    table = pa.table({"row": owners, "at": at, "domain": domains, "percentile": percentiles, "tag": tags})
+def _firing_order(table: pa.Table, keys: pa.StringArray) -> pa.Array:
+    """Return the order by row, time, domain, percentile and tag, which are the columns of ``table``."""
     same = table.group_by(["row", "domain", "tag"]).aggregate([("at", "count")])
     repeated = same.filter(pc.greater(same.column("at_count"), 1))
     if repeated.num_rows:

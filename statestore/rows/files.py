@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 from urllib.parse import quote
 
@@ -320,6 +321,18 @@ _NAMES: Final = list(ROW_SCHEMA.names)
 _BUFFER_BYTES: Final = 1 << 18
 _GROUP_BYTES: Final = 1 << 26
 _BATCH_ROWS_MIN: Final = 64
+
+
+@contextmanager
+def scratch_folder(use: str, parent: str | None = None) -> Iterator[Path]:
+    """Create a temporary folder to ``use``, such as "sort rows in", in the system's or ``parent``; remove it at the end."""
+    try:
+        folder = TemporaryDirectory(prefix="millpond-", dir=parent, ignore_cleanup_errors=True)
+    except OSError as error:
+        place = {} if parent is None else {"folder": parent}
+        raise UnavailableError(f"cannot create a folder to {use}", **place, cause=error) from error
+    with folder as path:
+        yield Path(path)
 
 
 def open_runs(
