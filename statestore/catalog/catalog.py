@@ -247,7 +247,14 @@ class Catalog(Closeable):
             if kind is HorizonKind.READER and version < oldest:
                 raise ConflictError("that version is being collected", version=version, oldest_kept=oldest)
             if kind is HorizonKind.COLLECTOR:
-                _refuse_needed(horizon, live)
+                needed = _oldest_needed(live)
+                if needed is not None and version > needed:
+                    raise ConflictError("an older version is still needed", version=version, needed=needed)
+                if expires_us is not None:
+                    raise InvalidError("a collector's horizon cannot expire", holder=holder)
+                last = next((other.version for other in live if other.holder == holder), version)
+                if version < last:
+                    raise ConflictError("a collector's horizon cannot fall", version=version, last=last)
             replace_rows(connection, HORIZONS, [{**asdict(horizon), "kind": kind.value}])
         return horizon
 
@@ -346,17 +353,6 @@ def collected_below(horizons: Iterable[HorizonEntry]) -> TableVersion:
 def _oldest_needed(horizons: Iterable[HorizonEntry]) -> TableVersion | None:
     needed = [horizon.version for horizon in horizons if horizon.kind is HorizonKind.READER]
     return min(needed, default=None)
-
-
-def _refuse_needed(horizon: HorizonEntry, live: tuple[HorizonEntry, ...]) -> None:
-    needed = _oldest_needed(live)
-    if needed is not None and horizon.version > needed:
-        raise ConflictError("an older version is still needed", version=horizon.version, needed=needed)
-    if horizon.expires_us is not None:
-        raise InvalidError("a collector's horizon cannot expire", holder=horizon.holder)
-    last = next((other.version for other in live if other.holder == horizon.holder), horizon.version)
-    if horizon.version < last:
-        raise ConflictError("a collector's horizon cannot fall", version=horizon.version, last=last)
 
 
 class Reading(Closeable):

@@ -19,29 +19,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Engine,
-    Float,
-    Index,
-    Integer,
-    MetaData,
-    PrimaryKeyConstraint,
-    Table,
-    Text,
-    bindparam,
-    create_engine,
-    event,
-    exc,
-    func,
-    make_url,
-    select,
-)
+import sqlalchemy as sa
+from sqlalchemy import exc
 from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
-from sqlalchemy.engine import URL
 from sqlalchemy.pool import QueuePool
 from sqlalchemy.util import LRUCache
 
@@ -107,10 +88,10 @@ def default_catalog_url(folder: str) -> str:
         'sqlite:////data/pond/catalog.sqlite'
     """
     path = str(Path(folder).absolute() / "catalog.sqlite")
-    return URL.create("sqlite", database=path).render_as_string(hide_password=False)
+    return sa.URL.create("sqlite", database=path).render_as_string(hide_password=False)
 
 
-def connect(url: str, clock: Clock, *, create: bool) -> Engine:
+def connect(url: str, clock: Clock, *, create: bool) -> sa.Engine:
     """Connect to a database and check that it answers.
 
     Args:
@@ -124,7 +105,7 @@ def connect(url: str, clock: Clock, *, create: bool) -> Engine:
     """
     parsed = _parsed(url)
     try:
-        engine = _sqlite_engine(parsed, create=create) if _is_sqlite(parsed) else create_engine(parsed)
+        engine = _sqlite_engine(parsed, create=create) if _is_sqlite(parsed) else sa.create_engine(parsed)
     except (exc.ArgumentError, ImportError) as error:
         raise InvalidError("the catalog's database cannot be used", url=_without_password(parsed)) from error
     try:
@@ -136,14 +117,14 @@ def connect(url: str, clock: Clock, *, create: bool) -> Engine:
 
 
 @contextmanager
-def reading(engine: Engine) -> Iterator[Connection]:
+def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
     """Begin a transaction that sees one state of the catalog."""
     with _translated(engine), engine.connect() as connection, connection.begin():
         yield connection
 
 
 @contextmanager
-def writing(engine: Engine) -> Iterator[Connection]:
+def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
     """Begin a transaction that holds the write lock from its first statement."""
     with (
         _translated(engine),
@@ -152,25 +133,25 @@ def writing(engine: Engine) -> Iterator[Connection]:
     ):
         if connection.dialect.name == "postgresql":
             # Two writers that find the same row missing would both insert it.
-            connection.execute(select(func.pg_advisory_xact_lock(_WRITE_LOCK)))
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_WRITE_LOCK)))
         yield connection
 
 
-def replace_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, object]]) -> None:
+def replace_rows(connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str, object]]) -> None:
     """Insert rows, and replace rows with the same primary key; works on every database."""
     if not rows:
         return
     keys = [column.name for column in table.primary_key.columns]
-    same_key = [table.c[name] == bindparam(f"old_{name}") for name in keys]
+    same_key = [table.c[name] == sa.bindparam(f"old_{name}") for name in keys]
     connection.execute(
         table.delete().where(*same_key), [{f"old_{name}": row[name] for name in keys} for row in rows]
     )
     connection.execute(table.insert(), [dict(row) for row in rows])
 
 
-def _parsed(url: str) -> URL:
+def _parsed(url: str) -> sa.URL:
     try:
-        parsed = make_url(url)
+        parsed = sa.make_url(url)
     except (exc.ArgumentError, ValueError):
         # Without the cause, which may quote the URL.
         raise InvalidError(
@@ -182,16 +163,16 @@ def _parsed(url: str) -> URL:
     return parsed
 
 
-def _without_password(url: URL) -> str:
+def _without_password(url: sa.URL) -> str:
     shown = url.set(drivername=url.get_backend_name()) if _is_sqlite(url) else url
     return shown.render_as_string(hide_password=True)
 
 
-def _is_sqlite(url: URL) -> bool:
+def _is_sqlite(url: sa.URL) -> bool:
     return url.get_backend_name() == "sqlite"
 
 
-def _sqlite_engine(url: URL, *, create: bool) -> Engine:
+def _sqlite_engine(url: sa.URL, *, create: bool) -> sa.Engine:
     in_memory = url.database in (None, "", ":memory:")
     options: dict[str, Any] = {"poolclass": QueuePool}
     if in_memory:
@@ -207,9 +188,9 @@ def _sqlite_engine(url: URL, *, create: bool) -> Engine:
     if url.drivername in _DRIVERS:
         url = url.set(drivername=_ALIKE.replace(".", "+"))
         options["execution_options"] = {"compiled_cache": _COMPILED}
-    engine = create_engine(url, **options)
-    event.listen(engine, "connect", _prepare_sqlite)
-    event.listen(engine, "begin", _begin_sqlite)
+    engine = sa.create_engine(url, **options)
+    sa.event.listen(engine, "connect", _prepare_sqlite)
+    sa.event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
@@ -240,7 +221,7 @@ def _prepare_sqlite(dbapi_connection: Any, _record: object) -> None:
     dbapi_connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _VALUE_BYTES_MAX)
 
 
-def _begin_sqlite(connection: Connection) -> None:
+def _begin_sqlite(connection: sa.Connection) -> None:
     _bound_steps(connection.connection.dbapi_connection)
     writes = connection.get_execution_options().get(_WRITES, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
@@ -252,7 +233,7 @@ def _bound_steps(raw: Any) -> None:
     raw.set_progress_handler(lambda: next(left, None) is None, _STEPS_AT_ONCE)
 
 
-def _check_connection(engine: Engine, clock: Clock, *, create: bool) -> None:
+def _check_connection(engine: sa.Engine, clock: Clock, *, create: bool) -> None:
     with _translated(engine), engine.connect() as connection:
         if engine.dialect.name == "sqlite":
             raw = connection.connection.dbapi_connection
@@ -285,7 +266,7 @@ def _use_write_ahead_log(raw: Any, clock: Clock) -> None:
 
 
 @contextmanager
-def _translated(engine: Engine) -> Iterator[None]:
+def _translated(engine: sa.Engine) -> Iterator[None]:
     unavailable = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, sqlite3.OperationalError)
     try:
         yield
@@ -300,31 +281,31 @@ def _translated(engine: Engine) -> Iterator[None]:
         raise InternalError("the catalog refused a statement", url=url) from error
 
 
-METADATA: Final = MetaData(
+METADATA: Final = sa.MetaData(
     naming_convention={"pk": "pk_%(table_name)s", "ix": "ix_%(table_name)s_%(column_0_name)s"}
 )
 """All tables of the catalog; constraints have the same names on every database."""
 
 
-def _texts(*names: str, nullable: bool = False) -> Iterator[Column[str]]:
-    return (Column(name, Text, nullable=nullable) for name in names)
+def _texts(*names: str, nullable: bool = False) -> Iterator[sa.Column[str]]:
+    return (sa.Column(name, sa.Text, nullable=nullable) for name in names)
 
 
-def _numbers(*names: str, nullable: bool = False) -> Iterator[Column[int]]:
-    return (Column(name, BigInteger, nullable=nullable) for name in names)
+def _numbers(*names: str, nullable: bool = False) -> Iterator[sa.Column[int]]:
+    return (sa.Column(name, sa.BigInteger, nullable=nullable) for name in names)
 
 
 def _table(
-    name: str, key: tuple[str, ...], *columns: Iterable[Column[Any]], index: str | None = None
-) -> Table:
-    indexes = [] if index is None else [Index(f"ix_{name}_{index}", index)]
-    return Table(name, METADATA, *chain(*columns), PrimaryKeyConstraint(*key), *indexes)
+    name: str, key: tuple[str, ...], *columns: Iterable[sa.Column[Any]], index: str | None = None
+) -> sa.Table:
+    indexes = [] if index is None else [sa.Index(f"ix_{name}_{index}", index)]
+    return sa.Table(name, METADATA, *chain(*columns), sa.PrimaryKeyConstraint(*key), *indexes)
 
 
 STORE: Final = _table(
     "store",
     ("id",),
-    [Column("id", Integer, nullable=False, autoincrement=False)],
+    [sa.Column("id", sa.Integer, nullable=False, autoincrement=False)],
     _texts("store_id", nullable=True),
     _numbers("created_us"),
 )
@@ -334,7 +315,7 @@ COMPUTATIONS: Final = _table(
     "computations",
     ("name",),
     _texts("name", "pipeline"),
-    [Column("code_version", Integer, nullable=False)],
+    [sa.Column("code_version", sa.Integer, nullable=False)],
     _texts("code_hash", "codec", "options"),
     _numbers("recorded_us"),
     _numbers("retired_us", nullable=True),
@@ -345,7 +326,7 @@ CODE_VERSIONS: Final = _table(
     "code_versions",
     ("computation", "code_version"),
     _texts("computation"),
-    [Column("code_version", Integer, nullable=False)],
+    [sa.Column("code_version", sa.Integer, nullable=False)],
     _texts("code_hash"),
     _numbers("recorded_us"),
 )
@@ -415,7 +396,7 @@ _table(
     ("pipeline", "superstep"),
     _texts("pipeline"),
     _numbers("superstep", "version", "records", "late", "duplicates", "dead_letters"),
-    [Column("commit_ms", Float)],
+    [sa.Column("commit_ms", sa.Float)],
     _numbers("wall_us"),
     index="version",
 )
