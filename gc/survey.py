@@ -9,7 +9,8 @@ version, and checks the boundary of a log cleanup (`millpond.statestore.log.writ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -59,9 +60,16 @@ class Horizons:
         """Return the horizon for the newest snapshot; publish nothing."""
         before_ms = self._clock.now_us() // 1_000 - self._retention_ms
         horizon = Horizon(version=version_at(self._log, snapshot.version, before_ms), held_by="retention")
-        for version, holder in self._pins():
-            if version < horizon.version:
-                horizon = Horizon(version=version, held_by=holder)
+        if self._catalog is None:
+            return horizon
+        needed = self._catalog.oldest_needed()
+        if needed is not None and needed < horizon.version:
+            horizon = Horizon(version=needed, held_by="a reader")
+        trust_ms = min(READER_LIFETIME_MS, self._retention_ms)
+        is_young = self._clock.now_us() - self._catalog.created_us < trust_ms * 1_000
+        if is_young and horizon.version > 0:
+            # A new or rebuilt catalog may not list all readers yet.
+            horizon = Horizon(version=TableVersion(0), held_by="the catalog's youth")
         return horizon
 
     def publish(self, snapshot: Snapshot) -> Horizon:
@@ -83,27 +91,12 @@ class Horizons:
                 self._catalog.publish_horizon(_COLLECTOR, horizon.version, HorizonKind.COLLECTOR)
             except ConflictError:
                 # A reader came in between, or an earlier horizon is above this one: it never falls.
-                fresh = self.find(snapshot)
-                published = collected_below(self._catalog.horizons())
-                horizon = max(
-                    fresh,
-                    Horizon(version=published, held_by="an earlier collection"),
-                    key=lambda candidate: candidate.version,
-                )
+                horizon, published = self.find(snapshot), collected_below(self._catalog.horizons())
+                if published > horizon.version:
+                    horizon = Horizon(version=published, held_by="an earlier collection")
             else:
                 return horizon
         raise ConflictError("readers keep coming first", horizon=horizon.version)
-
-    def _pins(self) -> Iterator[tuple[TableVersion, str]]:
-        if self._catalog is None:
-            return
-        needed = self._catalog.oldest_needed()
-        if needed is not None:
-            yield needed, "a reader"
-        trust_ms = min(READER_LIFETIME_MS, self._retention_ms)
-        if self._clock.now_us() - self._catalog.created_us < trust_ms * 1_000:
-            # A new or rebuilt catalog may not list all readers yet.
-            yield TableVersion(0), "the catalog's youth"
 
 
 def version_at(log: Log, newest: TableVersion, before_ms: int) -> TableVersion:
@@ -111,24 +104,17 @@ def version_at(log: Log, newest: TableVersion, before_ms: int) -> TableVersion:
 
     Commits are bisected, since their times rise (as far as clocks do). A commit without a time counts as new.
     """
-    low, high = 0, int(newest)
-    while low < high:
-        middle = (low + high + 1) // 2
-        at_ms = _committed_ms(log, TableVersion(middle))
-        if at_ms is None or at_ms <= before_ms:
-            low = middle
-        else:
-            high = middle - 1
-    return TableVersion(low)
 
+    def committed_ms(number: int) -> int:
+        data = log.read(TableVersion(number))
+        if data is None:
+            # The file was cleaned up, so the version is old.
+            return before_ms
+        actions = decode(data, commit_path(TableVersion(number)))
+        infos = (action for action in actions if isinstance(action, CommitInfo))
+        return next((info.timestamp_ms for info in infos if info.timestamp_ms), 1 << 62)
 
-def _committed_ms(log: Log, version: TableVersion) -> int | None:
-    data = log.read(version)
-    if data is None:
-        # The file was cleaned up, so the version is old.
-        return None
-    infos = [action for action in decode(data, commit_path(version)) if isinstance(action, CommitInfo)]
-    return next((info.timestamp_ms for info in infos if info.timestamp_ms), 1 << 62)
+    return TableVersion(bisect_right(range(1, newest + 1), before_ms, key=committed_ms))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
