@@ -55,18 +55,6 @@ class Example(str):
         return made
 
 
-def _write_epilog(
-    formatter: click.HelpFormatter, examples: tuple[str, ...], exit_codes: Mapping[int, str]
-) -> None:
-    if examples:
-        with formatter.section("Examples"):
-            for example in examples:
-                formatter.write(f"{'':{formatter.current_indent}}{example}\n")
-    with formatter.section("Exit codes"):
-        codes = sorted({**EXIT_CODES, **exit_codes}.items())
-        formatter.write_dl([(str(code), meaning) for code, meaning in codes])
-
-
 class TeachingCommand(click.Command):
     """A command whose help ends with ``examples``, complete command lines, and its exit codes."""
 
@@ -82,7 +70,13 @@ class TeachingCommand(click.Command):
         self.exit_codes = exit_codes
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        _write_epilog(formatter, self.examples, self.exit_codes)
+        if self.examples:
+            with formatter.section("Examples"):
+                for example in self.examples:
+                    formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+        with formatter.section("Exit codes"):
+            codes = sorted({**EXIT_CODES, **self.exit_codes}.items())
+            formatter.write_dl([(str(code), meaning) for code, meaning in codes])
         super().format_epilog(ctx, formatter)
 
 
@@ -93,7 +87,7 @@ def command(
     return click.command(cls=TeachingCommand, examples=examples, exit_codes=exit_codes)
 
 
-class TeachingGroup(click.Group):
+class TeachingGroup(TeachingCommand, click.Group):
     """A group of commands that turns a `MillpondError` into a message on standard error and exit code 1.
 
     A command of ``homes`` is imported from its module when it is used. Its function has the command's name.
@@ -101,15 +95,8 @@ class TeachingGroup(click.Group):
 
     command_class: type[click.Command] | None = TeachingCommand
 
-    def __init__(
-        self,
-        *arguments: Any,
-        examples: tuple[str, ...] = (),
-        homes: Mapping[str, str] = _NONE,
-        **options: Any,
-    ) -> None:
-        super().__init__(*arguments, **_HELP_NAMES | options)
-        self.examples = examples
+    def __init__(self, *arguments: Any, homes: Mapping[str, str] = _NONE, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.homes = homes
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -129,10 +116,6 @@ class TeachingGroup(click.Group):
         if args and not args[0].startswith("-") and args[0] not in names:
             ctx.fail(f"no such command: {args[0]!r}{did_you_mean(args[0], names)}; --help lists them")
         return super().resolve_command(ctx, args)
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        _write_epilog(formatter, self.examples, _NO_CODES)
-        super().format_epilog(ctx, formatter)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

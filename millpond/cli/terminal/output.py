@@ -14,16 +14,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 import click
+from rich import progress
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
@@ -163,7 +156,7 @@ def size_text(size_bytes: int) -> str:
 @contextmanager
 def progress_bar(what: str) -> Iterator[OnProgress]:
     """Show a progress bar; call the yielded function to advance it."""
-    with _progress(MofNCompleteColumn()) as bar:
+    with _bar(progress.MofNCompleteColumn()) as bar:
         task = bar.add_task(visible(what), total=None)
         yield lambda done, of: bar.update(task, completed=done, total=of)
 
@@ -174,7 +167,7 @@ def stages_bar(what: str, stages: Sequence[str]) -> Iterator[Callable[[str, int,
 
     The last stage has the same whole amount as the others, so it sets theirs.
     """
-    with _progress(MofNCompleteColumn()) as bar:
+    with _bar(progress.MofNCompleteColumn()) as bar:
         tasks = {stage: bar.add_task(visible(f"{stage} {what}"), total=None) for stage in stages}
 
         def on_progress(stage: str, done: int, of: int | None) -> None:
@@ -189,16 +182,16 @@ def stages_bar(what: str, stages: Sequence[str]) -> Iterator[Callable[[str, int,
 @contextmanager
 def rows_bar() -> Iterator[Callable[[str, RowSource], RowSource]]:
     """Yield a function that adds a progress bar to the source of a stream's rows."""
-    with _progress(MofNCompleteColumn(), TimeRemainingColumn()) as bar:
+    with _bar(progress.MofNCompleteColumn(), progress.TimeRemainingColumn()) as bar:
         yield lambda stream, source: _ShownSource(source, stream, bar)
 
 
-def _progress(*columns: MofNCompleteColumn | TimeRemainingColumn) -> Progress:
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
+def _bar(*columns: progress.ProgressColumn) -> progress.Progress:
+    return progress.Progress(
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
         *columns,
-        TimeElapsedColumn(),
+        progress.TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
         redirect_stdout=False,
@@ -209,7 +202,7 @@ def _progress(*columns: MofNCompleteColumn | TimeRemainingColumn) -> Progress:
 class _ShownSource(RowSource):
     """A source of rows that advances a progress bar while being read."""
 
-    def __init__(self, source: RowSource, stream: str, bar: Progress) -> None:
+    def __init__(self, source: RowSource, stream: str, bar: progress.Progress) -> None:
         self._source = source
         self._stream = visible(stream)
         self._bar = bar

@@ -25,7 +25,10 @@ def told_of_query(tables: Iterable[str]) -> Iterator[None]:
         yield
     except duckdb.Error as error:
         reason, _, more = str(error).strip().partition("\n")
-        way_out = "; --allow-files lets a query reach files" if _is_confined(reason) else ""
+        is_confined = "configuration has been locked" in reason or (
+            "disabled" in reason and "configuration" in reason
+        )
+        way_out = "; --allow-files lets a query reach files" if is_confined else ""
         refused = InvalidError(
             f"the query was refused: {reason}{way_out}", tables=", ".join(tables) or "none has rows yet"
         )
@@ -33,7 +36,3 @@ def told_of_query(tables: Iterable[str]) -> Iterator[None]:
             # Indented, because the text may quote a value, whose lines would look like ours.
             refused.add_note(indent(more.strip("\n"), "  "))
         raise refused from error
-
-
-def _is_confined(reason: str) -> bool:
-    return ("disabled" in reason and "configuration" in reason) or "configuration has been locked" in reason
