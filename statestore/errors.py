@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import StrEnum
+from functools import partial
 from pickle import PickleError
 
 from millpond.statestore.visible import visible, visible_lines, visible_value, without_secrets
@@ -75,11 +76,7 @@ class MillpondError(Exception):
 
     def __reduce__(self) -> tuple[object, tuple[object, ...], dict[str, object]]:
         # The default would pass the formatted text as the message; the dictionary has the notes.
-        return (_rebuild, (type(self), self.message, self.details), self.__dict__)
-
-
-def _rebuild(kind: type[MillpondError], message: str, details: dict[str, object]) -> MillpondError:
-    return kind(message, **details)
+        return (partial(type(self), self.message, **self.details), (), self.__dict__)
 
 
 class ConflictError(MillpondError):

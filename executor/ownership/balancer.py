@@ -305,7 +305,14 @@ class Balancer:
         for name in self._computations:
             loads = self.loads.of(self._intervals(name))
             if loads is not None:
-                self._warn(hot_keys(loads, policy, parallelism=self.parallelism))
+                for hot in set(hot_keys(loads, policy, parallelism=self.parallelism)) - self._warned:
+                    self._warned.add(hot)
+                    _LOG.warning(
+                        "key %r of %s takes more work than an interval should, and one key cannot be split: "
+                        "combine its records before they come here, or lift its combiner",
+                        hot[1],
+                        name,
+                    )
                 for cut in cuts_for(loads, policy, parallelism=self.parallelism):
                     yield cut, {}
 
@@ -322,14 +329,3 @@ class Balancer:
 
     def _intervals(self, computation: str) -> list[Interval]:
         return [owned.interval for owned in self._ownership.of(computation)]
-
-    def _warn(self, keys: Iterable[HotKey]) -> None:
-        for hot in set(keys) - self._warned:
-            self._warned.add(hot)
-            interval, key = hot
-            _LOG.warning(
-                "key %r of %s takes more work than an interval should, and one key cannot be split: "
-                "combine its records before they come here, or lift its combiner",
-                key,
-                interval.computation,
-            )

@@ -73,14 +73,6 @@ class RepairPlan:
     def is_rollback(self) -> bool:
         return self.state.version < self.newest
 
-    def supersteps(self) -> dict[str, tuple[int, int]]:
-        """Return the last superstep after and before the repair, by application id."""
-        return self._moved(AppId.SUPERSTEP)
-
-    def inputs(self) -> dict[str, tuple[int, int]]:
-        """Return the consumed position after and before the repair, by application id; -1 for none."""
-        return self._moved(AppId.INPUT)
-
     def consumed(self) -> dict[str, int]:
         """Return the consumed position after the repair, by source of an input; -1 for none."""
         newest: dict[str, int] = {}
@@ -95,11 +87,12 @@ class RepairPlan:
         """True if the newest commit is a repair, whose further steps may have been interrupted."""
         return bool(self.history.changes) and self.history.changes[-1].kind == "repair"
 
-    def _moved(self, prefix: str) -> dict[str, tuple[int, int]]:
+    def moved(self, kind: AppId) -> dict[str, tuple[int, int]]:
+        """Return the last superstep or consumed position after and before the repair, by application id; -1 for none."""
         return {
             app_id: (self.state.txns.get(app_id, -1), was)
             for app_id, was in sorted(self.txns.items())
-            if app_id.startswith(prefix) and self.state.txns.get(app_id, -1) != was
+            if app_id.startswith(kind) and self.state.txns.get(app_id, -1) != was
         }
 
 

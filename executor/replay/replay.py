@@ -184,7 +184,16 @@ def begin_replay(
         last = store.snapshot(until)
         topology = as_stored(pipeline.check(), last)
         plan = plan_replay(Log(store.objects), first, last, topology, recorded=recorded)
-        note = _note_of(store, topology, plan, recorded=recorded)
+        sinks = {name: node.sink for name, node in topology.sinks.items()}
+        note = ReplayNote(
+            store=store.path,
+            pipeline=topology.name,
+            version=plan.first.version,
+            until=plan.last.version,
+            recorded=recorded,
+            superstep=superstep_of(plan.last.txns, topology.name),
+            sinks={name: sink.identity for name, sink in sinks.items() if isinstance(sink, DeltaSink)},
+        )
         if known is not None and known != note:
             raise InvalidError(
                 "there is another replay at this path: remove it, or name another",
@@ -199,19 +208,6 @@ def begin_replay(
             text = orjson.dumps(asdict(note), option=orjson.OPT_INDENT_2)
             fork_store(store, path, version, notes={NOTE: text}, clock=clock, rng=rng)
     return plan
-
-
-def _note_of(store: Store, topology: Topology, plan: ReplayPlan, *, recorded: bool) -> ReplayNote:
-    sinks = topology.sinks
-    return ReplayNote(
-        store=store.path,
-        pipeline=topology.name,
-        version=plan.first.version,
-        until=plan.last.version,
-        recorded=recorded,
-        superstep=superstep_of(plan.last.txns, topology.name),
-        sinks={name: node.sink.identity for name, node in sinks.items() if isinstance(node.sink, DeltaSink)},
-    )
 
 
 def with_own_sinks(pipeline: EnginePipeline, fork: Store, clock: Clock, rng: Rng) -> EnginePipeline:

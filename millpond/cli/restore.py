@@ -390,10 +390,10 @@ def _undone(plan: RepairPlan) -> dict[str, Any]:
     """Return the versions, supersteps and input positions that a plan undoes, for JSON."""
     supersteps = [
         {"pipeline": AppId.SUPERSTEP.parts(app_id)[0], "superstep": kept, "was": was}
-        for app_id, (kept, was) in plan.supersteps().items()
+        for app_id, (kept, was) in plan.moved(AppId.SUPERSTEP).items()
     ]
     inputs = []
-    for app_id, (kept, was) in plan.inputs().items():
+    for app_id, (kept, was) in plan.moved(AppId.INPUT).items():
         pipeline, stream, source = AppId.INPUT.parts(app_id)
         inputs.append({"pipeline": pipeline, "input": stream, "source": source, "batch": kept, "was": was})
     return {"newest": plan.newest, "version": plan.state.version, "supersteps": supersteps, "inputs": inputs}
@@ -426,7 +426,7 @@ def _take_dependents_back(plan: RepairPlan, held: _Held, ahead: Mapping[str, int
     """Take Spark's checkpoints back to the store's state, and rebuild the catalog; repeating it changes nothing."""
     if held.checkpoints is None:
         return
-    sources = {query: kept for query, (kept, _) in by_query(plan.inputs()).items()}
+    sources = {query: kept for query, (kept, _) in by_query(plan.moved(AppId.INPUT)).items()}
     batches = {**sources, **ahead}
     offsets = by_query(plan.source_offsets)
     for query in rewind_checkpoints(held.checkpoints, batches, offsets=offsets):

@@ -93,9 +93,8 @@ def _as_lists(column: Column, keys: pa.StringArray) -> pa.Array | None:
     if isinstance(column, pa.Array) and pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if isinstance(column, pa.Array) and is_text(column.type):
-        column = [
-            None if not text else _parsed(text, keys, row) for row, text in enumerate(column.to_pylist())
-        ]
+        texts = column.to_pylist()
+        column = [_parsed(text, keys, row) if text else None for row, text in enumerate(texts)]
     if not isinstance(column, pa.Array):
         try:
             column = pa.array([None if timers is None else list(timers) for timers in column])
