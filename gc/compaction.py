@@ -15,10 +15,11 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -303,9 +304,18 @@ def compact_files(
     """
     is_parquet = isinstance(row_format, ParquetRowFormat)
     if compaction.size_bytes > memory_bytes_max and is_parquet:
-        file = _compact_through_disk(objects, compaction, rules, fence, token, scratch)
+        with scratch_folder("compact in", scratch) as folder:
+            runs = _open(objects, compaction, folder)
+            reach("compaction.read")
+            writer = RowFileWriter(
+                folder, compaction.interval, superstep=compaction.superstep, fence=fence, token=token
+            )
+            with closing(writer):
+                for updates in stretches(runs):
+                    writer.write(compact_updates(updates, rules, is_complete=compaction.is_complete))
+                merged = writer.finish(objects)
         reach("compaction.file_written")
-        return Compacted(compaction=compaction, file=file)
+        return Compacted(compaction=compaction, file=merged)
     updates = read_row_files(objects, [file.path for file in compaction.files], interval=compaction.interval)
     reach("compaction.read")
     rows = compact_updates(updates, rules, is_complete=compaction.is_complete)
@@ -326,32 +336,16 @@ def compact_files(
     return Compacted(compaction=compaction, file=file)
 
 
-def _compact_through_disk(
-    objects: Objects,
-    compaction: Compaction,
-    rules: CompactionRules,
-    fence: Fence,
-    token: str,
-    scratch: str | None,
-) -> RowFile | None:
-    with ExitStack() as opened:
-        folder = opened.enter_context(scratch_folder("compact in", scratch))
-        batch_bytes = max(_BATCH_BYTES_MIN, _STREAMED_BYTES // len(compaction.files))
-        runs: list[Run] = []
-        for number, file in enumerate(compaction.files):
-            run_folder = folder / str(number)
-            run_folder.mkdir()
-            runs += open_runs(
-                objects, file.path, interval=compaction.interval, scratch=run_folder, batch_bytes=batch_bytes
-            )
-        reach("compaction.read")
-        writer = RowFileWriter(
-            folder, compaction.interval, superstep=compaction.superstep, fence=fence, token=token
+def _open(objects: Objects, compaction: Compaction, folder: Path) -> list[Run]:
+    batch_bytes = max(_BATCH_BYTES_MIN, _STREAMED_BYTES // len(compaction.files))
+    runs: list[Run] = []
+    for number, file in enumerate(compaction.files):
+        scratch = folder / str(number)
+        scratch.mkdir()
+        runs += open_runs(
+            objects, file.path, interval=compaction.interval, scratch=scratch, batch_bytes=batch_bytes
         )
-        opened.callback(writer.close)
-        for updates in stretches(runs):
-            writer.write(compact_updates(updates, rules, is_complete=compaction.is_complete))
-        return writer.finish(objects)
+    return runs
 
 
 def stretches(runs: Sequence[Run]) -> Iterator[pa.Table]:

@@ -8,7 +8,7 @@ has the form ``millpond/<kind>/<part>/…`` with quoted parts.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final
@@ -142,12 +142,6 @@ def sink_app_id(store_id: str, pipeline: str, name: str, incarnation: str = "") 
     """
     later = () if incarnation in ("", store_id) else (incarnation,)
     return AppId.SINK.of(store_id, pipeline, name, *later)
-
-
-def savepoints_of(txns: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    for app_id, version in txns.items():
-        if app_id.startswith(AppId.SAVEPOINT):
-            yield unquote(app_id.removeprefix(AppId.SAVEPOINT)), version
 
 
 def supersteps_of(txns: Mapping[str, int]) -> dict[str, Superstep]:

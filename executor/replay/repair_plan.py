@@ -55,9 +55,7 @@ class RepairPlan:
     history: TableHistory  # the log as far as it can be read
     txns: dict[str, int]  # the newest ones in any readable commit
     is_readable: bool  # the log can be read to its end, so older versions stay readable
-    healed: Mapping[str, bytes] = field(
-        default_factory=dict
-    )  # original bytes of files with one flipped bit, by path
+    healed: Mapping[str, bytes] = field(default_factory=dict)  # files with one flipped bit, by path
     restored: tuple[Restored, ...] = ()
     lost: tuple[str, ...] = ()  # damaged or missing live files without a substitute
     set_aside: tuple[str, ...] = ()  # files to remove from the log; copies are kept

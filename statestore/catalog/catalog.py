@@ -23,7 +23,6 @@ import orjson
 from sqlalchemy import Connection, Engine, select
 
 from millpond import migrations
-from millpond.statestore.app_ids import savepoints_of
 from millpond.statestore.catalog.engine import (
     CODE_VERSIONS,
     COMPUTATIONS,
@@ -41,6 +40,7 @@ from millpond.statestore.catalog.topology import (
 )
 from millpond.statestore.errors import ConflictError, InvalidError, MillpondError, UnavailableError
 from millpond.statestore.history.replayed_log import LoggedCommit
+from millpond.statestore.history.savepoint import open_savepoints
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import Clock, Closeable, TableVersion, WallTimeMicros
@@ -424,9 +424,9 @@ def pinned_snapshot(
             resources.enter_context(Reading(catalog, holder, snapshot.version))
         except ConflictError:
             if version is not None:
-                if version in {kept for _, kept in savepoints_of(load(None).txns)}:
-                    return snapshot
-                raise
+                if version not in {savepoint.version for savepoint in open_savepoints(load(None).txns)}:
+                    raise
+                return snapshot
             # The version was the newest when it was loaded but is being collected now: load a newer one.
             continue
         except MillpondError as error:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from millpond.statestore.app_ids import RESTORED_APP_ID, SAVEPOINT_RELEASED, AppId, supersteps_of
 from millpond.statestore.errors import ConflictError, DataError, ObjectMissingError
@@ -24,19 +23,14 @@ from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.table import table_id_of
 from millpond.statestore.log.writer import publish_log_boundary
 from millpond.statestore.objects.disk_tier import share_object
-from millpond.statestore.types import TableVersion
-
-if TYPE_CHECKING:
-    from millpond.statestore.types import Clock, Objects, Rng
+from millpond.statestore.types import Clock, Objects, Rng, TableVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forked:
     """The result of a fork: its incarnation, and the number and total size of its row files."""
 
-    version: (
-        TableVersion  # of the parent, with which the fork begins; the fork's own log begins with the next one
-    )
+    version: TableVersion  # of the parent; the fork's own log begins with the next one
     incarnation: str
     files: int
     size_bytes: int

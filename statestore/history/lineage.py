@@ -16,30 +16,25 @@ its high-water mark are ahead of it, or if the lease service knows a successor. 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from millpond.statestore.app_ids import AppId, supersteps_of
 from millpond.statestore.errors import ConflictError, DataError, InvalidError
 from millpond.statestore.leases.ensemble import NO_ENSEMBLE, Ensemble, ensemble_entry, recorded_ensemble
-from millpond.statestore.leases.lease import exclusive
+from millpond.statestore.leases.lease import Leases, exclusive
 from millpond.statestore.leases.zookeeper_service import connect_leases
 from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.high_water import MemoryHighWater, check_high_water, list_marks, newest_mark
+from millpond.statestore.log.log import Log
 from millpond.statestore.log.rules import CommitRequest
 from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.log.table import check_format, store_id_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from millpond.statestore.leases.lease import Leases
-    from millpond.statestore.log.log import Log
-    from millpond.statestore.types import Clock, Objects, Rng
+from millpond.statestore.types import Clock, Objects, Rng
 
 
 class Origin(StrEnum):

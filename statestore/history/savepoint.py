@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
+from urllib.parse import unquote
 
-from millpond.statestore.app_ids import SAVEPOINT_RELEASED, AppId, savepoints_of
+from millpond.statestore.app_ids import SAVEPOINT_RELEASED, AppId
 from millpond.statestore.errors import (
     ConflictError,
     DataError,
@@ -27,14 +28,11 @@ from millpond.statestore.errors import (
 from millpond.statestore.failpoint import reach
 from millpond.statestore.history.replayed_log import ReplayedLog, replay_log
 from millpond.statestore.log.checkpoint import checkpoint_path, write_part
+from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.log import LOG_FOLDER, Log
 from millpond.statestore.log.rules import CommitRequest
 from millpond.statestore.objects.ranges import publish_version, published_version
-from millpond.statestore.types import TableVersion
-
-if TYPE_CHECKING:
-    from millpond.statestore.log.committer import Committer
-    from millpond.statestore.types import Objects
+from millpond.statestore.types import Objects, TableVersion
 
 HORIZON_FOLDER: Final = "_millpond/collected_horizon"
 _SAYS: Final = b"Versions below this one may have lost files, unless a savepoint keeps them.\n"
@@ -61,8 +59,11 @@ class Savepoint:
 
 
 def open_savepoints(txns: Mapping[str, int]) -> tuple[Savepoint, ...]:
-    known = savepoints_of(txns)
-    opened = [Savepoint(name, TableVersion(at)) for name, at in known if at != SAVEPOINT_RELEASED]
+    opened = [
+        Savepoint(unquote(app_id.removeprefix(AppId.SAVEPOINT)), TableVersion(at))
+        for app_id, at in txns.items()
+        if app_id.startswith(AppId.SAVEPOINT) and at != SAVEPOINT_RELEASED
+    ]
     return tuple(sorted(opened, key=lambda savepoint: (savepoint.version, savepoint.name)))
 
 

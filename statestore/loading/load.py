@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -20,22 +20,19 @@ import pyarrow.compute as pc
 from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import ConflictError, InvalidError
 from millpond.statestore.failpoint import reach
+from millpond.statestore.history.lineage import Lineage
 from millpond.statestore.interval import Interval, intervals_from_boundaries
-from millpond.statestore.leases.lease import exclusive, unrecorded_ensemble
+from millpond.statestore.leases.lease import Lease, Leases, exclusive, unrecorded_ensemble
 from millpond.statestore.loading.rows import Staging, staged_rows
 from millpond.statestore.loading.source import LoadSource, pieces_of
+from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.rows.codec import Codec
 from millpond.statestore.rows.files import RowFile, scratch_folder, write_row_file
 from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, Fence
 from millpond.statestore.rows.row_format import COMPACTED_PAGED_BYTES_MIN, ParquetRowFormat, RowFormat
 from millpond.statestore.types import CommitNumber, Objects, Rng, Sequencer, Superstep, TableVersion
-
-if TYPE_CHECKING:
-    from millpond.statestore.history.lineage import Lineage
-    from millpond.statestore.leases.lease import Lease, Leases
-    from millpond.statestore.log.committer import Committer
-    from millpond.statestore.rows.codec import Codec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
