@@ -201,9 +201,12 @@ def begin_replay(
                 version=known.version,
                 until=known.until,
             )
-        rows = open_objects(place_of(path), store.storage_options, folder=ROWS_FOLDER)
-        # On an object store the note is written first, so there may be one without a store.
-        if known is None or Log(rows).latest_version() is None:
+        is_forked = False
+        if known is not None:
+            # On an object store the note is written first, so there may be one without a store.
+            rows = open_objects(place_of(path), store.storage_options, folder=ROWS_FOLDER)
+            is_forked = Log(rows).latest_version() is not None
+        if not is_forked:
             # The note appears with the store, so that a killed call is recognised and resumed.
             text = orjson.dumps(asdict(note), option=orjson.OPT_INDENT_2)
             fork_store(store, path, version, notes={NOTE: text}, clock=clock, rng=rng)
