@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from millpond.statestore.app_ids import AppId, recorded_word
 from millpond.statestore.errors import DataError
-from millpond.statestore.rows.key_columns import fitting_cells, typed_columns
+from millpond.statestore.rows.key_columns import fitting_cells, typed_column
 from millpond.statestore.rows.key_text import kind_of_name, name_of_kind
 from millpond.statestore.rows.merge import ROWS_VIEW_COLUMNS
 
@@ -273,7 +273,7 @@ def shown_columns(keys: Sequence[pa.Field], states: Sequence[StateColumn]) -> tu
     fields = [pa.field(key.name, pa.string() if pa.types.is_null(key.type) else key.type) for key in keys]
     for place, field in enumerate(fields):
         name = _free(field.name, "key_", taken)
-        shown.append(ShownColumn(field.with_name(name), "key", partial(_part, fields, place)))
+        shown.append(ShownColumn(field.with_name(name), "key", partial(typed_column, fields, place)))
     for state in states:
         parts = [(state.name, state.shown, state.cells)]
         if state.has_expiry:
@@ -289,11 +289,6 @@ def _free(name: str, prefix: str, taken: set[str]) -> str:
         name = f"{prefix}{name}"
     taken.add(name.lower())
     return name
-
-
-def _part(fields: Sequence[pa.Field], place: int, keys: pa.ChunkedArray) -> pa.Array:
-    (column,) = typed_columns(keys, fields, [place])
-    return column.combine_chunks()
 
 
 def _inside(read: Callable[[Sequence[object]], pa.Array], states: pa.ChunkedArray) -> pa.Array:

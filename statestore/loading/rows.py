@@ -43,10 +43,9 @@ STAGED_SCHEMA: Final = pa.schema(
 
 def staged_rows(piece: Piece, codec: Codec, before: int) -> pa.Table:
     """Convert a piece to `STAGED_SCHEMA`, in order; ``before`` counts the rows before it, for errors."""
-    columns = piece.columns
-    keys = _keys(columns["key"], before)
-    texts, blobs = _states(columns.get("state"), columns.get("state_bytes"), codec, keys)
-    timers = read_timers(columns.get("timers"), keys)
+    keys = _keys(piece["key"], before)
+    texts, blobs = _states(piece.get("state"), piece.get("state_bytes"), codec, keys)
+    timers = read_timers(piece.get("timers"), keys)
     state, is_empty = blobs if texts is None else texts, timers.counts == 0
     if state is not None:
         is_empty &= state.is_null().to_numpy(zero_copy_only=False)
@@ -57,11 +56,11 @@ def staged_rows(piece: Piece, codec: Codec, before: int) -> pa.Table:
     return pa.Table.from_arrays(
         [
             keys,
-            pa.nulls(piece.rows, pa.string()) if texts is None else texts,
-            pa.nulls(piece.rows, pa.binary()) if blobs is None else blobs,
+            pa.nulls(len(keys), pa.string()) if texts is None else texts,
+            pa.nulls(len(keys), pa.binary()) if blobs is None else blobs,
             timers.lists(STAGED_SCHEMA.field("timers").type),
             timers.holds,
-            _versions(columns.get(STATE_VERSION), piece.rows),
+            _versions(piece.get(STATE_VERSION), len(keys)),
         ],
         schema=STAGED_SCHEMA,
     )

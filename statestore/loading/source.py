@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -36,24 +35,18 @@ _READERS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """Some rows of a source: their number, and the known columns that the source has."""
-
-    rows: int
-    columns: Mapping[str, Column]
+Piece: TypeAlias = "Mapping[str, Column]"
+"""The known columns that a source has, of some rows."""
 
 
 def pieces_of(source: LoadSource) -> Iterator[Piece]:
     """Yield the rows of a source in pieces of bounded size; a Spark DataFrame is collected to the driver."""
     if isinstance(source, str | Path):
         yield from _of_batches(_open_file(Path(source)))
-    elif isinstance(source, pa.Table):
-        yield from _of_batches(source.to_batches(_PIECE_ROWS))
-    elif isinstance(source, pa.RecordBatchReader):
-        yield from _of_batches(source)
     elif isinstance(source, pa.RecordBatch):
         yield from _of_batches([source])
+    elif isinstance(source, pa.RecordBatchReader):
+        yield from _of_batches(source)
     elif type(source).__module__.partition(".")[0] == "pandas":
         yield from _of_pandas(source)
     elif hasattr(source, "toArrow"):
@@ -102,8 +95,7 @@ def _of_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
         _check_columns(batch.schema.names)
         for start in range(0, batch.num_rows, _PIECE_ROWS):
             part = batch.slice(start, _PIECE_ROWS)
-            columns = {name: part.column(name) for name in _COLUMNS if name in batch.schema.names}
-            yield Piece(rows=part.num_rows, columns=columns)
+            yield {name: part.column(name) for name in _COLUMNS if name in batch.schema.names}
 
 
 def _of_pandas(frame: Any) -> Iterator[Piece]:
@@ -112,8 +104,7 @@ def _of_pandas(frame: Any) -> Iterator[Piece]:
     _check_columns([str(name) for name in frame.columns])
     for start in range(0, len(frame), _PIECE_ROWS):
         part = frame.iloc[start : start + _PIECE_ROWS]
-        columns = {name: _of_series(part[name]) for name in _COLUMNS if name in part.columns}
-        yield Piece(rows=len(part), columns=columns)
+        yield {name: _of_series(part[name]) for name in _COLUMNS if name in part.columns}
 
 
 def _of_series(series: Any) -> Column:
@@ -137,10 +128,7 @@ def _of_mappings(rows: Iterator[Any]) -> Iterator[Piece]:
                 raise InvalidError("each row must be a mapping of columns", type=type(row).__name__)
             names |= dict.fromkeys(row)
         _check_columns(names)
-        columns: dict[str, Column] = {
-            name: [row.get(name) for row in some] for name in _COLUMNS if name in names
-        }
-        yield Piece(rows=len(some), columns=columns)
+        yield {name: [row.get(name) for row in some] for name in _COLUMNS if name in names}
 
 
 def _check_columns(names: Iterable[str]) -> None:

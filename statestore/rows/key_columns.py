@@ -363,25 +363,14 @@ def same_texts(stored: pa.DataType, given: pa.DataType) -> bool:
     return stored == given or any(test(stored) and test(given) for test in tests)
 
 
-def typed_columns(
-    keys: pa.ChunkedArray, columns: Sequence[pa.Field], places: Sequence[int] | None = None
-) -> list[pa.ChunkedArray]:
-    """Decode typed keys into a column for each of the ``places``; a value that does not fit the column is null."""
-    wanted = range(len(columns)) if places is None else places
-    texts = pa.chunked_array(keys.chunks, pa.string())
-    kinds = [column.type for column in columns]
-    # Parts and columns correspond only before any struct; these columns are decoded at once.
-    aligned = next((place for place, kind in enumerate(kinds) if pa.types.is_struct(kind)), len(kinds))
-    quick = [pa.types.is_string(kind) or pa.types.is_integer(kind) for kind in kinds[:aligned]]
-    slow = [place for place in wanted if place >= aligned or not quick[place]]
-    rows = [_values_of(text, len(columns)) for text in texts.to_pylist()] if slow else []
-    parts = None if len(slow) == len(wanted) else pc.split_pattern(texts, PART)
-    return [
-        pa.chunked_array([fitting_cells(kinds[place], [row[place] for row in rows])])
-        if place in slow
-        else _quick_cells(kinds[place], parts, place)
-        for place in wanted
-    ]
+def typed_column(columns: Sequence[pa.Field], place: int, keys: pa.ChunkedArray) -> pa.Array:
+    """Decode one of the columns of typed keys; a value that does not fit the column is null."""
+    texts, kind = pa.chunked_array(keys.chunks, pa.string()), columns[place].type
+    is_simple = pa.types.is_string(kind) or pa.types.is_integer(kind)
+    # Parts and columns correspond only before any struct; such a column is decoded at once.
+    if is_simple and not any(pa.types.is_struct(column.type) for column in columns[:place]):
+        return _quick_cells(kind, pc.split_pattern(texts, PART), place).combine_chunks()
+    return fitting_cells(kind, [_values_of(text, len(columns))[place] for text in texts.to_pylist()])
 
 
 def _quick_cells(kind: pa.DataType, parts: pa.ChunkedArray, place: int) -> pa.ChunkedArray:

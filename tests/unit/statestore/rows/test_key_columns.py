@@ -18,7 +18,7 @@ from millpond.statestore.rows.key_columns import (
     parse_key_word,
     same_texts,
     told_kind,
-    typed_columns,
+    typed_column,
 )
 from millpond.statestore.rows.key_text import encode_key
 from tests.fixtures.typed_keys import key_types, key_values, same_key
@@ -28,6 +28,10 @@ KINDS = st.lists(key_types(), min_size=1, max_size=3)
 
 def fields(*kinds: pa.DataType) -> tuple[pa.Field, ...]:
     return tuple(pa.field(f"c{place}", kind) for place, kind in enumerate(kinds))
+
+
+def _typed_columns(keys: pa.ChunkedArray, columns: tuple[pa.Field, ...]) -> list[pa.Array]:
+    return [typed_column(columns, place, keys) for place in range(len(columns))]
 
 
 @given(KINDS)
@@ -44,7 +48,7 @@ def test_view_columns_have_values_of_keys(data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.tuples(*map(key_values, kinds)), max_size=6))
     texts = pa.chunked_array([[encode_key(row) for row in rows]], pa.string())
 
-    columns = typed_columns(texts, fields(*kinds))
+    columns = _typed_columns(texts, fields(*kinds))
 
     assert [column.type for column in columns] == kinds
     read = list(zip(*(column.to_pylist() for column in columns), strict=True))
@@ -55,7 +59,7 @@ def test_view_columns_have_values_of_keys(data: st.DataObject) -> None:
 def test_other_keys_are_null() -> None:
     texts = pa.chunked_array([["plain", "\t=a", "\ta1\ta1\ta1", "\t=a\td9999\t#a1", "\t=\x1fI\tZ8\t?1"]])
 
-    columns = typed_columns(texts, fields(pa.string(), pa.int8(), pa.bool_()))
+    columns = _typed_columns(texts, fields(pa.string(), pa.int8(), pa.bool_()))
 
     assert [column.to_pylist() for column in columns] == [
         [None, "a", None, "a", "\t"],
@@ -142,6 +146,6 @@ def test_columns_after_struct_are_found() -> None:
     kind = pa.struct([("a", pa.int64()), ("b", pa.string())])
     texts = encode_key_columns([pa.array([{"a": 1, "b": "x"}], kind), pa.array(["z"])]).keys
 
-    columns = typed_columns(pa.chunked_array([texts]), fields(kind, pa.string()))
+    columns = _typed_columns(pa.chunked_array([texts]), fields(kind, pa.string()))
 
     assert [column.to_pylist() for column in columns] == [[{"a": 1, "b": "x"}], ["z"]]
