@@ -462,6 +462,7 @@ class Store(Closeable):
         Raises:
             InvalidError: the name is taken or empty, there is no such version, or the store was opened read-only.
             ConflictError: the version has been collected.
+            OutcomeUnknownError: the savepoint may or may not exist; repeat the call.
 
         Example::
 

@@ -42,18 +42,12 @@ HotKey = tuple[Interval, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalLoad:
-    """The load of an interval in a superstep, as the median of the last ones.
+    """The load of an interval in a superstep, as the median of the last ones."""
 
-    Attributes:
-        work_ms: the processing time of its bundles, of a processor where the runner can measure that.
-        keys: sampled keys; a key with more work occurs more often.
-        home: the process that ran it last; empty for the coordinator's.
-    """
-
-    work_ms: float
+    work_ms: float  # processing time of its bundles, of a processor where the runner can measure that
     records: float
-    keys: tuple[str, ...] = ()
-    home: str = ""
+    keys: tuple[str, ...] = ()  # sampled; a key with more work occurs more often
+    home: str = ""  # the process that ran it last; empty for the coordinator's
 
 
 @dataclass(slots=True)
@@ -245,12 +239,6 @@ class Balancer:
     """Decides on cuts of the computations' keys between supersteps; its caller makes them.
 
     Without a policy it only answers requests.
-
-    Attributes:
-        parallelism: the number of tasks that run at once, set by the runner.
-        loads: the load of each interval; recorded only with a policy.
-        is_on: load alone calls for cuts.
-        ask_us: the monotonic time of the next search for requests.
     """
 
     def __init__(
@@ -260,12 +248,12 @@ class Balancer:
         self._computations = computations
         self._clock = clock
         self._policy = policy
-        self.parallelism: int = 1
-        self.loads: Loads = Loads(1 if policy is None else policy.every)
+        self.parallelism: int = 1  # tasks that run at once, set by the runner
+        self.loads: Loads = Loads(1 if policy is None else policy.every)  # recorded only with a policy
         self._supersteps = 0
         self._warned: set[HotKey] = set()
         self.is_on: bool = policy is not None
-        self.ask_us: int = 0
+        self.ask_us: int = 0  # the monotonic time of the next search for requests
 
     def record(self, manifests: Iterable[Manifest]) -> None:
         if self._policy is not None:

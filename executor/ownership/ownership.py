@@ -291,22 +291,9 @@ _STANDBY_MS: Final = 10 * 365 * 86_400_000
 
 
 class Ownership:
-    """Takes, fences and releases the intervals of one pipeline.
+    """Takes, fences and releases the intervals of one pipeline."""
 
-    Args:
-        intervals: the number of intervals of a computation that declares none.
-        on_held: what to do when another process holds an interval.
-        pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
-        rng: lets the tries of several processes come at different times.
-        on_taken: called after every commit that takes over intervals.
-        keep_undelivered: saves the undelivered productions of dropped computations.
-
-    Attributes:
-        control: the driver's own interval, part of every commit.
-        by_computation: the intervals of each computation in key order; empty for one that has never run.
-    """
-
-    control: OwnedInterval
+    control: OwnedInterval  # the driver's own, part of every commit
 
     def __init__(
         self,
@@ -314,10 +301,10 @@ class Ownership:
         topology: Topology,
         *,
         clock: Clock,
-        intervals: int,
+        intervals: int,  # of a computation that declares no number
         on_held: OnHeld,
-        pause_timeout_ms: float,
-        rng: Rng | None = None,
+        pause_timeout_ms: float,  # how long to wait for ZooKeeper or the object store to come back
+        rng: Rng | None = None,  # lets the tries of several processes come at different times
         on_taken: Callable[[CommitRequest, Committed], None] | None = None,
         keep_undelivered: KeepUndelivered | None = None,
     ) -> None:
@@ -331,7 +318,7 @@ class Ownership:
         self._on_taken = on_taken
         self._keep_undelivered = keep_undelivered
         self.owned: dict[Interval, OwnedInterval] = {}
-        self.by_computation: dict[str, tuple[OwnedInterval, ...]] = {}
+        self.by_computation: dict[str, tuple[OwnedInterval, ...]] = {}  # in key order
         self._control_interval = control_interval(topology.name)
 
     def of(self, computation: str) -> tuple[OwnedInterval, ...]:

@@ -117,13 +117,9 @@ class Catalog(Closeable):
     def open(
         cls, url: str, clock: Clock | None = None, *, store_id: str | None = None, read_only: bool = False
     ) -> Self:
-        """Open a catalog; create it or migrate its schema if needed.
+        """Open a catalog, which must belong to the store ``store_id``; ``read_only`` changes nothing.
 
-        Args:
-            url: any SQLAlchemy URL; a store's default is `default_catalog_url`.
-            clock: the source of times for new entries; the machine's by default.
-            store_id: the store that the catalog must belong to; any store by default.
-            read_only: change nothing, not even the schema; a missing SQLite file is not created.
+        Otherwise a missing catalog is created, and an older schema is migrated.
 
         Raises:
             InvalidError: not a usable URL, another store's catalog, or a newer schema
@@ -170,11 +166,7 @@ class Catalog(Closeable):
     # -- code versions ---------------------------------------------------------------------
 
     def record_pipeline(self, definition: PipelineDefinition) -> None:
-        """Record the computations of a pipeline, and retire its other ones.
-
-        Raises:
-            InvalidError: a computation belongs to another pipeline, or its options are not JSON.
-        """
+        """Record the computations of a pipeline, none of which may belong to another one, and retire its other ones."""
         with writing(self._engine) as connection:
             _write_definition(connection, definition, self._clock.now_us())
 
@@ -223,16 +215,9 @@ class Catalog(Closeable):
     ) -> HorizonEntry:
         """Publish a horizon, or move or renew the holder's last one; call this before reading or deleting.
 
-        Args:
-            holder: name of the reader or collector.
-            version: the oldest version that a reader reads, or that a collector leaves readable.
-            kind: reader or collector.
-            lifetime_ms: lifetime of a reader's horizon without renewal; unlimited by default.
-
         Raises:
             ConflictError: a reader's version is being collected, or a collector's horizon falls or is
                 above a version that a reader needs.
-            InvalidError: a collector's horizon with a lifetime.
         """
         now_us = self._clock.now_us()
         expires_us = None if lifetime_ms is None else WallTimeMicros(now_us + lifetime_ms * 1_000)
@@ -356,11 +341,7 @@ def _oldest_needed(horizons: Iterable[HorizonEntry]) -> TableVersion | None:
 
 
 class Reading(Closeable):
-    """A pinned version: published on construction, renewed by a thread, withdrawn by `close`.
-
-    Raises:
-        ConflictError: the version is already being collected.
-    """
+    """A pinned version: published on construction (`ConflictError` if too late), renewed by a thread, withdrawn by `close`."""
 
     def __init__(self, catalog: Catalog, holder: str, version: TableVersion) -> None:
         self.version = version
@@ -411,11 +392,7 @@ def pinned_snapshot(
     version: int | None,
     resources: ExitStack,
 ) -> Snapshot:
-    """Load a table version (``None``: the newest), pinned until ``resources`` are closed; savepoints need no pin.
-
-    Raises:
-        ConflictError: the version is being collected.
-    """
+    """Load a table version (``None``: the newest), pinned until ``resources`` are closed; savepoints need no pin."""
     for _ in range(_PIN_TRIES):
         snapshot = load(version)
         if catalog is None:

@@ -92,17 +92,7 @@ def default_catalog_url(folder: str) -> str:
 
 
 def connect(url: str, clock: Clock, *, create: bool) -> sa.Engine:
-    """Connect to a database and check that it answers.
-
-    Args:
-        url: any SQLAlchemy URL.
-        clock: waits between attempts.
-        create: create a missing SQLite file, and open it for writing.
-
-    Raises:
-        InvalidError: not a URL, or its driver is not installed.
-        UnavailableError: the database does not answer.
-    """
+    """Connect to a database and check that it answers; ``create`` makes a missing SQLite file, and opens it for writing."""
     parsed = _parsed(url)
     try:
         engine = _sqlite_engine(parsed, create=create) if _is_sqlite(parsed) else sa.create_engine(parsed)

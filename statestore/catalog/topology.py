@@ -173,11 +173,7 @@ class LoggedTopology:
 
 
 def logged_topologies(log: Log, newest: TableVersion) -> list[LoggedTopology]:
-    """Return the topologies in the remaining commits, oldest first, without starts that change nothing.
-
-    Raises:
-        DataError: a commit file is damaged.
-    """
+    """Return the topologies in the remaining commits, oldest first, without starts that change nothing."""
     versions = log.inventory().versions[: newest + 1]
     is_whole = len(versions) == newest + 1 == versions[-1] + 1
     known: dict[str, PipelineDefinition] = {}

@@ -195,11 +195,7 @@ class ReplayedLog(LoggedTable):
 
 
 def replay_log(log: Log, until: TableVersion) -> ReplayedLog:
-    """Replay a log up to a version, from the newest readable checkpoint at or before it.
-
-    Raises:
-        DataError: a commit file is missing, damaged or out of the chain.
-    """
+    """Replay a log up to a version, from the newest readable checkpoint at or before it, or raise `DataError`."""
     for checkpoint in reversed(log.inventory().checkpoints):
         if checkpoint.version <= until:
             replayed = ReplayedLog()

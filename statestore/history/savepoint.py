@@ -70,13 +70,7 @@ def open_savepoints(txns: Mapping[str, int]) -> tuple[Savepoint, ...]:
 def make_savepoint(
     committer: Committer, log: Log, name: str, version: TableVersion | None = None
 ) -> Savepoint:
-    """Keep a version readable under a name; repeating the call changes nothing.
-
-    Raises:
-        InvalidError: the name is empty, too long, a number or taken, or there is no such version.
-        ConflictError: the version has been collected, or another process makes a savepoint of that name.
-        OutcomeUnknownError: the savepoint may or may not exist; repeat the call.
-    """
+    """Keep a version readable under a name; repeating the call changes nothing. See `Store.savepoint`."""
     if not name or len(name) > _NAME_CHARACTERS_MAX or name.isdecimal():
         raise InvalidError(
             "a savepoint's name must have 1 to 200 characters, not all of them digits", name=name

@@ -57,11 +57,7 @@ class Verified:
 def verify_store(
     objects: Objects, mark: Mark | None = None, *, on_progress: Callable[[int, int], None] = lambda *_: None
 ) -> Verified:
-    """Read a whole store and report every fault.
-
-    ``mark`` is the high-water mark, read before this call, if it is known. ``on_progress`` is called after
-    each live file, with the number of files read and the total.
-    """
+    """Read a whole store and report every fault; ``mark`` is the high-water mark, read before, if it is known."""
     log = Log(objects)
     inventory = log.inventory()
     # Commits below the boundary are garbage: a killed cleanup left them, or a late writer put them there.

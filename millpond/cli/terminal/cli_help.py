@@ -35,17 +35,11 @@ def _as_option(found: re.Match[str]) -> str:
 
 
 class Example(str):
-    """A command line in the help that the test suite cannot run unchanged; other examples are plain text.
-
-    Args:
-        text: the command line shown.
-        not_run: the thing it needs that a test does not have.
-        exit_code: the exit code it ends with.
-    """
+    """A command line in the help that the test suite cannot run unchanged; other examples are plain text."""
 
     __slots__ = ("exit_code", "not_run")
 
-    not_run: str | None
+    not_run: str | None  # what it needs that a test does not have
     exit_code: int
 
     def __new__(cls, text: str, *, not_run: str | None = None, exit_code: int = 0) -> Self:

@@ -159,13 +159,7 @@ input_option: Final = options(
 def read_inputs(
     pipeline: EnginePipeline, given: Iterable[str], function: str | None = None
 ) -> dict[str, RowsLike]:
-    """Return the inputs for `LocalRunner.run`; of files only a piece is in memory at a time.
-
-    Args:
-        pipeline: the pipeline; its keys and ids are text columns of CSV files.
-        given: ``STREAM=PATH`` texts, as on the command line.
-        function: ``module:function`` of a function that returns rows by stream, for the other streams.
-    """
+    """Return the inputs for `LocalRunner.run` that the options --input and --inputs name."""
 
     def read(path: str, text_columns: frozenset[str]) -> RowFiles:
         if "://" in path:
@@ -228,19 +222,13 @@ def _paths(given: Iterable[str], others: Mapping[str, Any], topology: Topology) 
 
 @dataclass(frozen=True, slots=True)
 class ConsumedInput:
-    """The position in one source of an input.
-
-    Attributes:
-        source: the id of a Spark query, or the fixed name of a run without one.
-        batch: the last batch of a query; for rows handed to the local runner, their number.
-        offsets: the position as the source records it: the offset log of a query, or the file and row of files.
-    """
+    """The position in one source of an input."""
 
     pipeline: str
     input: str
-    source: str
-    batch: int
-    offsets: str | None
+    source: str  # the id of a Spark query, or the fixed name of a run without one
+    batch: int  # the last of a query; for rows handed to the local runner, their number
+    offsets: str | None  # as the source records it: the offset log of a query, or the file and row of files
 
     @property
     def position(self) -> str:
