@@ -1,8 +1,7 @@
 """The download of Delta's jars ahead of the first Spark session.
 
-Spark resolves ``spark.jars.packages`` with Ivy into the user's cache when its
-JVM starts. Starting the JVM alone, without a session, does exactly that: it takes up to
-a minute the first time and about three seconds when the jars are in the cache.
+Spark resolves ``spark.jars.packages`` with Ivy into the user's cache when its JVM starts, even without a session: that
+takes up to a minute the first time, and about three seconds when the jars are in the cache.
 """
 
 from __future__ import annotations

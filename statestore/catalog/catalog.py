@@ -30,7 +30,7 @@ from millpond.statestore.catalog.engine import (
     STORE,
     connect,
     reading,
-    replace_rows,
+    replace_row,
     writing,
 )
 from millpond.statestore.catalog.topology import (
@@ -240,7 +240,7 @@ class Catalog(Closeable):
                 last = next((other.version for other in live if other.holder == holder), version)
                 if version < last:
                     raise ConflictError("a collector's horizon cannot fall", version=version, last=last)
-            replace_rows(connection, HORIZONS, [{**asdict(horizon), "kind": kind.value}])
+            replace_row(connection, HORIZONS, {**asdict(horizon), "kind": kind.value})
         return horizon
 
     def withdraw_horizon(self, holder: str) -> None:
@@ -308,11 +308,11 @@ def _write_computation(
         "recorded_us": at_us if known is None or changed else known.recorded_us,
         "retired_us": None,
     }
-    replace_rows(connection, COMPUTATIONS, [row])
+    replace_row(connection, COMPUTATIONS, row)
     if changed:
         version = {"computation": computation.name, "code_version": code_version}
         version |= {"code_hash": computation.code_hash, "recorded_us": at_us}
-        replace_rows(connection, CODE_VERSIONS, [version])
+        replace_row(connection, CODE_VERSIONS, version)
         of_computation = CODE_VERSIONS.c.computation == computation.name
         old = CODE_VERSIONS.c.code_version <= code_version - CODE_VERSIONS_MAX
         connection.execute(CODE_VERSIONS.delete().where(of_computation, old))

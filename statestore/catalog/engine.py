@@ -4,16 +4,14 @@ SQLite gets write-ahead logging and a busy timeout, so that readers never wait a
 writing transaction takes the write lock at its start, so that none fails half way for lack of it; on PostgreSQL that is
 an advisory lock. Other databases run with their defaults.
 
-A new catalog gets the tables below, an old one the steps of the migrations; a test compares both. Earlier versions also
-recorded streams, intervals, positions, journals and savepoints, which the log has. Their tables stay, so that either
-version opens the other's catalog; this one neither reads nor writes them.
+A new catalog gets the tables below, an old one the steps of the migrations; a test compares both.
 """
 
 from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -127,16 +125,11 @@ def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
         yield connection
 
 
-def replace_rows(connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str, object]]) -> None:
-    """Insert rows, and replace rows with the same primary key; works on every database."""
-    if not rows:
-        return
-    keys = [column.name for column in table.primary_key.columns]
-    same_key = [table.c[name] == sa.bindparam(f"old_{name}") for name in keys]
-    connection.execute(
-        table.delete().where(*same_key), [{f"old_{name}": row[name] for name in keys} for row in rows]
-    )
-    connection.execute(table.insert(), [dict(row) for row in rows])
+def replace_row(connection: sa.Connection, table: sa.Table, row: Mapping[str, object]) -> None:
+    """Insert a row, and replace one with the same primary key; works on every database."""
+    same_key = [column == row[column.name] for column in table.primary_key.columns]
+    connection.execute(table.delete().where(*same_key))
+    connection.execute(table.insert(), dict(row))
 
 
 def _parsed(url: str) -> sa.URL:
@@ -331,7 +324,7 @@ HORIZONS: Final = _table(
 )
 """Versions that readers need, and versions that collectors leave readable (architecture, section 9)."""
 
-# Tables that earlier versions filled.
+# Tables that only earlier versions fill, so that either version opens the other's catalog.
 _table("streams", ("pipeline", "name"), _texts("pipeline", "name", "producers"))
 _table(
     "subscriptions",

@@ -1,10 +1,7 @@
 """The log walker: single commits, and the table that commits add up to, at a version or as an undoable history.
 
-- `read_commit` and `newest_commits` read commits one by one, as facts about supersteps and pipelines.
-- `replay_log` gives the table at a version, with every action that a checkpoint of that version repeats. Each commit is
-  also applied to a snapshot, which verifies seals and the digest chain (Delta's protocol: action reconciliation).
-- `read_histories` gives the readable parts of a damaged log: each start up to the first gap, with changes that can be
-  undone one by one.
+`replay_log` also applies each commit to a snapshot, which verifies seals and the digest chain (Delta's protocol: action
+reconciliation). `read_histories` gives the readable parts of a damaged log: each start up to the first gap.
 """
 
 from __future__ import annotations

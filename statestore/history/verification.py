@@ -1,8 +1,6 @@
 """Verification of a whole store: the log, its checkpoints, every live file, and the high-water mark.
 
-`verify_store` checks every remaining commit file (seal, digest chain, order of fences and positions), every checkpoint,
-every live file (seal, page checksums, agreement with the log) and the high-water mark. It changes nothing, and continues
-after a damaged file to report all of them.
+It changes nothing, and continues after a damaged file to report all of them.
 """
 
 from __future__ import annotations

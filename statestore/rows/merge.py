@@ -2,9 +2,8 @@
 
 The rule is stated in `millpond.statestore.rows.row`. `combine_updates` turns updates of a key into one equivalent update.
 It may be applied to some of a key's updates and again to its own results, so a compaction can rewrite a few files and
-leave the older files alone. `merge_updates` gives the rows that readers see, and `rows_query` gives the same rows in an
-engine that reads the files itself. No Python runs per row: keys become small integers, and "the last update that…" is a
-single indexed assignment.
+leave the older files alone. No Python runs per row: keys become small integers, and "the last update that…" is a single
+indexed assignment.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from millpond.statestore.catalog.engine import (
     METADATA,
     connect,
     default_catalog_url,
-    replace_rows,
+    replace_row,
     writing,
 )
 from millpond.statestore.errors import InternalError, UnavailableError
@@ -66,10 +66,10 @@ def test_schema_violation_is_internal_error(tmp_path: Path) -> None:
     with writing(engine) as connection:
         METADATA.create_all(connection)
     with pytest.raises(InternalError, match="refused"), writing(engine) as connection:
-        replace_rows(
+        replace_row(
             connection,
             CODE_VERSIONS,
-            [{"computation": "x", "code_version": 1, "code_hash": None, "recorded_us": 1}],
+            {"computation": "x", "code_version": 1, "code_hash": None, "recorded_us": 1},
         )
     engine.dispose()
 
