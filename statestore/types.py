@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from operator import attrgetter
-from types import TracebackType
 from typing import Any, Final, Literal, NewType, Protocol, Self, TypeAlias, TypeVar
 
 from millpond.statestore.errors import check
@@ -125,12 +124,7 @@ class Closeable(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

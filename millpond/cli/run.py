@@ -10,6 +10,7 @@ import click
 from millpond.cli.completion import complete_store
 from millpond.cli.terminal.cli_help import command
 from millpond.cli.terminal.inputs import (
+    Given,
     input_option,
     load_pipeline,
     read_frames,
@@ -130,20 +131,14 @@ def run(
 
 
 def _run_here(
-    pipeline: EnginePipeline,
-    inputs: tuple[tuple[str, ...], str | None],
-    store: str,
-    *,
-    finish: bool,
-    progress: bool,
-    intervals: int | None,
-    **options: Any,
+    pipeline: EnginePipeline, inputs: Given, store: str, *, finish: bool, **options: Any
 ) -> RunSummary:
     with wrong_usage():
-        given = read_inputs(pipeline, *inputs)
+        given = read_inputs(pipeline, inputs)
     use_frugal_allocator()
-    has_bar = progress and is_terminal()
-    runner = LocalRunner(store, intervals=intervals or 1, progress=progress and not has_bar, **options)
+    has_bar = options["progress"] and is_terminal()
+    options |= {"intervals": options["intervals"] or 1, "progress": options["progress"] and not has_bar}
+    runner = LocalRunner(store, **options)
     if not has_bar:
         return runner.run(pipeline, given, finish=finish)
     with rows_bar() as shown:
@@ -155,12 +150,7 @@ def _run_here(
 
 
 def _run_on_spark(
-    pipeline: EnginePipeline,
-    inputs: tuple[tuple[str, ...], str | None],
-    store: str,
-    *,
-    finish: bool,
-    **options: Any,
+    pipeline: EnginePipeline, inputs: Given, store: str, *, finish: bool, **options: Any
 ) -> RunSummary:
     from millpond.executor.spark.runner import SparkRunner
     from millpond.executor.spark.session import spark_session
@@ -168,7 +158,7 @@ def _run_on_spark(
     workers_import_from_here()
     session = spark_session(pipeline.name)
     with wrong_usage():
-        given = read_frames(pipeline, *inputs, session)
+        given = read_frames(pipeline, inputs, session)
     return SparkRunner(store, spark=session, **options).run(pipeline, given, finish=finish)
 
 

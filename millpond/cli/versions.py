@@ -19,9 +19,7 @@ from millpond.cli.terminal.opening import (
 )
 from millpond.cli.terminal.options import cache_option, flag, json_option, number, option
 from millpond.cli.terminal.output import print_json, print_rows, progress_bar, result_as_json, say, size_text
-from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.replay.fork import fork_store
-from millpond.executor.replay.replay import Replayed
 from millpond.executor.replay.replay import replay as replay_rows
 from millpond.statestore.errors import InvalidError
 
@@ -173,10 +171,16 @@ def replay(
             "cache_mib": how["cache_mib"],
         }
         if how["spark"]:
-            done = _replay_on_spark(pipeline, (inputs, inputs_of), **options)
+            from millpond.executor.replay.replay import replay_on_spark
+            from millpond.executor.spark.session import spark_session
+
+            session = spark_session(pipeline.name)
+            with wrong_usage():
+                options["inputs"] = read_frames(pipeline, (inputs, inputs_of), session)
+            done = replay_on_spark(pipeline=pipeline, spark=session, progress=True, **options)
         else:
             with wrong_usage():
-                options["inputs"] = read_inputs(pipeline, inputs, inputs_of)
+                options["inputs"] = read_inputs(pipeline, (inputs, inputs_of))
             options |= {"until": last, "recorded": not how["all_at_once"]}
             with progress_bar("repeating supersteps") as on_progress:
                 done = replay_rows(
@@ -189,15 +193,3 @@ def replay(
             f"replayed: {new} has versions {done.version} to {done.until} of {store.path} once more "
             f"({repeated}{done.records:,} records)"
         )
-
-
-def _replay_on_spark(
-    pipeline: EnginePipeline, given: tuple[tuple[str, ...], str | None], **options: Any
-) -> Replayed:
-    from millpond.executor.replay.replay import replay_on_spark
-    from millpond.executor.spark.session import spark_session
-
-    session = spark_session(pipeline.name)
-    with wrong_usage():
-        frames = read_frames(pipeline, *given, session)
-    return replay_on_spark(pipeline=pipeline, inputs=frames, spark=session, progress=True, **options)

@@ -16,7 +16,7 @@ from functools import partial
 from importlib import import_module, invalidate_caches
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 import orjson
@@ -155,10 +155,11 @@ input_option: Final = options(
 )
 """The options --input and --inputs, as ``inputs`` and ``inputs_of``."""
 
+Given: TypeAlias = tuple[tuple[str, ...], str | None]
+"""The values of the options --input and --inputs."""
 
-def read_inputs(
-    pipeline: EnginePipeline, given: Iterable[str], function: str | None = None
-) -> dict[str, RowsLike]:
+
+def read_inputs(pipeline: EnginePipeline, given: Given) -> dict[str, RowsLike]:
     """Return the inputs for `LocalRunner.run` that the options --input and --inputs name."""
 
     def read(path: str, text_columns: frozenset[str]) -> RowFiles:
@@ -166,22 +167,18 @@ def read_inputs(
             raise InvalidError("the local runner reads files of this machine: give --spark", input=path)
         return RowFiles(Path(path).expanduser(), text_columns)
 
-    return _read(pipeline, given, function, read)
+    return _read(pipeline, given, read)
 
 
-def read_frames(
-    pipeline: EnginePipeline, given: Iterable[str], function: str | None, spark: SparkSession
-) -> dict[str, DataFrame]:
+def read_frames(pipeline: EnginePipeline, given: Given, spark: SparkSession) -> dict[str, DataFrame]:
     """Return the same inputs for `SparkRunner.run`: streaming DataFrames, whose checkpoints remember the files read."""
-    return _read(pipeline, given, function, partial(stream_of_files, spark))
+    return _read(pipeline, given, partial(stream_of_files, spark))
 
 
 def _read(
-    pipeline: EnginePipeline,
-    given: Iterable[str],
-    function: str | None,
-    read: Callable[[str, frozenset[str]], Any],
+    pipeline: EnginePipeline, given: Given, read: Callable[[str, frozenset[str]], Any]
 ) -> dict[str, Any]:
+    texts, function = given
     returned = {} if function is None else _call(function, load_function(function))
     if not isinstance(returned, Mapping):
         raise InvalidError(
@@ -190,12 +187,12 @@ def _read(
             type=type(returned).__name__,
         )
     inputs, topology = dict(returned), pipeline.check()
-    for stream, path in _paths(given, returned, topology).items():
+    for stream, path in _paths(texts, returned, topology).items():
         node = topology.injectors[stream]
         keys = [consumer.subscription.key for consumer in topology.consumers_of(stream)]
         # Keys and ids would lose leading zeros as numbers.
-        texts = frozenset(name for name in (node.key, node.id, node.member, *keys) if isinstance(name, str))
-        inputs[stream] = read(path, texts)
+        names = (name for name in (node.key, node.id, node.member, *keys) if isinstance(name, str))
+        inputs[stream] = read(path, frozenset(names))
     if not inputs:
         raise InvalidError("what is the input? Give --input STREAM=PATH, or --inputs MODULE:FUNCTION")
     return inputs
