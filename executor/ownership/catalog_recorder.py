@@ -83,42 +83,35 @@ class CatalogRecorder:
 
 
 def definition_of(topology: Topology) -> PipelineDefinition:
-    computations = tuple(
-        ComputationDefinition(
-            name=node.name,
-            code_hash=code_fingerprint(node.computation, [one.key for one in node.subscriptions]),
-            codec=node.computation.codec.name,
-            options={
-                name: getattr(node, name)
-                for name in ("exactly_once", "on_error", "retries", "intervals", "on_late")
-            },
-        )
-        for node in topology.computations.values()
-    )
-    subscriptions = tuple(
-        SubscriptionDefinition(
-            consumer=node.name, stream=subscription.stream, key_extractor=_text(subscription.key)
-        )
-        for node in topology.computations.values()
-        for subscription in node.subscriptions
-    )
-    names = {entry.stream for entry in subscriptions} | {sink.stream for sink in topology.sinks.values()}
-    names |= {stream for node in topology.computations.values() for stream in node.produces}
+    nodes, sinks = topology.computations.values(), topology.sinks.values()
+    kept = ("exactly_once", "on_error", "retries", "intervals", "on_late")
+    names = {one.stream for node in nodes for one in node.subscriptions} | {sink.stream for sink in sinks}
+    names = names.union(*(node.produces for node in nodes))
     producers = {name: tuple(node.name for node in topology.producers_of(name)) for name in sorted(names)}
-    streams = tuple(
-        StreamDefinition(name=name, producers=("injector",) if name in topology.injectors else made_by)
-        for name, made_by in producers.items()
-    )
-    sinks = tuple(
-        SinkDefinition(name=node.name, stream=node.stream, destination=node.sink.identity)
-        for node in topology.sinks.values()
-    )
     return PipelineDefinition(
         name=topology.name,
-        computations=computations,
-        streams=streams,
-        subscriptions=subscriptions,
-        sinks=sinks,
+        computations=tuple(
+            ComputationDefinition(
+                name=node.name,
+                code_hash=code_fingerprint(node.computation, [one.key for one in node.subscriptions]),
+                codec=node.computation.codec.name,
+                options={name: getattr(node, name) for name in kept},
+            )
+            for node in nodes
+        ),
+        streams=tuple(
+            StreamDefinition(name=name, producers=("injector",) if name in topology.injectors else made_by)
+            for name, made_by in producers.items()
+        ),
+        subscriptions=tuple(
+            SubscriptionDefinition(consumer=node.name, stream=one.stream, key_extractor=_text(one.key))
+            for node in nodes
+            for one in node.subscriptions
+        ),
+        sinks=tuple(
+            SinkDefinition(name=sink.name, stream=sink.stream, destination=sink.sink.identity)
+            for sink in sinks
+        ),
     )
 
 
