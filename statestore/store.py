@@ -119,10 +119,9 @@ class KnownCatalog:
     def of_readers(self, resources: ExitStack) -> Catalog | None:
         """Return a catalog that takes pins, also of a store opened read-only; ``None`` if it cannot be written."""
         try:
+            opened = self.open()
             if not self.read_only or self.url is None:
-                return self.open()
-            if self.open() is None:
-                return None
+                return opened
             writable = Catalog.open(self.url, self.clock, store_id=self.store_id)
         except MillpondError as error:
             _LOG.info("no version is pinned for this reader: %s", error)

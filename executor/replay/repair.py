@@ -102,11 +102,10 @@ def hold_store(plan: RepairPlan, leases: Leases) -> Iterator[tuple[Lease, dict[I
     Yields the lock on offline maintenance, and the fences of the leases of every interval.
     """
     # Above both the newest known fence and the restored one, so that no former owner can write.
-    newest = {
-        interval: max(plan.txns[interval.app_id], plan.state.txns.get(interval.app_id, 0))
-        for interval in live_intervals(plan.txns)
+    fences = {
+        one: unpack_fence(max(plan.txns[one.app_id], plan.state.txns.get(one.app_id, 0))).sequencer
+        for one in live_intervals(plan.txns)
     }
-    fences = {interval: unpack_fence(fence).sequencer for interval, fence in newest.items()}
     with exclusive(leases) as hold:
         taken = leases.take_all(fences, on_held="refuse") if fences else ()
         try:

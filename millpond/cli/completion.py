@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -61,35 +61,30 @@ def complete_computation(
     context: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     del param
-    snapshot = _snapshot(context)
-    return _beginning(() if snapshot is None else snapshot.computations, incomplete)
+    return _complete(context, incomplete, lambda snapshot: snapshot.computations)
 
 
 def complete_savepoint(
     context: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     del param
-    snapshot = _snapshot(context)
-    names = () if snapshot is None else [savepoint.name for savepoint in open_savepoints(snapshot.txns)]
-    return _beginning(names, incomplete)
+    return _complete(
+        context, incomplete, lambda snapshot: [one.name for one in open_savepoints(snapshot.txns)]
+    )
 
 
-def _snapshot(context: click.Context) -> Snapshot | None:
-    """Load the newest version of the store on the line; return None if it is not on this machine, or damaged."""
+def _complete(
+    context: click.Context, incomplete: str, names_in: Callable[[Snapshot], Iterable[str]]
+) -> list[CompletionItem]:
+    """Complete names out of the store on the line; none of one that is not on this machine, or damaged."""
     # While the last option still lacks its value, click does not parse the arguments.
     store = context.params.get("store") or next(iter(context.args), None)
     if not isinstance(store, str) or "://" in store or not Path(store, "rows", "_delta_log").is_dir():
-        return None
+        return []
     try:
-        return load(Log(open_objects(f"{Path(store).resolve()}/rows")))
+        names = names_in(load(Log(open_objects(f"{Path(store).resolve()}/rows"))))
     except MillpondError:
-        return None
-
-
-def _beginning(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
+        return []
     # The shell puts the name into the line as it is: `$(…)` out of somebody's store would run with the command.
-    return [
-        CompletionItem(name)
-        for name in sorted(names)
-        if name.startswith(incomplete) and _HARMLESS.fullmatch(name)
-    ]
+    fitting = (name for name in sorted(names) if name.startswith(incomplete) and _HARMLESS.fullmatch(name))
+    return [CompletionItem(name) for name in fitting]

@@ -219,7 +219,7 @@ def _bound_steps(raw: Any) -> None:
 def _check_connection(engine: sa.Engine, clock: Clock, *, create: bool) -> None:
     with _translated(engine), engine.connect() as connection:
         if engine.dialect.name == "sqlite":
-            raw = connection.connection.dbapi_connection
+            raw: Any = connection.connection.dbapi_connection
             if create:
                 _use_write_ahead_log(raw, clock)
             # A trigger, a view or an expression would run whatever its maker chose.

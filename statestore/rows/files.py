@@ -416,8 +416,6 @@ class RowFileWriter:
         self._local = scratch / "written"
         self._writer: pq.ParquetWriter | None = None
         self._waiting: list[pa.Table] = []
-        self._waiting_rows = 0
-        self._waiting_bytes = 0
         self._rows = 0
         self._productions = 0
         self._low: str | None = None
@@ -438,9 +436,8 @@ class RowFileWriter:
         self._empty_columns &= empty_columns(table)
         self._productions += productions_in(table)
         self._waiting.append(table)
-        self._waiting_rows += table.num_rows
-        self._waiting_bytes += table.nbytes
-        if self._waiting_rows >= ROWS_PER_GROUP or self._waiting_bytes >= _GROUP_BYTES:
+        rows = sum(waiting.num_rows for waiting in self._waiting)
+        if rows >= ROWS_PER_GROUP or sum(waiting.nbytes for waiting in self._waiting) >= _GROUP_BYTES:
             self._write_groups(is_end=False)
 
     def finish(self, objects: Objects) -> RowFile | None:
@@ -497,4 +494,3 @@ class RowFileWriter:
                 self._writer.write_table(group, row_group_size=rows)
                 table = table.slice(rows)
         self._waiting = [table.combine_chunks()] if table.num_rows else []
-        self._waiting_rows, self._waiting_bytes = table.num_rows, table.nbytes
