@@ -228,7 +228,16 @@ def state_records(topology: Topology, snapshot: Snapshot, names: frozenset[str])
         codec = str(topology.computations[name].computation.codec.name)
         if recorded_word(snapshot.txns, AppId.CODEC, name) != codec:
             records[AppId.CODEC.of(name, codec)] = version
-    records |= name_records(topology, snapshot)
+    current = current_name(snapshot.txns, topology.name)
+    if current not in (topology.title, topology.renamed_from):
+        raise InvalidError(
+            "another process has renamed the pipeline meanwhile",
+            pipeline=topology.title,
+            former=topology.name,
+            now=current,
+        )
+    if current != topology.title:
+        records[AppId.PIPELINE_NAME.of(topology.name, topology.title)] = version
     for name in known:
         code = topology.computations[name].computation
         if stored_state_version(snapshot.txns, name) != code.state_version:
@@ -296,14 +305,6 @@ def intervals_of(snapshot: Snapshot, computations: frozenset[str]) -> list[Inter
     return [interval for interval in snapshot.live_intervals() if interval.computation in computations]
 
 
-def moved_intervals(evolution: Evolution, leaving: list[Interval]) -> dict[Interval, Interval]:
-    return {
-        replace(former, computation=evolution.renames[former.computation]): former
-        for former in leaving
-        if former.computation in evolution.renames
-    }
-
-
 def as_stored(topology: Topology, snapshot: Snapshot) -> Topology:
     """Return the pipeline under the name by which the store knows it, if any."""
     # The stored names of the pipelines that have run in the store, or at least opened.
@@ -331,15 +332,3 @@ def as_stored(topology: Topology, snapshot: Snapshot) -> Topology:
                 now=current_name(snapshot.txns, other),
             )
     return topology
-
-
-def name_records(topology: Topology, snapshot: Snapshot) -> dict[str, int]:
-    stored, title = topology.name, topology.title
-    current = current_name(snapshot.txns, stored)
-    if current == title:
-        return {}
-    if current != topology.renamed_from:
-        raise InvalidError(
-            "another process has renamed the pipeline meanwhile", pipeline=title, former=stored, now=current
-        )
-    return {AppId.PIPELINE_NAME.of(stored, title): snapshot.version + 1}

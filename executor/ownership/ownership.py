@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
@@ -30,7 +31,6 @@ from millpond.executor.ownership.evolution import (
     check_states,
     evolution_request,
     intervals_of,
-    moved_intervals,
     plan_evolution,
     state_records,
 )
@@ -417,7 +417,11 @@ class Ownership:
         """Move or remove the rows of computations that the pipeline no longer has, in one commit."""
         # All their intervals are fenced first, so that no write of a former owner lands after the move.
         leaving = intervals_of(self.committer.snapshot, evolution.leaving)
-        coming = moved_intervals(evolution, leaving)
+        coming = {
+            replace(former, computation=evolution.renames[former.computation]): former
+            for former in leaving
+            if former.computation in evolution.renames
+        }
         self._take([*leaving, *coming], above=coming, is_scanned=False)
         kept = None
         if evolution.drops and self._keep_undelivered is not None:

@@ -80,11 +80,6 @@ class RepairPlan:
                 newest[source] = max(self.state.txns.get(app_id, -1), newest.get(source, -1))
         return newest
 
-    @property
-    def is_after_repair(self) -> bool:
-        """True if the newest commit is a repair, whose further steps may have been interrupted."""
-        return bool(self.history.changes) and self.history.changes[-1].kind == "repair"
-
     def moved(self, kind: AppId) -> dict[str, tuple[int, int]]:
         """Return the last superstep or consumed position after and before the repair, by application id; -1 for none."""
         return {

@@ -162,7 +162,8 @@ def repair(context: click.Context, store: StoreAt, *, dry_run: bool, yes: bool, 
             say(f"repaired: version {version} holds what version {plan.state.version} held")
         else:
             # A repair that was killed after its commit may have left the dependents behind.
-            if ahead or plan.is_after_repair:
+            newest_kind = plan.history.changes[-1].kind if plan.history.changes else ""
+            if ahead or newest_kind == "repair":
                 with hold_store(plan, held.leases):
                     # The plan was made without the leases: a commit since would make it outdated.
                     newest = load(Log(held.objects)).version
