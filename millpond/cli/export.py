@@ -71,10 +71,10 @@ def export(
     """
     written = []
     with store.reading(version) as (opened, snapshot):
-        names = computations or snapshot.computations
-        for name in names:
+        suffix = "" if format_ == _DELTA else f".{format_}"
+        targets = [(name, folder / f"{name}{suffix}") for name in computations or snapshot.computations]
+        for name, target in targets:
             check_computation(snapshot, name)
-            target = _target(folder, name, format_)
             if target.parent != folder:
                 raise InvalidError("the computation's name is no name of a file", computation=name)
             if target.exists():
@@ -82,10 +82,12 @@ def export(
                     "there is a table already: choose another folder, or remove it", path=target
                 )
         with progress_bar("writing tables") as on_progress:
-            for number, name in enumerate(names):
-                on_progress(number, len(names))
-                target = _target(folder, name, format_)
-                written.append(_write(opened, snapshot, name, target, for_load=for_load))
+            for number, (name, target) in enumerate(targets):
+                on_progress(number, len(targets))
+                rows = _Rows(opened, snapshot, name, for_load=for_load)
+                _write(rows, target, _COPY.get(format_))
+                made = {"path": str(target), "rows": rows.count, "version": snapshot.version}
+                written.append({"computation": name, **made})
     if as_json:
         print_json(written)
         return
@@ -93,14 +95,7 @@ def export(
         say(f"{table['path']}: {table['rows']:,} rows of {table['computation']}")
 
 
-def _target(folder: Path, computation: str, format_: str) -> Path:
-    return folder / (computation if format_ == _DELTA else f"{computation}.{format_}")
-
-
-def _write(
-    store: Store, snapshot: Snapshot, computation: str, target: Path, *, for_load: bool
-) -> dict[str, object]:
-    rows = _Rows(store, snapshot, computation, for_load=for_load)
+def _write(rows: _Rows, target: Path, copied: tuple[str, str] | None) -> None:
     # Under another name first, so that a killed export leaves no half of a table.
     staged = target.with_name(f".{target.name}.writing")
     try:
@@ -108,8 +103,8 @@ def _write(
         if staged.is_dir():
             shutil.rmtree(staged)
         staged.unlink(missing_ok=True)
-        if target.suffix.removeprefix(".") in _COPY:
-            selected, how = _COPY[target.suffix.removeprefix(".")]
+        if copied is not None:
+            selected, how = copied
             with closing(duckdb.connect()) as connection:
                 connection.execute("set TimeZone = 'UTC'")
                 connection.register("written", rows.reader())
@@ -120,7 +115,6 @@ def _write(
         staged.rename(target)
     except (OSError, duckdb.Error) as error:
         raise UnavailableError("the table could not be written", path=target, reason=str(error)) from error
-    return {"computation": computation, "path": str(target), "rows": rows.count, "version": snapshot.version}
 
 
 class _Rows:

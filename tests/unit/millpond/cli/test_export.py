@@ -72,6 +72,15 @@ def test_delta_reader_reads_export(pond: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "tables" / "others").exists()
 
 
+def test_delta_export_of_name_like_a_file_is_delta_table(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "pond") as store:
+        store.load("day.csv", [{"key": "a", "state": 1}])
+
+    assert invoke("export", tmp_path / "pond", tmp_path / "tables", "--format", "delta").exit_code == 0
+
+    assert DeltaTable(str(tmp_path / "tables" / "day.csv")).to_pyarrow_table().num_rows == 1
+
+
 def test_typed_keys_have_columns(tmp_path: Path) -> None:
     pipeline = EnginePipeline("p")
     pipeline.inject("sales", key=["country", "card"], at="at")
