@@ -22,7 +22,7 @@ from millpond.cli.terminal.output import print_json, progress_bar, say
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.store import Store
-from millpond.statestore.view import RowsView
+from millpond.statestore.view import RowsView, fresh_duckdb
 
 # The columns that `millpond load` takes.
 _LOADED: Final = ("key", "state", "state_bytes", "state_version", "timers")
@@ -105,8 +105,7 @@ def _write(rows: _Rows, target: Path, copied: tuple[str, str] | None) -> None:
         staged.unlink(missing_ok=True)
         if copied is not None:
             selected, how = copied
-            with closing(duckdb.connect()) as connection:
-                connection.execute("set TimeZone = 'UTC'")
+            with closing(fresh_duckdb()) as connection:
                 connection.register("written", rows.reader())
                 place = str(staged).replace("'", "''")
                 connection.execute(f"copy (select {selected} from written) to '{place}' ({how})")  # noqa: S608

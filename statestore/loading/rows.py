@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
 from millpond.statestore.interval import CUT_CHARACTERS_MAX, Interval
 from millpond.statestore.loading.source import Column, Piece, first_line, is_text
-from millpond.statestore.loading.timers import read_timers
+from millpond.statestore.loading.timers import TIMERS, read_timers
 from millpond.statestore.rows.codec import Codec
 from millpond.statestore.rows.row import STATE_VERSION
 
@@ -26,15 +26,12 @@ if TYPE_CHECKING:
 
 
 # A row on its way into a store; times are microseconds.
-_TIMER: Final = pa.struct(
-    {"tag": pa.string(), "domain": pa.string(), "at": pa.int64(), "output_at": pa.int64()}
-)
 STAGED_SCHEMA: Final = pa.schema(
     {
         "key": pa.string(),
         "state": pa.string(),
         "state_bytes": pa.binary(),
-        "timers": pa.list_(_TIMER),
+        "timers": TIMERS,
         "hold": pa.int64(),
         STATE_VERSION: pa.int32(),
     }
@@ -45,21 +42,19 @@ def staged_rows(piece: Piece, codec: Codec, before: int) -> pa.Table:
     """Convert a piece to `STAGED_SCHEMA`, in order; ``before`` counts the rows before it, for errors."""
     keys = _keys(piece["key"], before)
     texts, blobs = _states(piece.get("state"), piece.get("state_bytes"), codec, keys)
-    timers = read_timers(piece.get("timers"), keys)
-    state, is_empty = blobs if texts is None else texts, timers.counts == 0
-    if state is not None:
-        is_empty &= state.is_null().to_numpy(zero_copy_only=False)
-    if is_empty.any():
-        raise InvalidError(
-            "a row has neither state nor timers: leave its key out", key=keys[int(is_empty.argmax())].as_py()
-        )
+    timers, holds = read_timers(piece.get("timers"), keys)
+    state = blobs if texts is None else texts
+    is_empty = timers.is_null() if state is None else pc.and_(timers.is_null(), state.is_null())
+    if pc.any(is_empty).as_py():
+        row = pc.index(is_empty, True).as_py()
+        raise InvalidError("a row has neither state nor timers: leave its key out", key=keys[row].as_py())
     return pa.Table.from_arrays(
         [
             keys,
             pa.nulls(len(keys), pa.string()) if texts is None else texts,
             pa.nulls(len(keys), pa.binary()) if blobs is None else blobs,
-            timers.lists(STAGED_SCHEMA.field("timers").type),
-            timers.holds,
+            timers,
+            holds,
             _versions(piece.get(STATE_VERSION), len(keys)),
         ],
         schema=STAGED_SCHEMA,

@@ -8,18 +8,17 @@ The defaults match `Context.set_timer`: event time, and the firing time as outpu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.loading.source import Column, first_line, is_text
+from millpond.statestore.rows.merge import nulls
 from millpond.statestore.rows.row import TimeDomain, lengths_of, lists_of
 
 _FIELDS: Final = ("tag", "domain", "at", "output_at")
@@ -32,30 +31,20 @@ _LATEST: Final = int((datetime.max.replace(tzinfo=UTC) - _EPOCH).total_seconds()
 _UNHELD: Final = np.iinfo(np.int64).max
 _UTC: Final = pa.timestamp("us", tz="UTC")
 
-_Numbers = npt.NDArray[np.int64]
+# A row's timers on their way into a store; times are microseconds.
+TIMERS: Final = pa.list_(
+    pa.struct({"tag": pa.string(), "domain": pa.string(), "at": pa.int64(), "output_at": pa.int64()})
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedTimers:
-    """The timers of some rows."""
+def read_timers(column: Column | None, keys: pa.StringArray) -> tuple[pa.ListArray, pa.Int64Array]:
+    """Convert a column of timers: lists of structs or mappings, or JSON of such lists; ``keys`` are for errors.
 
-    counts: _Numbers  # by row
-    flat: tuple[pa.Array, pa.Array, pa.Array, pa.Array]  # row by row, in firing order
-    holds: pa.Array  # the earliest held time by row, in microseconds; null without one
-
-    def lists(self, kind: pa.ListType) -> pa.Array:
-        """Return the timers by row as lists of type ``kind``; null for rows without timers."""
-        values = pa.StructArray.from_arrays(list(self.flat), fields=list(kind.value_type))
-        return lists_of(values, self.counts, kind, pa.array(self.counts == 0))
-
-
-def read_timers(column: Column | None, keys: pa.StringArray) -> LoadedTimers:
-    """Convert a column of timers: lists of structs or mappings, or JSON of such lists; ``keys`` are for errors."""
+    Return the timers of each row in firing order, as `TIMERS`, and its earliest held time; null for a row without one.
+    """
     lists = None if column is None else _as_lists(column, keys)
     if lists is None or not pc.sum(pc.list_value_length(lists)).as_py():
-        text, number = pa.array([], pa.string()), pa.array([], pa.int64())
-        flat, holds = (text, text, number, number), pa.nulls(len(keys), pa.int64())
-        return LoadedTimers(counts=np.zeros(len(keys), np.int64), flat=flat, holds=holds)
+        return nulls(TIMERS, len(keys)), pa.nulls(len(keys), pa.int64())
     counts = lengths_of(lists)
     owners = np.repeat(np.arange(len(keys), dtype=np.int64), counts)
     fields = _fields(lists.flatten())
@@ -84,8 +73,9 @@ def read_timers(column: Column | None, keys: pa.StringArray) -> LoadedTimers:
     is_holding = pc.invert(pc.ends_with(names, _FREE)).to_numpy(zero_copy_only=False)
     holds = np.full(len(keys), _UNHELD, np.int64)
     np.minimum.at(holds, owners[is_holding], output_at.to_numpy()[is_holding])
-    held = pa.array(holds, mask=holds == _UNHELD)
-    return LoadedTimers(counts=counts, flat=(tags, names, at, output_at), holds=held)
+    values = pa.StructArray.from_arrays([tags, names, at, output_at], fields=list(TIMERS.value_type))
+    found = lists_of(values, counts, TIMERS, pa.array(counts == 0))
+    return found, pa.array(holds, mask=holds == _UNHELD)
 
 
 def _as_lists(column: Column, keys: pa.StringArray) -> pa.Array | None:
