@@ -43,6 +43,7 @@ _UNITS_US: Final[Mapping[str, int]] = {
     "d": 86_400_000_000,
 }
 _TERM: Final = re.compile(r"(\d+)(?:\.(\d+))?\s*(us|ms|min|s|m|h|d)\s*")
+_TERMS: Final = re.compile(f"(?:{_TERM.pattern})+")
 
 
 def duration_us(value: Duration) -> int:
@@ -72,24 +73,17 @@ def duration_text(duration: int) -> str:
 
 
 def _parse_duration_us(text: str) -> int:
-    body = text.strip()
-    sign = -1 if body.startswith("-") else 1
-    body = body.removeprefix("-").strip()
-    total, position = 0, 0
-    while position < len(body):
-        term = _TERM.match(body, position)
-        if term is None:
-            break
-        fraction = term[2] or ""
-        numerator = _UNITS_US[term[3]] * int(term[1] + fraction)
+    terms = text.strip().removeprefix("-").strip()
+    if not _TERMS.fullmatch(terms):
+        raise InvalidError("not a duration: write a number and a unit of us, ms, s, m, h, d", value=text)
+    total = 0
+    for whole, fraction, unit in _TERM.findall(terms):
+        numerator = _UNITS_US[unit] * int(whole + fraction)
         scale: int = 10 ** len(fraction)
         if numerator % scale:
             raise InvalidError("a duration must be a whole number of microseconds", value=text)
         total += numerator // scale
-        position = term.end()
-    if not body or position < len(body):
-        raise InvalidError("not a duration: write a number and a unit of us, ms, s, m, h, d", value=text)
-    return sign * total
+    return -total if text.strip().startswith("-") else total
 
 
 def duration_ms(name: str, value: str | timedelta, *, least: str | None = "0s") -> float:
