@@ -11,12 +11,12 @@ import gzip
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import numpy as np
 import orjson
@@ -28,13 +28,13 @@ from millpond.executor.inputs.extraction import Rows, row_count, rows_between
 from millpond.executor.inputs.record_size import row_bytes
 from millpond.executor.local.rows import RowSource
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
+from millpond.statestore.rows.key_text import name_of_kind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 _Read = TypeVar("_Read")
-_Kind: TypeAlias = "tuple[pa.DataType, str]"
 
 _SUFFIXES: Final = {
     ".parquet": "parquet",
@@ -51,19 +51,13 @@ _DICTIONARY_BYTES: Final = 64 << 10
 _NUMBER: Final = re.compile(r"(\d+)")
 _PARSE: Final = arrow_csv.ParseOptions(newlines_in_values=True)
 # The first type whose pattern matches a whole column of text. With leading zeros it is no number, but a code.
-_KINDS: Final[list[_Kind]] = [
-    (pa.int64(), r"^-?(?:0|[1-9][0-9]{0,17})$"),
-    (pa.float64(), r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?$"),
-    (pa.bool_(), r"^(?:true|false)$"),
-]
+_PATTERNS: Final = {
+    pa.int64(): r"^-?(?:0|[1-9][0-9]{0,17})$",
+    pa.float64(): r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?$",
+    pa.bool_(): r"^(?:true|false)$",
+}
 # Without enforceSchema=false Spark takes columns by their place, although files may have them in another order.
 _OPTIONS: Final = {"csv": {"header": "true", "multiLine": "true", "enforceSchema": "false"}}
-_TYPES: Final[Mapping[pa.DataType, str]] = {
-    pa.int64(): "bigint",
-    pa.float64(): "double",
-    pa.bool_(): "boolean",
-    pa.string(): "string",
-}
 
 
 class FileFormat(ABC):
@@ -225,22 +219,22 @@ class Csv(FileFormat):
 
     def counts(self, paths: Sequence[Path]) -> Iterator[int]:
         # Counting also determines the columns' types, which `read` needs.
-        kinds: dict[str, list[_Kind]] = {}
+        kinds: dict[str, list[pa.DataType]] = {}
         found = list[int]()
         for path in paths:
             count = 0
             for batch in self._batches(path):
                 count += batch.num_rows
                 for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                    fitting = [] if name in self._text_columns else kinds.get(name, _KINDS)
+                    fitting = [] if name in self._text_columns else kinds.get(name, list(_PATTERNS))
                     # Without any text `all` is null, and every type fits.
                     kinds[name] = [
-                        (kind, pattern)
-                        for kind, pattern in fitting
-                        if pc.all(pc.match_substring_regex(column, pattern)).as_py() is not False
+                        kind
+                        for kind in fitting
+                        if pc.all(pc.match_substring_regex(column, _PATTERNS[kind])).as_py() is not False
                     ]
             found.append(count)
-        self._types = {name: fitting[0][0] for name, fitting in kinds.items() if fitting}
+        self._types = {name: fitting[0] for name, fitting in kinds.items() if fitting}
         yield from found
 
     def read(self, path: Path, start: int, records_max: int) -> Iterator[Rows]:
@@ -460,7 +454,9 @@ def stream_of_files(spark: SparkSession, path: str, text_columns: Collection[str
         if isinstance(found, Csv):
             # The types of the local runner, because Spark may infer others.
             columns = found.types(paths).items()
-            schema = ", ".join(f"`{column.replace('`', '``')}` {_TYPES[kind]}" for column, kind in columns)
+            schema = ", ".join(
+                f"`{column.replace('`', '``')}` {name_of_kind(kind)}" for column, kind in columns
+            )
     schema = schema or _schema_by_spark(spark, name, path, text_columns)
     reader = spark.readStream.schema(schema).options(**_OPTIONS.get(name, {}))
     return reader.option("recursiveFileLookup", "true").format(name).load(path)
