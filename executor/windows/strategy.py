@@ -37,15 +37,11 @@ class Accumulation(StrEnum):
 
     def clears(self, asked: Contents) -> bool:
         """Return True if contents are cleared after a pane, given the trigger's request."""
-        match self:
-            case Accumulation.DISCARDING:
-                return True
-            case Accumulation.ACCUMULATING | Accumulation.RETRACTING:
-                return False
-            case Accumulation.CLEAR_BY_DEFAULT:
-                return asked is not Contents.KEEP
-            case Accumulation.ACCUMULATE_BY_DEFAULT:
-                return asked is Contents.CLEAR
+        if self is Accumulation.CLEAR_BY_DEFAULT:
+            return asked is not Contents.KEEP
+        if self is Accumulation.ACCUMULATE_BY_DEFAULT:
+            return asked is Contents.CLEAR
+        return self is Accumulation.DISCARDING
 
 
 Closing: TypeAlias = Literal["never", "if_non_empty", "always"]
