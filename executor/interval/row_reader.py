@@ -78,27 +78,15 @@ class RowReader:
 
 @dataclass(frozen=True, slots=True)
 class LoadedRows:
-    """Rows as Python objects: keys, a state for each, and the timers of the keys that have any."""
+    """Rows as Python objects: keys, a state for each, and the timers of the keys that have any.
 
-    keys: list[str]
-    states: list[StoredState | None]
-    timers: dict[str, Timers]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowChanges:
-    """The changes that row updates make.
-
-    Attributes:
-        states: the new states; ``None``: deleted, unless the key is in ``same_state``.
-        timers: all timers of the keys whose timers were set or deleted.
-        same_state: the keys whose state did not change.
+    Of changes, ``timers`` has the keys whose timers were set or deleted, ``same_state`` those whose state stays.
     """
 
     keys: list[str]
     states: list[StoredState | None]
     timers: dict[str, Timers]
-    same_state: frozenset[str]
+    same_state: frozenset[str] = frozenset()
 
 
 def load_rows(merged: pa.Table, state_version: int = 0) -> LoadedRows:
@@ -107,7 +95,7 @@ def load_rows(merged: pa.Table, state_version: int = 0) -> LoadedRows:
     return LoadedRows(keys, _load_states(merged, state_version), _load_timers(keys, merged.column("timers")))
 
 
-def load_changes(combined: pa.Table, state_version: int = 0) -> RowChanges:
+def load_changes(combined: pa.Table, state_version: int = 0) -> LoadedRows:
     """Decode combined row updates, one per key, into Python objects; nulls keep their meaning of "unchanged"."""
     keys = combined.column("key").to_pylist()
     deleted = combined.column("deleted")
@@ -116,13 +104,8 @@ def load_changes(combined: pa.Table, state_version: int = 0) -> RowChanges:
     timers = _load_timers(keys, combined.column("timers"))
     for key in combined.column("key").filter(pc.or_(has_timers, deleted)).to_pylist():
         timers.setdefault(key, ())
-    same_state = pc.invert(pc.or_(has_state, deleted))
-    return RowChanges(
-        keys=keys,
-        states=_load_states(combined, state_version),
-        timers=timers,
-        same_state=frozenset(combined.column("key").filter(same_state).to_pylist()),
-    )
+    same_state = combined.column("key").filter(pc.invert(pc.or_(has_state, deleted))).to_pylist()
+    return LoadedRows(keys, _load_states(combined, state_version), timers, frozenset(same_state))
 
 
 def _load_states(rows: pa.Table, state_version: int) -> list[StoredState | None]:
