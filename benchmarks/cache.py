@@ -94,11 +94,12 @@ class _CountingReader(RowReader):
         keys: Iterable[str] | None = None,
         interval: Interval | None = None,
         large: Collection[str] = (),
+        keep: Callable[[pa.Table], pa.Table] | None = None,
     ) -> pa.Table:
         """Read, and count."""
         wanted = None if keys is None else list(keys)
         self.misses += len(wanted or ())
-        return super().read(paths, columns, keys=wanted, interval=interval, large=large)
+        return super().read(paths, columns, keys=wanted, interval=interval, large=large, keep=keep)
 
 
 class _CountingState(SoftState):

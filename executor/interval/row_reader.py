@@ -61,19 +61,11 @@ class RowReader:
         keys: Iterable[str] | None = None,
         interval: Interval | None = None,
         large: Collection[str] = (),
+        keep: Callable[[pa.Table], pa.Table] | None = None,
     ) -> pa.Table:
-        return read_row_files(self._objects, paths, columns, keys=keys, interval=interval, large=large)
-
-    def scan(
-        self,
-        file: FileKeys,
-        columns: Sequence[str],
-        interval: Interval,
-        keep: Callable[[pa.Table], pa.Table],
-    ) -> pa.Table:
-        """Read the updates of a file, a large one in parts, and filter each part through ``keep``."""
-        large = large_among([file])
-        return read_row_files(self._objects, [file.path], columns, interval=interval, large=large, keep=keep)
+        return read_row_files(
+            self._objects, paths, columns, keys=keys, interval=interval, large=large, keep=keep
+        )
 
 
 @dataclass(frozen=True, slots=True)

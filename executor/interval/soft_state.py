@@ -280,18 +280,18 @@ class SoftState:
         return table.select(MERGE_COLUMNS)
 
     def _timers_in(self, file: FileKeys) -> pa.Table:
-        is_small = not large_among([file])
+        large = large_among([file])
 
         def keep(updates: pa.Table) -> pa.Table:
             keys = updates.column("key")
             # The rows are dropped, so the cache must know that these keys may have one.
             self._cache.remember(keys)
-            if is_small:
+            if not large:
                 self._keys_of_files.add(file.path, keys)
             is_deleted = pc.fill_null(updates.column("deleted"), False)
             return updates.filter(pc.or_(updates.column("timers").is_valid(), is_deleted))
 
-        return self._reader.scan(file, _TIMER_COLUMNS, self._interval, keep)
+        return self._reader.read([file.path], _TIMER_COLUMNS, interval=self._interval, large=large, keep=keep)
 
     def _catch_up(self, unread: Sequence[LiveFile]) -> None:
         columns = [*MERGE_COLUMNS, "record_ids"] if self.ids.is_prepared else MERGE_COLUMNS

@@ -16,7 +16,7 @@ from millpond.executor.computation.values import PythonValues
 from millpond.executor.interval.bundle import Deliveries
 from millpond.executor.interval.known_files import KnownIds
 from millpond.executor.interval.row_cache import MemoryBudget
-from millpond.executor.interval.row_reader import FileKeys, RowReader
+from millpond.executor.interval.row_reader import RowReader
 from millpond.executor.interval.soft_state import SoftState
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.statestore.errors import DataError, InternalError
@@ -52,20 +52,11 @@ class CountingReader(RowReader):
         keys: Iterable[str] | None = None,
         interval: Interval | None = None,
         large: Collection[str] = (),
+        keep: Callable[[pa.Table], pa.Table] | None = None,
     ) -> pa.Table:
         wanted = None if keys is None else sorted(keys)
         self.reads.append((len(paths), tuple(columns), wanted))
-        return super().read(paths, columns, keys=wanted, interval=interval, large=large)
-
-    def scan(
-        self,
-        file: FileKeys,
-        columns: Sequence[str],
-        interval: Interval,
-        keep: Callable[[pa.Table], pa.Table],
-    ) -> pa.Table:
-        self.reads.append((1, tuple(columns), None))
-        return super().scan(file, columns, interval, keep)
+        return super().read(paths, columns, keys=wanted, interval=interval, large=large, keep=keep)
 
 
 def run_of(workers: int = 1, budget_bytes: int = 1 << 20) -> IntervalRun:
