@@ -262,7 +262,7 @@ class Arena:
     def _reset(self) -> None:
         for path in self._folder.iterdir():
             if path.name not in self._kept:
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+                _remove(path)
         if _contents(self._canary) != _CANARY_CONTENTS.get(str(self._canary)):
             shutil.rmtree(self._canary)
             _make_canary(self._canary)
@@ -271,6 +271,17 @@ class Arena:
 
 
 _CANARY_CONTENTS: Final[dict[str, dict[str, Any]]] = {}
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+        return
+    # Only root may empty a folder without permissions.
+    path.chmod(0o700)
+    for each in path.iterdir():
+        _remove(each)
+    path.rmdir()
 
 
 def _make_canary(folder: Path) -> None:

@@ -209,9 +209,8 @@ class Vandal:
                 b"00000000000000000020.checkpoint.parquet", "00000000000000000\u0663.json".encode(), b"$(id)", b"'; --",
             ]
         )  # fmt: skip
-        path = os.fsencode(folder) + b"/" + name
-        with open(path, "wb") as file:  # noqa: PTH123 - a path that is no text
-            file.write(self._one_of([b"", b"{}", b"null", b"[]", b'{"version":1e99}', self._rng.bytes(100)]))
+        data = self._one_of([b"", b"{}", b"null", b"[]", b'{"version":1e99}', self._rng.bytes(100)])
+        _write(folder / os.fsdecode(name), data)
         return f"{self._name(folder)} {name!r}"
 
     def _edit_commit(self) -> str:
@@ -259,7 +258,7 @@ class Vandal:
         if self._rng.random() < 0.5:
             chosen = [self._mutated(action) for action in chosen]
         path = last.with_name(f"{int(last.stem) + 1:020}.json")
-        path.write_bytes(_lines([{"commitInfo": {"timestamp": 1, "operation": "OPTIMIZE"}}, *chosen]))
+        _write(path, _lines([{"commitInfo": {"timestamp": 1, "operation": "OPTIMIZE"}}, *chosen]))
         return f"{self._name(path)} {str(chosen)[:200]}"
 
     def _rewrite_parquet(self) -> str:
@@ -352,21 +351,21 @@ class Vandal:
         text = self._one_of(
             [_dump(self._mutated(honest)), _dump(honest), "", "null", "dataDir=/tmp\n", "[" * 9_999]
         )
-        _write(folder / name, text)
+        _write(folder / name, _text(text))
         return f"{name} {text[:100]!r}"
 
     def _checkpoint(self) -> str:
         """Give the store checkpoints of Spark's queries with hostile contents."""
         folder = self._pond / "checkpoints" / self._one_of(["flights", "q", "%2e%2e", "linked"])
         (folder / "offsets").mkdir(parents=True, exist_ok=True)
-        _write(folder / "metadata", _dump(self._mutated({"id": "q1"})))
+        _write(folder / "metadata", _text(_dump(self._mutated({"id": "q1"}))))
         for number in range(int(self._rng.integers(1, 6))):
             place = folder / self._one_of(["offsets", "commits"]) / str(number)
             place.parent.mkdir(exist_ok=True)
             if self._rng.random() < 0.3:
                 place.symlink_to(self._one_of([self._canary / "new.txt", self._canary / "precious.txt"]))
             else:
-                _write(place, self._one_of(["v1\n{}\n{}", "v9\n", "", "v1\n" + "[" * 9_999]))
+                _write(place, self._one_of([b"v1\n{}\n{}", b"v9\n", b"", b"v1\n" + b"[" * 9_999]))
         if self._rng.random() < 0.3:
             _clear(folder / "commits")
             (folder / "commits").symlink_to(self._canary / "folder")
@@ -380,7 +379,7 @@ class Vandal:
                 path.unlink()
         version = self._one_of(["9" * 20, "0" * 20, "-1", "x"])
         name = f"{version}-{'0' * 64}-{self._one_of(['0' * 32, '', 'x' * 100])}"
-        (folder / name).write_bytes(b"")
+        _write(folder / name, b"")
         return name[:80]
 
     def _name(self, path: Path) -> str:
@@ -395,11 +394,15 @@ def _clear(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, data: bytes) -> None:
     """Write a file; whatever an earlier deed left in its place would lead outside or wait."""
     if path.is_symlink() or not path.is_file():
         _clear(path)
-    path.write_text(text, encoding="utf-8", errors="replace")
+    path.write_bytes(data)
+
+
+def _text(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
 
 
 def _dump(value: Any) -> str:
@@ -409,7 +412,7 @@ def _dump(value: Any) -> str:
 
 
 def _lines(lines: list[Any]) -> bytes:
-    return "".join(f"{_dump(line)}\n" for line in lines).encode("utf-8", "replace")
+    return _text("".join(f"{_dump(line)}\n" for line in lines))
 
 
 def _sealed(lines: list[Any], previous: str | None) -> bytes:
