@@ -80,13 +80,14 @@ def _collect(
     check: Callable[[], None] | None,
     dry_run: bool,
 ) -> CollectionRound:
-    positions = (store.snapshot() if dry_run else store.committer.refresh()).txns
-    pipelines = sorted(supersteps_of(positions))
+    # A dry run sees one snapshot; otherwise each commit below makes a new one.
+    stored = store.snapshot() if dry_run else None
+    pipelines = sorted(supersteps_of((stored or store.committer.refresh()).txns))
     compacted: list[Collection] = []
     owned: dict[Interval, Owned] = {}
-    with _held(store, pipelines, dry_run=dry_run) as (held, running):
+    with _held(store, pipelines, stored) as (held, running):
         for pipeline in held:
-            compacted += _compact_pipeline(store, clock, rng, pipeline, policy, dry_run=dry_run)
+            compacted += _compact_pipeline(store, clock, rng, pipeline, policy, stored)
             owned |= {
                 interval: Owned(fence.sequencer, pipeline.superstep)
                 for interval, fence in pipeline.fences.items()
@@ -116,15 +117,14 @@ def _catalog_to_look_at(store: Store) -> Catalog | None:
 
 @contextmanager
 def _held(
-    store: Store, pipelines: Sequence[str], *, dry_run: bool
+    store: Store, pipelines: Sequence[str], stored: Snapshot | None
 ) -> Iterator[tuple[list[_HeldPipeline], list[str]]]:
-    """Yield the stopped pipelines, with their leases held, and the names of the running ones."""
+    """Yield the stopped pipelines, with their leases held, and the names of the running ones; a dry run holds none."""
     held: list[_HeldPipeline] = []
     running: list[str] = []
     leases: list[Lease] = []
-    if dry_run:
-        snapshot = store.snapshot()
-        yield [_as_stored(snapshot, pipeline) for pipeline in pipelines], running
+    if stored is not None:
+        yield [_as_stored(stored, pipeline) for pipeline in pipelines], running
         return
     try:
         for pipeline in pipelines:
@@ -168,9 +168,9 @@ def _as_stored(snapshot: Snapshot, pipeline: str) -> _HeldPipeline:
 
 
 def _compact_pipeline(
-    store: Store, clock: Clock, rng: Rng, owned: _HeldPipeline, policy: UpkeepPolicy, *, dry_run: bool
+    store: Store, clock: Clock, rng: Rng, owned: _HeldPipeline, policy: UpkeepPolicy, stored: Snapshot | None
 ) -> list[Collection]:
-    snapshot = store.snapshot() if dry_run else store.committer.snapshot
+    snapshot = stored or store.committer.snapshot
     planned = [
         plan_compaction(
             snapshot.files_of(interval),
@@ -182,7 +182,7 @@ def _compact_pipeline(
         for interval in owned.fences
     ]
     compactions = [compaction for compaction in planned if compaction is not None]
-    if dry_run:
+    if stored is not None:
         return [
             Collection(kind="compactions", paths=tuple(file.path for file in compaction.files))
             for compaction in compactions
