@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "withdraw": "dead-letters withdraw STORE",
     "split": "intervals STORE --split window_counter LAX",
     "savepoint": "savepoint STORE spring",
+    "take-over": "take-over STORE out/spikes",
 }
 
 
