@@ -295,8 +295,12 @@ def _make_canary(folder: Path) -> None:
 
 
 def _contents(folder: Path) -> dict[str, Any]:
+    # The vandal's own links may have led its other deeds here: a link is its text.
     return {
-        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.is_file() and path.read_bytes())
+        str(path.relative_to(folder)): (
+            path.lstat().st_mtime_ns,
+            path.readlink() if path.is_symlink() else path.is_file() and path.read_bytes(),
+        )
         for path in folder.rglob("*")
     }
 
