@@ -23,7 +23,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME PYT
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help setup demo test test-slow soak test-spark coverage check types hooks format docs bench bench-cache bench-scale-out \
-        bench-state-size bench-rebalance bench-routing bench-disk-tier bench-driver bench-load \
+        bench-state-size bench-rebalance bench-routing bench-disk-tier bench-driver bench-load bench-requests \
         simulate lock clean java
 
 help: ## Show this list
@@ -102,6 +102,9 @@ bench-driver: $(INSTALLED) ## Measure the driver's part of a superstep, by the n
 
 bench-load: $(INSTALLED) ## Measure making rows of a table; build/bench/load.json
 	@$(PYTHON_IN_VENV) -m benchmarks.load --json build/bench/load.json
+
+bench-requests: $(INSTALLED) ## Count requests to an object store, by the age of the store; build/bench/requests.json
+	@$(PYTHON_IN_VENV) -m benchmarks.requests --versions 317 --versions 10000 --json build/bench/requests.json
 
 SEEDS ?= 2000
 simulate: $(INSTALLED) ## Simulate the whole engine under faults, on all processors (SEEDS=2000: about 11 minutes on 2)

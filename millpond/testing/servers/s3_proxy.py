@@ -84,6 +84,7 @@ class S3Proxy:
     Attributes:
         happened: how often each fault has happened.
         received_bytes: how much data requests have brought, done or not.
+        requests: how many requests came, by method and path with its query.
     """
 
     def __init__(self, port: int, clock: Clock, *, delay_ms: float = 200.0) -> None:
@@ -97,6 +98,7 @@ class S3Proxy:
         self._cut = False
         self.happened: Counter[S3Fault] = Counter()
         self.received_bytes: int = 0
+        self.requests: Counter[tuple[str, str]] = Counter()
         self._server = _Server((HOST, 0), _Handler)
         self._server.proxy = self
         self._thread = threading.Thread(
@@ -173,6 +175,7 @@ class S3Proxy:
         """What happens to a request, and what its sender hears; only the server's handler calls this."""
         with self._lock:
             self.received_bytes += len(request.body)
+            self.requests[request.method, request.path] += 1
         fault = self._next_fault(request)
         if fault is S3Fault.LATE:
             with self._lock:
