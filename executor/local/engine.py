@@ -98,6 +98,7 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         self._coordinator = coordinator
         self._store = coordinator.store
         self._objects = options.disk.tier_of(coordinator.store.objects, options.clock)
+        coordinator.sinks.row_files = self._objects
         self._options = options
         self._memory = MemoryBudget(options.cache_bytes, lambda: PAGE_INDEXES.size_bytes)
         self._writer: Executor = ThreadPoolExecutor(writers, "millpond-writer") if writers else INLINE

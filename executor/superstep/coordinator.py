@@ -185,7 +185,7 @@ class Coordinator:
         """
         # The old sinks end first: a sink of both pipelines would have two writers otherwise.
         self.sinks.close()
-        sinks.on_failure = self.sinks.on_failure
+        sinks.on_failure, sinks.row_files = self.sinks.on_failure, self.sinks.row_files
         version = self.ownership.update(topology)
         watermarks, balancer = self.watermarks, self.balancer
         self._serve(topology, sinks)

@@ -24,7 +24,7 @@ from millpond.executor.superstep.delivery import ProductionSource, read_producti
 from millpond.statestore.failpoint import reach
 from millpond.statestore.history.lineage import Origin
 from millpond.statestore.store import Store
-from millpond.statestore.types import Clock, Rng, Superstep
+from millpond.statestore.types import Clock, Objects, Rng, Superstep
 
 _LOG = logging.getLogger("millpond")
 
@@ -33,6 +33,7 @@ class SinkDelivery:
     """Delivery of each committed superstep's productions to the sinks, in parallel with the next superstep.
 
     Attributes:
+        row_files: where committed productions are read; a runner may put the machine's disk in front of the store.
         on_failure: called in the sinks' thread with a sink's error: on a quiet stream the next superstep, which
             would `wait`, may never come.
     """
@@ -41,6 +42,7 @@ class SinkDelivery:
         self, store: Store, topology: Topology, clock: Clock, rng: Rng, *, in_background: bool
     ) -> None:
         self._store = store
+        self.row_files: Objects = store.objects
         self._topology = topology
         self._clock = clock
         self._rng = rng
@@ -124,7 +126,7 @@ class SinkDelivery:
             return
         names = [kept for stream, _ in behind for kept in _kept_as(stream)]
         wanted = [source for source in sources if source.concerns(names)]
-        productions = read_productions(self._store.objects, wanted)
+        productions = read_productions(self.row_files, wanted)
         for stream, writer in behind:
             part = productions.filter(pc.is_in(productions.column("stream"), pa.array(_kept_as(stream))))
             if part.num_rows:
