@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,6 +42,7 @@ from millpond.testing.servers.s3_server import S3Server, s3_options
 CLOCK: Final = SystemClock()
 _SINK: Final = "sink"
 _PATIENCE: Final = "120s"
+_WARM_UP_US: Final = 6_000_000
 _KINDS: Final = (
     ("boundary", r"log_boundary"),
     ("mark", r"high_water"),
@@ -141,13 +143,15 @@ def measure(versions: int, supersteps: int, server: S3Server, proxy: S3Proxy) ->
         "open_to_write": bucket.count(lambda: bucket.open().close()),
         "status": bucket.count(bucket.status),
     }
-    numbers = iter(range(versions + 1, versions + 2 + supersteps))
+    numbers = count(versions + 1)
     with ExitStack() as opened:
         runs: list[LocalRun] = []
         counts["start"] = bucket.count(lambda: runs.append(opened.enter_context(bucket.running())))
         write = lambda: runs[0].inject(ROWS, numbered([next(numbers)])).wait(_PATIENCE)  # noqa: E731
-        # The first one starts helper processes.
-        write()
+        # Helper processes start after two seconds, and read what they have to know.
+        began_us = CLOCK.monotonic_us()
+        while CLOCK.monotonic_us() - began_us < _WARM_UP_US:
+            write()
         counts["superstep"] = bucket.count(lambda: [write() for _ in range(supersteps)], supersteps)
     return counts
 

@@ -8,7 +8,8 @@ killed midway leaves garbage but no damage.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from millpond.gc.survey import Collection, Horizons, Survey, survey, version_at
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError
 from millpond.statestore.failpoint import reach
-from millpond.statestore.history.replayed_log import replay_log
+from millpond.statestore.history.replayed_log import ReplayedLog, replay_log
 from millpond.statestore.history.savepoint import write_checkpoint_of
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import Add
@@ -217,6 +218,44 @@ def write_checkpoint(objects: Objects, *, every: int) -> TableVersion | None:
     return replayed.version if write_checkpoint_of(objects, replayed, names_newest=True) else None
 
 
+_LOCK: Final = threading.Lock()
+_LAST: Final[dict[str, ReplayedLog]] = {}
+"""The table whose checkpoint this process wrote last, so that it reads no commit again."""
+
+
+def extend_checkpoint(objects: Objects, commits: Sequence[tuple[TableVersion, bytes]]) -> int:
+    """Write the checkpoint of the last of these consecutive commits, which the caller has just made or read.
+
+    Return the number of its files, removed files and transactions.
+    """
+    (first, _), (last, _) = commits[0], commits[-1]
+    with _LOCK:
+        replayed = _LAST.pop(objects.url, None)
+        if replayed is None or not first - 1 <= replayed.version <= last:
+            replayed = replay_log(Log(objects), last)
+        for version, data in commits:
+            if version > replayed.version:
+                replayed.apply(version, replayed.snapshot.apply(version, data))
+        write_checkpoint_of(objects, replayed, names_newest=True, on_disk=replayed.removes)
+        _LAST.clear()
+        _LAST[objects.url] = replayed
+    return len(replayed.adds) + len(replayed.removes) + len(replayed.txns)
+
+
+def _forget_deleted(survey: Survey, collections: Iterable[Collection]) -> None:
+    """Let the next checkpoint of this process leave out removed files that are no longer there."""
+    deleted = {path for collection in collections if collection.kind == "vacuum" for path in collection.paths}
+    with _LOCK:
+        if _LAST.pop(survey.objects.url, None) is None or survey.settled is None:
+            return
+        removes = survey.newest.removes
+        # Only removals from before the listing: a file that came after it is missing there.
+        for path, remove in survey.settled.removes.items():
+            if (path in deleted or path not in survey.data_files) and removes.get(path) == remove:
+                del removes[path]
+        _LAST[survey.objects.url] = survey.newest
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
     """The bounds of a round.
@@ -280,6 +319,8 @@ def collect_garbage(
         if check is not None:
             check()
         collections.append(collect(dry_run=dry_run))
+    if not dry_run:
+        _forget_deleted(surveyed, collections)
     if checkpoint is not None:
         collections.insert(0, Collection(kind="checkpoint", made=(checkpoint_path(checkpoint),)))
     return CollectionRound(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -61,7 +61,7 @@ from millpond.statestore.log.high_water import (
     newest_mark,
 )
 from millpond.statestore.log.log import Log
-from millpond.statestore.log.snapshot import Snapshot, load
+from millpond.statestore.log.snapshot import Snapshot, load, load_existing
 from millpond.statestore.log.table import check_format, create_rows_table, store_id_of
 from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.memory import MemoryObjects
@@ -79,6 +79,8 @@ if TYPE_CHECKING:
 _REBUILT_COMMITS_MAX: Final = 1_000
 _REVIVAL_US: Final = 1_000_000
 _CLOUD_LINGER_MS: Final = 1_000
+# Marks that are deleted in one request.
+_CLOUD_MARKS: Final = 32
 _READ_ONLY: Final = "the store was opened read-only: open it without read_only=True to write"
 
 _LOG: Final = logging.getLogger("millpond")
@@ -135,6 +137,20 @@ class KnownCatalog:
                 self._catalog = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A store's marks, and the table as it was read after them; ``None`` without a table."""
+
+    marks: Sequence[str]
+    snapshot: Snapshot | None
+
+    @staticmethod
+    def of(objects: Objects, marks: Objects | None) -> _Read:
+        # Marks are listed before the table is read, so that a live writer does not look like a rollback.
+        listed = () if marks is None else list_marks(marks)
+        return _Read(listed, load_existing(Log(objects)))
+
+
 class Store(Closeable):
     """An open store; `Store.open` and `Store.in_memory` make one, its constructor is internal."""
 
@@ -153,6 +169,7 @@ class Store(Closeable):
         marks: Objects
         | None = None,  # the store's folder; ``None`` neither checks nor keeps its high-water mark
         mark_thread: bool = True,  # otherwise only `keep_mark` writes the mark
+        read: _Read | None = None,
     ) -> None:
         self.path = path
         self.objects = objects
@@ -163,17 +180,18 @@ class Store(Closeable):
         self._rng = rng
         self._resources = resources
         self._lease_factory = leases
-        # Listed before the table is read, so that a live writer does not look like a rollback.
-        listed = () if marks is None else list_marks(marks)
-        snapshot = load(self.log)
+        read = read or _Read.of(objects, marks)
+        snapshot = load(self.log) if read.snapshot is None else read.snapshot
         check_format(snapshot)
         self.store_id: str = store_id_of(snapshot)
         self._lineage = Lineage.of(self.store_id, snapshot.txns)
         self._known_catalog = KnownCatalog(catalog_url, clock, self.store_id, self.log, leases is None)
         resources.callback(self._known_catalog.close)
         if marks is not None:
-            mark = newest_mark(listed, [known.id for known in self._lineage.incarnations])
+            mark = newest_mark(read.marks, [known.id for known in self._lineage.incarnations])
             check_high_water(mark, snapshot, self.log)
+        # The table as it was opened, for a reader that looks once; a writer's changes with its commits.
+        self.opened: Snapshot | None = snapshot if leases is None else None
         self._leases: Leases | None = None
         self._server: EmbeddedZooKeeper | None = None
         self._revived_us = clock.monotonic_us()
@@ -186,9 +204,15 @@ class Store(Closeable):
             resources.callback(self._leases.close)
             high_water: HighWater = self._leases.high_water
             if marks is not None:
-                linger_ms = LINGER_MS if local_folder(path) is not None else _CLOUD_LINGER_MS
-                incarnation = self._lineage.current.id
-                self._mark = StoredMark(marks, incarnation, threaded=mark_thread, linger_ms=linger_ms)
+                is_local = local_folder(path) is not None
+                self._mark = StoredMark(
+                    marks,
+                    self._lineage.current.id,
+                    threaded=mark_thread,
+                    linger_ms=LINGER_MS if is_local else _CLOUD_LINGER_MS,
+                    listed=read.marks,
+                    kept=1 if is_local else _CLOUD_MARKS,
+                )
                 resources.callback(self._mark.close)
                 high_water = BothHighWaters(high_water, self._mark)
             self._committer = Committer(
@@ -283,16 +307,19 @@ class Store(Closeable):
         if not read_only and leases is None:
             leases = ZooKeeperService.at(root, zookeeper, security, clock, rng, resources, session_ms)
         objects = open_objects(root, options, folder=ROWS_FOLDER, durability=durability)
-        if Log(objects).latest_version() is None:
+        marks = open_objects(root, options) if check_mark or not read_only else None
+        read = _Read.of(objects, marks)
+        if read.snapshot is None:
             if read_only or not create:
                 raise InvalidError(NO_STORE, path=root)
             # A conflict means that another process created it at the same moment: its table is as good as ours.
             with suppress(ConflictError):
                 create_rows_table(Log(objects), clock, rng, location=root)
-        marks = open_objects(root, options) if check_mark or not read_only else None
+            read = _Read.of(objects, marks)
         with resources:
             if adopt is not None and leases is not None:
                 adopt_store(Log(objects), root, adopt, leases, clock, rng, marks=marks)
+                read = _Read.of(objects, marks)
             store = cls(
                 root,
                 objects,
@@ -303,6 +330,7 @@ class Store(Closeable):
                 catalog_url=catalog or (None if local is None else default_catalog_url(str(local))),
                 resources=resources,
                 marks=marks,
+                read=read,
             )
             if read_only and check_mark:
                 store._check_mark(zookeeper, security)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 from millpond.executor.maintenance.helpers import INLINE, HelperProcess
-from millpond.gc.collectors import CollectionRound, Owned, Retention, collect_garbage, collect_garbage_at
+from millpond.gc.collectors import (
+    CollectionRound,
+    Owned,
+    Retention,
+    collect_garbage,
+    collect_garbage_at,
+    extend_checkpoint,
+)
 from millpond.gc.compaction import Compacted, CompactionPolicy
 from millpond.statestore.durations import Duration, duration_us
 from millpond.statestore.errors import InvalidError
@@ -127,6 +134,9 @@ class ExecutorWorker:
             owned=owned,
             seen=seen,
         )
+
+    def checkpoint(self, store: Store, commits: Sequence[tuple[TableVersion, bytes]]) -> Future[int]:
+        return self._executor.submit(extend_checkpoint, store.objects, commits)
 
     def shutdown(self) -> None:
         self._executor.shutdown(wait=True, cancel_futures=True)

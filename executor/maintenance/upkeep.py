@@ -33,6 +33,7 @@ from millpond.statestore.errors import ConflictError, MillpondError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
+from millpond.statestore.objects.ranges import ParallelObjects
 from millpond.statestore.store import Store
 from millpond.statestore.types import TIME_MAX_US, Clock, Rng, Superstep, TableVersion
 
@@ -41,6 +42,10 @@ _FIRST_ROUND_AFTER: Final = 64
 _CHECKPOINT_EVERY: Final = 32
 """Number of versions after which the close of a run writes a checkpoint, and collects garbage."""
 
+_FAR_CHECKPOINT_EVERY: Final = 8
+_ENTRIES_A_COMMIT: Final = 256
+# Commits in memory until a checkpoint has them; more are read again.
+_RECENT_MAX: Final = 64
 _REPLACED_BYTES_MIN: Final = 1 << 18
 _ROUNDS_A_RETENTION: Final = 6
 _ROUND_EVERY_US_MIN: Final = 60_000_000
@@ -82,7 +87,7 @@ class CollectionSchedule:
         self._policy = policy
         self._worker = worker
         self._round: Future[CollectionRound] | None = None
-        self._due_at = TableVersion(0)
+        self._opened_at = self._due_at = TableVersion(0)
         self._early_at = TableVersion(0)
         self._replaced_bytes = 0
         self._waiting: deque[tuple[int, int]] = deque()
@@ -131,15 +136,21 @@ class CollectionSchedule:
 
     def open(self) -> None:
         """Plan the first round: soon, but not while the run starts."""
-        version = self._store.committer.snapshot.version
+        self._opened_at = version = self._store.committer.snapshot.version
         self._due_at = TableVersion(version + min(_FIRST_ROUND_AFTER, self._policy.collect_every))
 
     def is_due_at_close(self) -> bool:
         """Return True if a run that ends should do a round, because no run of its length would ever reach one."""
+        every, version = (
+            min(_CHECKPOINT_EVERY, self._policy.collect_every),
+            self._store.committer.snapshot.version,
+        )
+        if isinstance(self._store.objects, ParallelObjects):
+            # Its checkpoints come anyway, so their age says nothing of the last round.
+            return version // every > self._opened_at // every
         known = self._store.log.inventory().checkpoints
         last = max((checkpoint.version for checkpoint in known), default=0)
-        every = min(_CHECKPOINT_EVERY, self._policy.collect_every)
-        return self._store.committer.snapshot.version - last >= every
+        return version - last >= every
 
     def record_version(self) -> None:
         """Remember the table's present version, by a clock that never jumps."""
@@ -195,6 +206,48 @@ class CollectionSchedule:
         return old[-1] if old else TableVersion(0)
 
 
+class CheckpointSchedule:
+    """The checkpoints of a store in an object store, where opening takes a request for each commit after the last one."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._is_far = isinstance(store.objects, ParallelObjects)
+        snapshot = store.committer.snapshot
+        self._last = snapshot.checkpoint
+        self._entries = snapshot.file_count + len(snapshot.txns)
+        self._writing: Future[int] | None = None
+
+    @property
+    def due_version(self) -> int:
+        """The table version from which the next checkpoint is due."""
+        # A large checkpoint comes more rarely: it has all live and removed files.
+        every = max(_FAR_CHECKPOINT_EVERY, self._entries // _ENTRIES_A_COMMIT)
+        return self._last + every if self._is_far else TIME_MAX_US
+
+    def open(self) -> None:
+        if self._is_far:
+            self._store.committer.recent = deque(maxlen=_RECENT_MAX)
+
+    def run(self, worker: ExecutorWorker) -> None:
+        """Have a checkpoint written if one is due."""
+        version = self._store.committer.snapshot.version
+        commits = tuple(commit for commit in self._store.committer.recent if commit[0] > self._last)
+        if self._is_busy() or version < self.due_version or not commits:
+            return
+        self._last = version
+        self._writing = worker.checkpoint(self._store, commits)
+
+    def _is_busy(self) -> bool:
+        if self._writing is None or not self._writing.done():
+            return self._writing is not None
+        done, self._writing = self._writing, None
+        try:
+            self._entries = done.result()
+        except (MillpondError, CancelledError) as error:
+            _LOG.info("a checkpoint is left for later: %s", error)
+        return False
+
+
 class Upkeep:
     """Keeps the store of one pipeline small; for the coordinator's thread, between supersteps.
 
@@ -240,9 +293,12 @@ class Upkeep:
             store, ownership, clock=clock, policy=used, worker=self._workers.rounds
         )
         self._began_us = clock.monotonic_us()
+        self._checkpoints = CheckpointSchedule(store)
 
     def open(self) -> None:
         self._rounds.open()
+        if self._is_on:
+            self._checkpoints.open()
         for schedule in self._schedules:
             schedule.open()
 
@@ -273,6 +329,7 @@ class Upkeep:
             self.due_us = self._began_us + _HELPERS_AFTER_US
             self.due_version = self._ownership.committer.snapshot.version + self._compactions.room
             return
+        self._checkpoints.run(self._workers.rounds)
         if not self._rounds.is_due:
             for schedule in self._schedules:
                 schedule.start(superstep, watermark, during_round=self._rounds.is_running)
@@ -304,7 +361,8 @@ class Upkeep:
             self.due_version = 0
             return
         left = min(schedule.supersteps_left(superstep) for schedule in self._schedules)
-        self.due_version = min(self._rounds.due_version, self._ownership.committer.snapshot.version + left)
+        due_version = min(self._rounds.due_version, self._checkpoints.due_version)
+        self.due_version = min(due_version, self._ownership.committer.snapshot.version + left)
 
     def _commit_ready(self) -> bool:
         """Commit finished rewrites, a bounded number at once; return False if there were none."""
@@ -363,6 +421,7 @@ class Upkeep:
             self._compactions.start_at_close(superstep, watermark, closing, until_us)
             while self._commit_ready():
                 pass
+            self._checkpoints.run(closing.rounds)
             if self._rounds.is_due_at_close():
                 self._rounds.start(superstep, at_close=closing.rounds)
                 self._rounds.report()

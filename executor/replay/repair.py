@@ -157,7 +157,7 @@ def _commit(
         # Readers cannot replay the damaged log, so they must begin with this version.
         actions = tuple(changes)
         path = checkpoint_path(version)
-        objects.put(path, write_part(actions, path))
+        objects.put(path, write_part(actions, path, digest_of(data)))
         Log(objects).name_checkpoint(version, len(actions))
     # Last: until the commit the damaged log is all there is to repair from.
     _set_aside(objects, plan, version)

@@ -24,7 +24,7 @@ from millpond.statestore.history.replayed_log import Change, newest_histories, r
 from millpond.statestore.log.action import Action, Add, Remove, Txn, delta_schema
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.log import Log
-from millpond.statestore.log.snapshot import Snapshot, load
+from millpond.statestore.log.snapshot import Snapshot, load, load_existing
 from millpond.statestore.log.table import Append, ChangeSchema, create_table
 from millpond.statestore.log.writer import CommitDraft, LogWriter
 from millpond.statestore.objects.ranges import put_new
@@ -41,12 +41,13 @@ def open_table(
     retraction.
     """
     log = Log(objects)
-    if log.latest_version() is None:
+    snapshot = load_existing(log)
+    if snapshot is None:
         try:
             return create_table(log, clock, rng, schema=schema, name=name)
         except ConflictError:
-            pass  # Another process created the table first: check below that it fits.
-    snapshot = load(log)
+            # Another process created the table first: check below that it fits.
+            snapshot = load(log)
     writer = LogWriter(log, snapshot, clock, rng)
     columns = _new_columns(snapshot, schema, name, may_grow=not whole)
     if columns is not None:

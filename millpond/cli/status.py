@@ -30,6 +30,7 @@ from millpond.statestore.leases.zookeeper_server import local_security
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
+from millpond.statestore.view import connect
 
 _PROCESS: Final = ("pipeline", "process", "state")
 _TOTALS: Final = ("records", "late", "dropped", "duplicates", "timers", "productions", "dead_letters")
@@ -78,7 +79,7 @@ def status(store: StoreAt, catalog: str | None, *, check: bool, as_json: bool) -
 
 
 def _describe(store: Store, place: StoreAt) -> dict[str, Any]:
-    snapshot = store.snapshot()
+    snapshot = store.opened or store.snapshot()
     newest = read_commit(store.log, snapshot.version)
     return {
         "store": store.path,
@@ -183,7 +184,9 @@ def _dead_letters(store: Store, snapshot: Snapshot) -> list[dict[str, Any]]:
         from dead_letters group by all order by all
     """
     try:
-        found: list[dict[str, Any]] = store.sql().sql(newest).to_arrow_table().to_pylist()
+        found: list[dict[str, Any]] = (
+            connect(snapshot, store.objects).sql(newest).to_arrow_table().to_pylist()
+        )
     except duckdb.Error as error:
         raise DataError("the dead letters cannot be read", cause=error) from error
     return found

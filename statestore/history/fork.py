@@ -18,7 +18,7 @@ from millpond.statestore.history.lineage import Origin
 from millpond.statestore.history.replayed_log import ReplayedLog, replay_log
 from millpond.statestore.log.action import Action, CommitInfo, JsonValue, Txn
 from millpond.statestore.log.checkpoint import checkpoint_path, write_part
-from millpond.statestore.log.commit_file import encode
+from millpond.statestore.log.commit_file import digest_of, encode
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.table import table_id_of
 from millpond.statestore.log.writer import publish_log_boundary
@@ -87,9 +87,11 @@ def fork_table(
     # The log begins here: without the boundary readers would miss the commits before it.
     publish_log_boundary(target, began)
     target.sync()
-    target.put_if_absent(commit_path(began), encode([info, *actions]))
+    commit = encode([info, *actions])
+    target.put_if_absent(commit_path(began), commit)
     # Last: a checkpoint is a table by itself, and without its commit it would lack watermarks and source offsets.
-    target.put(checkpoint_path(began), write_part(actions, checkpoint_path(began)))
+    path = checkpoint_path(began)
+    target.put(path, write_part(actions, path, digest_of(commit)))
     Log(target).name_checkpoint(began, len(actions))
     target.sync()
     return Forked(

@@ -17,8 +17,8 @@ from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Pr
 from millpond.statestore.log.checkpoint import Checkpoint
 from millpond.statestore.log.commit_file import decode, digest_of, seal_holds
 from millpond.statestore.log.high_water import Mark
-from millpond.statestore.log.log import Log, LogInventory, commit_path, foreign_change, is_own_configuration
-from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
+from millpond.statestore.log.log import AHEAD_MAX, Log, LogInventory, commit_path, foreign_change, is_of_store
+from millpond.statestore.log.snapshot import NO_TABLE, Snapshot, Start, find_start
 from millpond.statestore.types import TableVersion, WallTimeMicros
 
 
@@ -78,14 +78,16 @@ def newest_commits(
 ) -> Iterator[LoggedCommit]:
     """Yield the remaining commits, newest first; with ``naming`` only those whose bytes contain it."""
     oldest = 0 if limit is None else max(newest - limit + 1, 0)
-    for number in range(newest, oldest - 1, -1):
-        version = TableVersion(number)
-        data = log.read(version)
-        if data is None:
-            return
-        # Decoding takes most of the time, and few commits name, for example, a topology.
-        if naming in data:
-            yield LoggedCommit.of(version, data)
+    numbers = range(newest, oldest - 1, -1)
+    for begin in range(0, len(numbers), AHEAD_MAX):
+        ahead = log.ahead(numbers[begin : begin + AHEAD_MAX])
+        for version in map(TableVersion, numbers[begin : begin + AHEAD_MAX]):
+            data = ahead.read(version)
+            if data is None:
+                return
+            # Decoding takes most of the time, and few commits name, for example, a topology.
+            if naming in data:
+                yield LoggedCommit.of(version, data)
 
 
 def readable_commits(log: Log, versions: Iterable[TableVersion]) -> Iterator[LoggedCommit]:
@@ -164,10 +166,10 @@ class ReplayedLog(LoggedTable):
     def version(self) -> TableVersion:
         return self.snapshot.version
 
-    def start(self, log: Log, checkpoint: Checkpoint) -> None:
-        actions = tuple(log.read_checkpoint(checkpoint))
-        self.snapshot.restart_from(checkpoint, actions, log.read(checkpoint.version))
-        self.apply(checkpoint.version, actions)
+    def begin(self, start: Start) -> None:
+        self.snapshot = start.snapshot()
+        self.apply(self.version, start.actions)
+        self.follow(start.log, start.target)
 
     def advance(self, version: TableVersion, actions: tuple[Action, ...]) -> None:
         """Apply the next commit, which the caller has verified."""
@@ -175,9 +177,8 @@ class ReplayedLog(LoggedTable):
         self.apply(version, actions)
 
     def follow(self, log: Log, until: TableVersion) -> None:
-        for number in range(self.version + 1, until + 1):
-            version = TableVersion(number)
-            self.apply(version, self.snapshot.apply(version, log.require(version)))
+        for version, data in log.commits(range(self.version + 1, until + 1)):
+            self.apply(version, self.snapshot.apply(version, data))
 
     def actions(self, *, on_disk: Iterable[str]) -> Iterator[Action]:
         """Yield the actions of a checkpoint of this version; removed files are remembered while they are on disk."""
@@ -193,18 +194,13 @@ class ReplayedLog(LoggedTable):
 
 def replay_log(log: Log, until: TableVersion) -> ReplayedLog:
     """Replay a log up to a version, from the newest readable checkpoint at or before it, or raise `DataError`."""
-    for checkpoint in reversed(log.inventory().checkpoints):
-        if checkpoint.version <= until:
-            replayed = ReplayedLog()
-            try:
-                replayed.start(log, checkpoint)
-            except DataError:
-                # An older checkpoint and the commits after it give the same state, if they exist.
-                continue
-            break
-    else:
-        replayed = ReplayedLog()
-    replayed.follow(log, until)
+    try:
+        start = find_start(log, until)
+    except DataError:
+        # No checkpoint is readable: only the whole log gives that version.
+        start = Start(log, until)
+    replayed = ReplayedLog()
+    replayed.begin(start)
     return replayed
 
 
@@ -310,7 +306,7 @@ def _from_checkpoint(log: Log, inventory: LogInventory, checkpoint: Checkpoint) 
     history.apply(checkpoint.version, actions)
     configuration = {} if history.metadata is None else history.metadata.configuration
     # No commit is foreign to a table that is not a store, so none of them is read.
-    is_store = any(is_own_configuration(name) for name in configuration)
+    is_store = is_of_store(configuration)
     before = (version for version in inventory.versions if is_store and version < checkpoint.version)
     own = next(readable_commits(log, [checkpoint.version]), None)
     commits = chain(readable_commits(log, before), [] if own is None else [own])

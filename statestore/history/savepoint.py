@@ -154,7 +154,7 @@ def write_checkpoint_of(
     path = checkpoint_path(replayed.version)
     reach("checkpoint.summed")
     try:
-        objects.put_if_absent(path, write_part(actions, path))
+        objects.put_if_absent(path, write_part(actions, path, replayed.snapshot.digest))
     except ObjectExistsError:
         # Another process has written an equivalent checkpoint.
         return False

@@ -1,7 +1,8 @@
 """Delta checkpoints: the state of a log at one version, for opening a table whose older commits were cleaned up.
 
-They are in the classic format. A checkpoint is not part of the digest chain, so an unbroken log is preferred. Millpond's
-checkpoints are sealed like row files; pages of other engines' checkpoints are verified where they have checksums.
+They are in the classic format. Millpond's checkpoints are sealed like row files, and hold the digest of their version's
+commit file, so that the digest chain goes on behind them. Pages of other engines' checkpoints are verified where they have
+checksums.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _CLASSIC: Final = re.compile(r"^_delta_log/(\d{20})\.checkpoint(?:\.(\d{10})\.(\
 VERSION_MAX: Final = 1 << 62
 _KINDS: Final = ("protocol", "metaData", "txn", "add", "remove")
 _SEALED: Final = b"millpond.sealed"
+_COMMIT: Final = b"millpond.commit"
 _MAPPINGS: Final = frozenset({"partitionValues", "tags", "configuration", "options"})
 _MAP: Final = pa.map_(pa.string(), pa.string())
 _SCHEMA: Final = pa.schema(
@@ -102,8 +104,11 @@ def checkpoints_among(paths: Iterable[str]) -> tuple[Checkpoint, ...]:
     )
 
 
-def read_part(data: bytes, path: str) -> Iterator[Action]:
-    """Read protocol, metadata, transactions, live files and remembered removals from one part; verify its seal."""
+def read_part(data: bytes, path: str, commit: str = "") -> Iterator[Action]:
+    """Read protocol, metadata, transactions, live files and remembered removals from one part; verify its seal.
+
+    ``commit`` is the digest of the version's commit file, if that is there: a checkpoint of another log is refused.
+    """
     has_seal = has_parquet_seal(memoryview(data))
     if has_seal:
         # Before anything parses the bytes: a parser fails on damage in too many ways to catch.
@@ -113,6 +118,7 @@ def read_part(data: bytes, path: str) -> Iterator[Action]:
         # The schema repeats the mark, because one flipped bit could otherwise pass for a file without a seal.
         if not has_seal and _has_seal_mark(file):
             _check_seal(data, path)
+        _check_commit(file, commit)
         table = read_groups(file, range(file.num_row_groups), None, len(data))
         for kind in _KINDS:
             if kind in table.column_names:
@@ -124,11 +130,14 @@ def read_part(data: bytes, path: str) -> Iterator[Action]:
         raise DataError("the checkpoint cannot be read", path=path) from error
 
 
-def write_part(actions: Iterable[Action], path: str) -> bytes:
-    """Return a checkpoint in one part, sealed under its file name and readable by any Delta reader."""
+def write_part(actions: Iterable[Action], path: str, commit: str = "") -> bytes:
+    """Return a checkpoint in one part, sealed under its file name and readable by any Delta reader.
+
+    ``commit`` is the digest of the version's commit file.
+    """
     rows = [_to_row(action) for action in actions]
     try:
-        table = pa.Table.from_pylist(rows, schema=_SCHEMA.with_metadata({_SEALED: b"1"}))
+        table = pa.Table.from_pylist(rows, schema=_SCHEMA.with_metadata({_SEALED: b"1", _COMMIT: commit}))
     except (pa.ArrowException, OverflowError, TypeError) as error:
         raise DataError("the log has values that no checkpoint can hold", path=path, cause=error) from error
     sink = pa.BufferOutputStream()
@@ -152,6 +161,12 @@ def _with_pairs(value: Any) -> Any:
         else inner
         for name, inner in value.items()
     }
+
+
+def _check_commit(file: pq.ParquetFile, commit: str) -> None:
+    made_of = (file.schema_arrow.metadata or {}).get(_COMMIT, b"").decode(errors="replace")
+    if commit and made_of not in ("", commit):
+        raise DataError("the checkpoint is of another log's commit", expected=made_of, found=commit)
 
 
 def _has_seal_mark(file: pq.ParquetFile) -> bool:

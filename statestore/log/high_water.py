@@ -224,24 +224,39 @@ class StoredMark(LaggingMark):
 
     A name holds the table version, the digest of its commit and the store's incarnation. Each object is put once, if
     absent, after its commit: so marks never fall, and two writers cannot take a mark from each other. Without a thread
-    (``threaded=False``) only `flush` stores the mark.
+    (``threaded=False``) only `flush` stores the mark. ``listed`` are the marks as the caller has just listed them, and
+    ``kept`` is the number of older ones that are deleted together.
     """
 
     def __init__(
-        self, objects: Objects, incarnation: str, *, threaded: bool = True, linger_ms: int = LINGER_MS
+        self,
+        objects: Objects,
+        incarnation: str,
+        *,
+        threaded: bool = True,
+        linger_ms: int = LINGER_MS,
+        listed: Sequence[str] | None = None,
+        kept: int = 1,
     ) -> None:
         linger_s = linger_ms / 1_000
         super().__init__("millpond-stored-mark", linger_s=linger_s, retry_s=linger_s)
         self._objects = objects
         self._incarnation = incarnation
+        self._kept = kept
         self._writing = threading.Lock()
-        self._before: str | None = None
+        self._older: list[str] = []
         self._last: str | None = None
+        self._listed = listed
+        known = None if listed is None else self._newest(listed)
+        self._stored = None if known is None else known.version
         if threaded:
             self._thread.start()
 
     def read(self) -> Mark | None:
-        own = (path for path in self._objects.list(MARK_FOLDER) if path.endswith(f"-{self._incarnation}"))
+        return self._newest(list_marks(self._objects))
+
+    def _newest(self, listed: Iterable[str]) -> Mark | None:
+        own = (path for path in listed if path.endswith(f"-{self._incarnation}"))
         return newest_mark(own, [self._incarnation])
 
     def advance(self, version: TableVersion, digest: str) -> None:
@@ -273,20 +288,23 @@ class StoredMark(LaggingMark):
                 self._objects.put_if_absent(path, _MARK_TEXT)
             with self._changed:
                 self._stored = mark.version
+            if self._last is not None:
+                self._older.append(self._last)
+            self._last = path
             # Keep the mark before the newest: a listing of a local folder may miss both ends of a replacement.
-            before, self._before, self._last = self._before, self._last, path
-            if before is not None:
-                self._objects.delete([before])
+            if len(self._older) > self._kept:
+                self._objects.delete(self._older[:-1])
+                del self._older[:-1]
 
     def tidy(self) -> None:
         """Delete the marks that earlier writers abandoned, except the newest one."""
-        newest = self.read()
+        listed = list_marks(self._objects) if self._listed is None else self._listed
+        newest = self._newest(listed)
         if newest is not None:
-            paths = self._objects.list(MARK_FOLDER)
-            older = [
-                path for path in paths if (match := _NAME.search(path)) and int(match[1]) < newest.version
-            ]
-            self._objects.delete(older)
+            matches = ((path, _NAME.search(path)) for path in listed)
+            older = [path for path, match in matches if match and int(match[1]) < newest.version]
+            if older:
+                self._objects.delete(older)
 
 
 class BothHighWaters:

@@ -6,8 +6,8 @@ The cost of `Snapshot.apply` depends on the commit, not on the size of the table
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError, check
@@ -16,7 +16,14 @@ from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Ot
 from millpond.statestore.log.checkpoint import Checkpoint, checkpoint_path
 from millpond.statestore.log.commit_file import decode, digest_of
 from millpond.statestore.log.files import FileIndex, LiveFile
-from millpond.statestore.log.log import Log, LogInventory, commit_path, refuse_foreign_change
+from millpond.statestore.log.log import (
+    AHEAD_MAX,
+    Log,
+    LogInventory,
+    commit_path,
+    is_of_store,
+    refuse_foreign_change,
+)
 from millpond.statestore.rows.row import Fence, unpack_fence
 from millpond.statestore.system import collector_paused
 from millpond.statestore.types import TableVersion
@@ -32,7 +39,7 @@ _LOAD_TRIES: Final = 3
 class Snapshot(FileIndex):
     """A table at one version: its live files, transactions and metadata. For one thread at a time.
 
-    ``digest`` is "" when only a checkpoint records the version. Input watermarks are by interval and source
+    ``digest`` is "" when only a checkpoint records the version, and ``checkpoint`` is the one that was read. Input watermarks are by interval and source
     offsets by input, under their application ids, as far as the applied commits contain them.
     """
 
@@ -40,6 +47,7 @@ class Snapshot(FileIndex):
         super().__init__()
         self.version: TableVersion = NO_TABLE
         self.digest: str = ""
+        self.checkpoint: TableVersion = NO_TABLE
         self.txns: dict[str, int] = {}
         self.watermarks: dict[str, int] = {}
         self.source_offsets: dict[str, str] = {}
@@ -87,19 +95,21 @@ class Snapshot(FileIndex):
         verified = tuple(actions)
         _check_readable(verified, checkpoint.paths[0])
         self._record(verified, checkpoint.version)
-        if commit is not None:
-            self._record_offsets_of(commit, commit_path(checkpoint.version))
         self.version, self.digest = checkpoint.version, "" if commit is None else digest_of(commit)
+        self.checkpoint = checkpoint.version
 
-    def _record_offsets_of(self, commit: bytes, path: str) -> None:
+    def record_offsets_of(self, version: TableVersion, commit: bytes) -> bool:
+        """Take the source offsets of the commit behind a checkpoint; return False if another engine's has none."""
         try:
-            actions = decode(commit, path)
+            actions = decode(commit, commit_path(version))
         except DataError:
             # The next commit is chained to this one's digest, so applying that one reports the damage.
-            return
+            return True
         for action in actions:
-            if isinstance(action, CommitInfo):
+            if isinstance(action, CommitInfo) and action.millpond is not None:
                 self._record_offsets(action)
+                return True
+        return not is_of_store(self.configuration)
 
     def _check_chain(self, version: TableVersion, actions: tuple[Action, ...]) -> None:
         for action in actions:
@@ -181,16 +191,25 @@ def load(log: Log, version: TableVersion | None = None) -> Snapshot:
     return _load_once(log, version)
 
 
+def load_existing(log: Log) -> Snapshot | None:
+    """Open a table cold, at its newest version; ``None`` if there is none."""
+    try:
+        return load(log)
+    except ObjectMissingError:
+        if log.latest_version() is not None:
+            raise
+    return None
+
+
 def catch_up(log: Log, snapshot: Snapshot) -> Snapshot:
-    inventory = log.inventory()
-    there = inventory.versions[bisect_left(inventory.versions, snapshot.version) :]
-    latest = NO_TABLE if inventory.latest is None else inventory.latest
-    if not there or there[0] != snapshot.version or len(there) != latest + 1 - snapshot.version:
+    inventory = log.inventory(snapshot.version)
+    latest = inventory.latest
+    if latest is None or not inventory.reaches(snapshot.version - 1, latest):
         # The log was cut or cleaned up meanwhile, so the snapshot may describe a past that no longer exists.
         return load(log)
     try:
-        for version in there[1:]:
-            snapshot.apply(version, log.require(version))
+        for version, data in log.commits(range(snapshot.version + 1, latest + 1)):
+            snapshot.apply(version, data)
     except ObjectMissingError:
         # A cleanup came between the listing and the reading.
         return load(log)
@@ -198,36 +217,99 @@ def catch_up(log: Log, snapshot: Snapshot) -> Snapshot:
 
 
 def _load_once(log: Log, version: TableVersion | None) -> Snapshot:
+    start = find_start(log, version)
+    snapshot = start.snapshot()
+    for following, data in start.log.commits(range(snapshot.version + 1, start.target + 1)):
+        snapshot.apply(following, data)
+    return snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where reading a version begins: at a checkpoint with these actions, or before version 0.
+
+    ``log`` has the next commits in memory, where the object store reads many objects at once.
+    """
+
+    log: Log
+    target: TableVersion
+    checkpoint: Checkpoint | None = None
+    actions: tuple[Action, ...] = ()
+
+    def snapshot(self) -> Snapshot:
+        """Return the table where reading begins."""
+        begun = Snapshot()
+        if self.checkpoint is None:
+            return begun
+        version = self.checkpoint.version
+        commit = self.log.read(version)
+        begun.restart_from(self.checkpoint, self.actions, commit)
+        # Only commit files have source offsets: every one of Millpond's repeats them, other engines' have none.
+        while commit is not None and not begun.record_offsets_of(version, commit):
+            version = TableVersion(version - 1)
+            commit = self.log.read(version) if version >= 0 else None
+        return begun
+
+
+def find_start(log: Log, version: TableVersion | None = None) -> Start:
+    """Find where to begin reading the table at its newest or an older version; `ObjectMissingError` if there is none."""
+    since = log.named_checkpoint()
+    if since > 0 and (version is None or since <= version):
+        # What the pointer names is not believed: if no sound checkpoint is there, all of the log is listed.
+        found = _nearest_start(log, log.inventory(since), version)
+        if found is not None:
+            return found
     inventory = log.inventory()
+    return _nearest_start(log, inventory, version) or _farther_start(log, inventory, version)
+
+
+def _nearest_start(log: Log, inventory: LogInventory, version: TableVersion | None) -> Start | None:
+    """Find the newest checkpoint that commits follow without a gap, or version 0.
+
+    A store's checkpoint must be Millpond's, which has read every commit that it sums up. Those of other engines may sum up
+    a change of data, and their commits have to be read anyway.
+    """
+    latest = NO_TABLE if inventory.latest is None else inventory.latest
+    target = latest if version is None else version
+    if not NO_TABLE < target <= latest:
+        return None
+    for checkpoint in reversed(inventory.checkpoints):
+        if checkpoint.version <= target and inventory.reaches(checkpoint.version, target):
+            found = _start_from(log, checkpoint, target)
+            if found is not None and (found.log.is_own_checkpoint(checkpoint) or not _is_store(found)):
+                return found
+    return Start(log, target) if inventory.reaches(NO_TABLE, target) else None
+
+
+def _start_from(log: Log, checkpoint: Checkpoint, target: TableVersion) -> Start | None:
+    last = min(target, checkpoint.version + AHEAD_MAX)
+    ahead = log.ahead(range(checkpoint.version, last + 1), checkpoint)
+    try:
+        return Start(ahead, target, checkpoint, tuple(ahead.read_checkpoint(checkpoint)))
+    except DataError:
+        # An older checkpoint and the commits after it give the same state, if they exist.
+        return None
+
+
+def _is_store(start: Start) -> bool:
+    return any(is_of_store(action.configuration) for action in start.actions if isinstance(action, Metadata))
+
+
+def _farther_start(log: Log, inventory: LogInventory, version: TableVersion | None) -> Start:
+    """Find a start in a log whose older commits were cleaned up, or raise what is wrong with it."""
     latest = inventory.latest
     if latest is None or (version is not None and version > latest):
         raise ObjectMissingError("there is no such table version", store=log.objects.url, version=version)
     target = latest if version is None else version
-    snapshot = _start(log, inventory, target)
-    for following in range(snapshot.version + 1, target + 1):
-        snapshot.apply(TableVersion(following), log.require(TableVersion(following)))
-    return snapshot
-
-
-def _start(log: Log, inventory: LogInventory, target: TableVersion) -> Snapshot:
-    if bisect_right(inventory.versions, target) == target + 1:
-        # The log reaches back to version 0: replay it, because each commit verifies the one before it.
-        return Snapshot()
-    failure: DataError | None = None
-    for checkpoint in reversed(inventory.checkpoints):
-        if checkpoint.version <= target:
-            try:
-                commit = log.read(checkpoint.version)
-                snapshot = Snapshot()
-                snapshot.restart_from(checkpoint, log.read_checkpoint(checkpoint), commit)
-            except DataError as error:
-                # An older checkpoint and the commits after it give the same state, if they exist.
-                failure = failure or error
-                continue
-            _look_behind(log, inventory, checkpoint, snapshot)
-            return snapshot
-    if failure is not None:
-        raise failure
+    known = [checkpoint for checkpoint in inventory.checkpoints if checkpoint.version <= target]
+    for checkpoint in reversed(known):
+        found = _start_from(log, checkpoint, target)
+        if found is not None:
+            _look_behind(found, inventory, checkpoint)
+            return found
+    if known:
+        # Read the newest one once more, for its error.
+        return Start(log, target, known[-1], tuple(log.read_checkpoint(known[-1])))
     first = inventory.versions[0] if inventory.versions else 0
     if 0 < first <= target:
         raise ObjectMissingError(
@@ -235,16 +317,17 @@ def _start(log: Log, inventory: LogInventory, target: TableVersion) -> Snapshot:
             path=checkpoint_path(first),
             store=log.objects.url,
         )
-    return Snapshot()
+    return Start(log, target)
 
 
-def _look_behind(log: Log, inventory: LogInventory, checkpoint: Checkpoint, snapshot: Snapshot) -> None:
+def _look_behind(start: Start, inventory: LogInventory, checkpoint: Checkpoint) -> None:
     """Refuse a store's checkpoint that sums up another engine's change of data."""
+    log = start.log
     if log.is_own_checkpoint(checkpoint):
         return
     # Millpond has read every commit before writing a checkpoint; other engines have not, so the commits behind
     # theirs that still exist are read here, back to a checkpoint of Millpond's.
-    start = next(
+    own = next(
         (
             older.version
             for older in reversed(inventory.checkpoints)
@@ -252,10 +335,11 @@ def _look_behind(log: Log, inventory: LogInventory, checkpoint: Checkpoint, snap
         ),
         NO_TABLE,
     )
+    metadata = [action.configuration for action in start.actions if isinstance(action, Metadata)]
     for version in inventory.versions:
-        if start < version <= checkpoint.version:
+        if own < version <= checkpoint.version and metadata:
             actions = decode(log.require(version), commit_path(version))
-            refuse_foreign_change(version, actions, snapshot.configuration)
+            refuse_foreign_change(version, actions, metadata[-1])
 
 
 def _check_readable(actions: Iterable[Action], path: str) -> None:

@@ -23,6 +23,7 @@ from typing import Final, Protocol, TypeVar
 from millpond.statestore.errors import (
     ConflictError,
     InvalidError,
+    MillpondError,
     ObjectExistsError,
     OutcomeUnknownError,
     UnavailableError,
@@ -146,6 +147,9 @@ class LogWriter:
         # The commits that were read or written since someone asked for them; ``None`` while nobody does.
         self.applied: deque[tuple[TableVersion, tuple[Action, ...]]] | None = None
         self._lock = threading.RLock()
+        self._is_alone = True
+        # The newest commits, one after the other, for whoever writes a checkpoint.
+        self.recent: deque[tuple[TableVersion, bytes]] = deque(maxlen=0)
         self._in_flight: _Attempt | None = None
         self._unknown: _Attempt | None = None
         self._seen_us = clock.monotonic_us()
@@ -155,8 +159,10 @@ class LogWriter:
     def refresh(self) -> Snapshot:
         """Follow the log to its newest version."""
         with self._lock:
+            before = self.snapshot.version
             for version, data, _actions in self._follow():
                 self._recognise(version, data)
+            self._is_alone = self.snapshot.version == before
             # A refresh reads the next version by name, so a log that was cleaned up while this writer slept looks
             # like a log without news. After a long sleep, check that the writer's own version still exists.
             if self._may_be_stale() and not self._retrying(self._is_there):
@@ -178,6 +184,7 @@ class LogWriter:
             # writer may have died before it synced the commit.
             self._retrying(partial(self._log.sync, version))
             actions = self.snapshot.apply(version, data)
+            self.recent.append((version, data))
             self._moved(started_us)
             self._record(version, actions)
             yield version, data, actions
@@ -201,6 +208,7 @@ class LogWriter:
             self._log.require(self.snapshot.version)
         self._retrying(partial(self._log.sync, fresh.version))
         self.snapshot = fresh
+        self.recent.clear()
         self._moved(started_us)
         self.applied = None
 
@@ -229,12 +237,17 @@ class LogWriter:
             # An earlier commit may still land, so it is resolved first: the new one must be built on top of it.
             if self._in_flight is not None:
                 self._resolve_earlier(plan)
-            self.refresh()
-            if self._unknown is not None and self._unknown.plan == plan:
-                if self._unknown.committed:
-                    return self._unknown.committed
-                self._refuse_to_repeat(self._unknown)
-            return self._write(plan)
+            repeated = self._unknown if self._unknown is not None and self._unknown.plan == plan else None
+            # The put itself finds out if another writer was faster. Only where that is likely a look comes first.
+            is_new = self.snapshot.version == NO_TABLE
+            is_fresh = is_new or repeated is not None or not self._is_alone or self._may_be_stale()
+            if is_fresh:
+                self.refresh()
+            if repeated is not None:
+                if repeated.committed:
+                    return repeated.committed
+                self._refuse_to_repeat(repeated)
+            return self._write(plan, is_fresh=is_fresh)
 
     def resolve(self) -> Committed | None:
         """Return the last commit that ended in `OutcomeUnknownError` if it is part of the table, or ``None`` if it never will be.
@@ -266,22 +279,38 @@ class LogWriter:
         if attempt.outcome is _Outcome.UNKNOWN and not is_guarded:
             raise _lost_in_cleanup(attempt)
 
-    def _write(self, plan: Plan) -> Committed | None:
+    def _write(self, plan: Plan, *, is_fresh: bool) -> Committed | None:
         for _ in range(self._retry.versions_max):
-            # Rules are checked in `build`, on the very snapshot whose next version the attempt will take. The put is
-            # conditional on that version, so no other commit can slip in between check and commit.
-            with collector_paused():
-                now_ms = self._clock.now_us() // 1_000
-                draft = plan.build(self.snapshot, now_ms)
-                if draft is None:
-                    return None
-                attempt = self._prepare(plan, draft, now_ms)
-            self._land(attempt)
-            if attempt.outcome is _Outcome.DONE:
-                return attempt.committed
-            for _version, _data, winner in self._follow():
-                plan.admit(winner)
+            try:
+                attempt = self._build(plan)
+            except MillpondError:
+                if is_fresh:
+                    raise
+                attempt = None
+            if attempt is not None:
+                self._land(attempt)
+                if attempt.outcome is _Outcome.DONE:
+                    return attempt.committed
+                self._is_alone = False
+            elif is_fresh:
+                return None
+            if is_fresh:
+                for _version, _data, winner in self._follow():
+                    plan.admit(winner)
+            else:
+                # Commits from before this call: they need not be admitted, and what was refused on an older version
+                # may be right on this one.
+                self.refresh()
+                is_fresh = True
         raise ConflictError("other writers came first too often", versions=self._retry.versions_max)
+
+    def _build(self, plan: Plan) -> _Attempt | None:
+        # Rules are checked in `build`, on the very snapshot whose next version the attempt will take. The put is
+        # conditional on that version, so no other commit can slip in between check and commit.
+        with collector_paused():
+            now_ms = self._clock.now_us() // 1_000
+            draft = plan.build(self.snapshot, now_ms)
+            return None if draft is None else self._prepare(plan, draft, now_ms)
 
     def _prepare(self, plan: Plan, draft: CommitDraft, now_ms: int) -> _Attempt:
         if self.snapshot.protocol.min_writer_version > _WRITER_VERSION_MAX:
@@ -358,6 +387,7 @@ class LogWriter:
         self._failpoint("commit.before_apply")
         if self.snapshot.version < attempt.version:
             self.snapshot.apply_actions(attempt.version, attempt.actions, attempt.digest)
+            self.recent.append((attempt.version, attempt.data))
             self._moved(started_us)
             self._record(attempt.version, attempt.actions)
         attempt.outcome = _Outcome.DONE

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -73,6 +74,7 @@ _NOT_ALLOWED: Final = re.compile(r"status code: 40[13] |<Code>(?:ExpiredToken|In
 _NO_BUCKET: Final = re.compile(r"<Code>(?:NoSuchBucket|ContainerNotFound)</Code>")
 # One piece of a streamed object; a few pieces are in memory at a time.
 _PIECE_BYTES: Final = 8 << 20
+_PARALLEL_MAX: Final = 16
 _USER: Final = re.compile(r"://.*@")
 _PASSWORD: Final = re.compile(r"://[^/@]*:[^/]*@")
 _ENDPOINTS: Final = ("aws_endpoint", "aws_endpoint_url", "aws_endpoint_url_s3", "endpoint", "endpoint_url")
@@ -136,6 +138,16 @@ class ObstoreObjects:
 
     def get(self, path: str) -> bytes:
         return self._attempt(path, lambda: bytes(obstore.get(self._store, path).bytes()))
+
+    def get_many(self, paths: Sequence[str]) -> Sequence[bytes | None]:
+        """Return the bytes of objects, ``None`` for a missing one, with up to 16 requests at a time."""
+        with ThreadPoolExecutor(_PARALLEL_MAX, "millpond-reads") as pool:
+            return list(pool.map(self._get_if_there, paths))
+
+    def _get_if_there(self, path: str) -> bytes | None:
+        with suppress(ObjectMissingError):
+            return self.get(path)
+        return None
 
     def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
         starts, ends = [part.start for part in ranges], [part.end for part in ranges]

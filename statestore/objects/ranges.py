@@ -117,6 +117,41 @@ class WrappedObjects:
         self._objects.delete(paths)
 
 
+@runtime_checkable
+class ParallelObjects(Protocol):
+    """An object store that answers many requests in about the time of one."""
+
+    def get_many(self, paths: Sequence[str]) -> Sequence[bytes | None]: ...
+
+
+class _ReadAhead(WrappedObjects):
+    def __init__(self, objects: Objects, many: ParallelObjects, paths: Sequence[str]) -> None:
+        super().__init__(objects)
+        self._many = many
+        self._found = dict(zip(paths, many.get_many(paths), strict=True))
+
+    def get_many(self, paths: Sequence[str]) -> Sequence[bytes | None]:
+        others = [path for path in paths if path not in self._found]
+        found = {
+            **self._found,
+            **dict(zip(others, self._many.get_many(others) if others else (), strict=True)),
+        }
+        return [found[path] for path in paths]
+
+    def get(self, path: str) -> bytes:
+        if path not in self._found:
+            return super().get(path)
+        data = self._found[path]
+        if data is None:
+            raise ObjectMissingError("the object is missing", path=path, store=self.url)
+        return data
+
+
+def read_ahead(objects: Objects, paths: Sequence[str]) -> Objects:
+    """Return the store with these objects in memory; the store itself if it would read them one by one."""
+    return _ReadAhead(objects, objects, paths) if isinstance(objects, ParallelObjects) else objects
+
+
 class MeteredObjects(WrappedObjects):
     """An object store that counts the bytes read by each thread."""
 

@@ -138,13 +138,38 @@ class TestWhatACommitIs:
         assert (remove.size_bytes, remove.partition_values) == (1_000, {"computation": "counter"})
         assert [file.path for file in committer.snapshot.files_of(LOW)] == [add.path]
 
-    def test_commit_costs_three_calls(self, bench: Bench) -> None:
-        """These are a look for a newer version, a put and a look at the boundary."""
+    def test_commit_costs_two_calls(self, bench: Bench) -> None:
+        """These are a put and a look at the boundary: the put finds out if another writer was faster."""
         committer, objects = bench.faulty()
 
         committer.commit(fence_request(1, LOW))
 
+        assert objects.calls == {"put_if_absent": 1, "list": 1}
+
+    def test_commit_after_another_writers_looks_first(self, bench: Bench) -> None:
+        committer, objects = bench.faulty()
+        other = bench.committer()
+        other.commit(fence_request(1, LOW))
+        committer.commit(fence_request(1, HIGH))
+        objects.calls.clear()
+
+        committer.commit(superstep_request(1, 1, HIGH))
         assert objects.calls == {"get": 1, "put_if_absent": 1, "list": 1}
+        objects.calls.clear()
+        committer.commit(superstep_request(1, 2, HIGH))
+        assert objects.calls == {"put_if_absent": 1, "list": 1}
+
+    def test_request_refused_on_an_older_version_is_tried_on_the_newest(self, bench: Bench) -> None:
+        """The other writer adds a file, and this one removes it."""
+        committer, other = bench.committer(), bench.committer()
+        other.commit(fence_request(1, LOW))
+        file = row_file(LOW, _fence(1, 1), superstep=1)
+        other.commit(CommitRequest(kind="superstep", writes=(write_of(LOW, 1, 1, file),)))
+
+        removal = replace(write_of(LOW, 1, 2), removed=(file.path,))
+        committer.commit(CommitRequest(kind="compaction", writes=(removal,)))
+
+        assert committer.snapshot.file(file.path) is None
 
     def test_alternating_committers_agree(self, bench: Bench) -> None:
         one, two = bench.committer(), bench.committer()
@@ -161,9 +186,23 @@ class TestOtherWriters:
         committer, objects = bench.faulty()
         committer.commit(fence_request(1, LOW))
         committer.commit(superstep_request(1, 1, LOW, clicks=1))
+        # After a while a writer looks for newer versions; the foreign commit comes between that look and the put.
+        bench.clock.advance_ms(10_001)
         objects.interrupt("put_if_absent", lambda: _foreign(bench, *actions))
         committer.commit(request)
         return committer
+
+    def test_change_from_before_the_commit_is_followed(self, bench: Bench) -> None:
+        """The writer does not look before its put, and must not take that change for one that came in between."""
+        committer = bench.committer()
+        committer.commit(fence_request(1, LOW))
+        metadata = committer.snapshot.metadata
+        assert metadata is not None
+        _foreign(bench, replace(metadata, configuration={**metadata.configuration, "delta.x": "1"}))
+
+        committer.commit(superstep_request(1, 1, LOW))
+
+        assert (committer.snapshot.version, committer.snapshot.configuration["delta.x"]) == (3, "1")
 
     def test_unrelated_append_is_skipped(self, bench: Bench) -> None:
         """The chain continues behind the foreign commit."""

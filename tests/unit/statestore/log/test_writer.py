@@ -176,7 +176,9 @@ class TestOutcomes:
         assert bench.committer().resolve() is None
 
     def test_unreadable_store_before_put_is_unavailable(self, bench: Bench) -> None:
+        """A writer that has slept looks for newer versions first."""
         committer, objects = bench.faulty()
+        bench.clock.advance_ms(10_001)
         objects.plan(Fault.REFUSED, "get", times=3)
 
         with pytest.raises(UnavailableError):
