@@ -38,6 +38,8 @@ _EARLY_ROUNDS: Final = 16
 class UpkeepPolicy:
     """The compaction and garbage collection of a running pipeline: when, and where (MillWheel §6.1.1).
 
+    With ``upkeep=None`` a runner does neither, nor any upkeep of the tables of its sinks.
+
     Args:
         compaction: when the files of an interval are merged. The close of a run merges them from
             ``fan_in`` or eight files on, whichever is less: in a quarter of the run's time, most files first,

@@ -40,7 +40,8 @@ def fork_store(
     """Create an independent store that begins with a version of another one, which may run meanwhile.
 
     On one disk, row files get a second name instead of a copy, and neither store depends on the other.
-    On an object store, or on another disk, the files are copied.
+    On an object store, or on another disk, the files are copied. A pipeline that runs on the fork writes to sinks
+    in the fork's folder, whatever its code names; `millpond take-over` makes an exception.
 
     Args:
         store: the open store; read-only is enough.

@@ -136,7 +136,14 @@ class Coordinator:
             self.ownership.close()
 
     def _sinks_of(self, topology: Topology) -> SinkDelivery:
-        return SinkDelivery(self.store, topology, self.clock, self.names, in_background=self._threads)
+        return SinkDelivery(
+            self.store,
+            topology,
+            self.clock,
+            self.names,
+            in_background=self._threads,
+            has_upkeep=self._options.upkeep is not None,
+        )
 
     def _serve(self, topology: Topology, sinks: SinkDelivery) -> None:
         """Replace the parts that depend on the topology; `_restore` fills them from the store."""

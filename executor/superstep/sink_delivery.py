@@ -39,7 +39,14 @@ class SinkDelivery:
     """
 
     def __init__(
-        self, store: Store, topology: Topology, clock: Clock, rng: Rng, *, in_background: bool
+        self,
+        store: Store,
+        topology: Topology,
+        clock: Clock,
+        rng: Rng,
+        *,
+        in_background: bool,
+        has_upkeep: bool,
     ) -> None:
         self._store = store
         self.row_files: Objects = store.objects
@@ -47,6 +54,7 @@ class SinkDelivery:
         self._clock = clock
         self._rng = rng
         self._in_background = in_background
+        self._has_upkeep = has_upkeep
         self._writers: list[tuple[str, SinkWriter]] = []
         self._executor: ThreadPoolExecutor | None = None
         self._upkeep: ThreadPoolExecutor | None = None
@@ -136,7 +144,9 @@ class SinkDelivery:
                 self._keep_up(writer)
 
     def _keep_up(self, writer: SinkWriter) -> None:
-        work = writer.upkeep.due() if isinstance(writer, TableWriter) and writer.upkeep is not None else None
+        work = None
+        if self._has_upkeep and isinstance(writer, TableWriter) and writer.upkeep is not None:
+            work = writer.upkeep.due()
         if work is not None and self._upkeep is not None:
             self._upkeep.submit(work)
         elif work is not None:
