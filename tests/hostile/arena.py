@@ -26,11 +26,9 @@ import numpy as np
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from millpond.cli import restore
 from millpond.cli.main import main
-from millpond.statestore import store as store_module
 from millpond.statestore.errors import InternalError, MillpondError, UnavailableError
-from millpond.statestore.leases import zookeeper_server
+from millpond.statestore.leases import zookeeper_server, zookeeper_service
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.system import SystemClock
 from tests.hostile.damage import Vandal
@@ -336,9 +334,8 @@ def _leases(registry: MemoryRegistry | None) -> Iterator[None]:
     with contextlib.ExitStack() as patches:
         patches.enter_context(patch.object(zookeeper_server, "launch", _refuse))
         if registry is not None:
-            for module in (store_module, restore):
-                patches.enter_context(patch.object(module, "EmbeddedZooKeeper", _NoServer))
-                patches.enter_context(patch.object(module, "ZooKeeperLeases", _leases_in(registry)))
+            patches.enter_context(patch.object(zookeeper_service, "EmbeddedZooKeeper", _NoServer))
+            patches.enter_context(patch.object(zookeeper_service, "ZooKeeperLeases", _leases_in(registry)))
         yield
 
 
