@@ -59,7 +59,8 @@ class _TimeSortedTimers(KeyTimers):
             self._new = [(timer.output_at, timer) for timer in self._opened().values() if timer.holds]
             heapify(self._new)
         ends = bisect_right(waiting, self._until, key=_FIRING_TIME)
-        self.ready, self._still = waiting[:ends], waiting[ends:]
+        self.ready: tuple[Timer, ...] = waiting[:ends]
+        self._still = waiting[ends:]
         self.added: list[Timer] = []
 
     @property
@@ -170,8 +171,8 @@ class TimeSortedExecutor(KeyExecutor):
         self, key: str, encoded: StoredState | None, timers: Timers, start: int, stop: int
     ) -> StoredState | None:
         settled = super().run(key, encoded, timers, start, stop)
-        self.waited += len(self.timers.added)
-        self.resumed += len(self.timers.ready)
+        self.waited: int = self.waited + len(self.timers.added)
+        self.resumed: int = self.resumed + len(self.timers.ready)
         return settled
 
     def _begin(self, key: str, encoded: StoredState | None, timers: Timers, records: int) -> None:

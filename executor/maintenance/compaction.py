@@ -294,7 +294,7 @@ class CompactionSchedule(Schedule):
         # Wide compactions spare a run that makes many files a minute, and would leave those of short runs for weeks.
         given = self.policy.compaction
         narrow = replace(given, fan_in=min(given.fan_in, _FAN_IN_AT_CLOSE))
-        self.policy = replace(self.policy, compaction=narrow)
+        self.policy: UpkeepPolicy = replace(self.policy, compaction=narrow)
         for number, interval in enumerate(self.due()):
             if number and self.clock.monotonic_us() >= until_us:
                 return
