@@ -377,8 +377,6 @@ class LocalWorker:
             self._fail(failure)
             raise
 
-    # -- the thread ------------------------------------------------------------------------
-
     def start(self) -> None:
         self.is_threaded = True
         self._thread = threading.Thread(target=self._work, name="millpond-local", daemon=True)

@@ -226,8 +226,6 @@ class Run(ABC, Generic[_Accepted]):
     def _finish(self, stream: str) -> _Accepted:
         """End an injected stream, after the records injected so far."""
 
-    # -- signals ---------------------------------------------------------------------------
-
     def signal(
         self,
         name: str,

@@ -322,7 +322,13 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         """
         later: tuple[SlotReport, ...] = ()
         for wave in waves:
-            handed_on = _handed_on(plan, reports + later)
+            sources = []
+            for manifest in (manifest for report in reports + later for manifest in report.manifests):
+                streams = frozenset(summary.stream for summary in manifest.result.productions)
+                if manifest.file is not None and any(map(is_addressed, streams)):
+                    path = manifest.file.path
+                    sources.append(ProductionSource(path=path, superstep=plan.superstep, streams=streams))
+            handed_on = tuple(sources)
             parts = [part for name in wave for part in self._parts(plan, name, handed_on)]
             if parts:
                 later += self._run_without_input(replace(plan, intervals=tuple(parts)), handed_on)
@@ -400,14 +406,3 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
             if report.failure is not None:
                 raise report.failure
         return reports
-
-
-def _handed_on(plan: SuperstepPlan, reports: tuple[SlotReport, ...]) -> tuple[ProductionSource, ...]:
-    """Return the uncommitted files with weak productions."""
-    sources = []
-    for manifest in (manifest for report in reports for manifest in report.manifests):
-        streams = frozenset(summary.stream for summary in manifest.result.productions)
-        if manifest.file is not None and any(map(is_addressed, streams)):
-            path = manifest.file.path
-            sources.append(ProductionSource(path=path, superstep=plan.superstep, streams=streams))
-    return tuple(sources)

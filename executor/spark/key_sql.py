@@ -231,8 +231,14 @@ def position_sql(key: str, lows: Sequence[str], positions: Sequence[int]) -> str
     if len(cuts) <= _CUTS_IN_TREE_MAX:
         passed = _tree(key, cuts, 0)
     else:
+        # Split the cuts from one literal if possible, because thousands of literals take long to plan.
+        used = set().union(*cuts)
+        free = next((character for character in map(chr, range(1, 32)) if character not in used), None)
+        texts = f"array({', '.join(map(literal, cuts))})"
+        if free is not None:
+            texts = f"split({literal(free.join(cuts))}, {literal(free)}, -1)"
         steps = [1 << bit for bit in reversed(range(len(cuts).bit_length()))]
-        reached = f"passed + step <= {len(cuts)} AND {_texts(cuts)}[passed + step - 1] <= {key}"
+        reached = f"passed + step <= {len(cuts)} AND {texts}[passed + step - 1] <= {key}"
         passed = f"aggregate({_integers(steps)}, 0, (passed, step) -> if({reached}, passed + step, passed))"
     if list(positions) == list(range(positions[0], positions[0] + len(positions))):
         return f"{positions[0]} + {passed}"
@@ -245,15 +251,6 @@ def _tree(key: str, cuts: Sequence[str], passed: int) -> str:
     half = len(cuts) // 2
     above = _tree(key, cuts[half + 1 :], passed + half + 1)
     return f"if({key} >= {literal(cuts[half])}, {above}, {_tree(key, cuts[:half], passed)})"
-
-
-def _texts(texts: Sequence[str]) -> str:
-    """Return an array of texts, split from one literal if possible because thousands of literals take long to plan."""
-    used = set().union(*texts)
-    free = next((character for character in map(chr, range(1, 32)) if character not in used), None)
-    if free is None:
-        return f"array({', '.join(map(literal, texts))})"
-    return f"split({literal(free.join(texts))}, {literal(free)}, -1)"
 
 
 def _integers(numbers: Sequence[int]) -> str:

@@ -265,8 +265,6 @@ class SparkRun(Run[None]):
         with self._guarded():
             self._coordinator.ownership.check_owner()
 
-    # -- the ticker ------------------------------------------------------------------------
-
     def start_ticker(self) -> None:
         """Start a thread that runs supersteps while the input is silent."""
         self._ticker = threading.Thread(target=self._tick_until_over, name="millpond-ticker", daemon=True)

@@ -267,7 +267,17 @@ class WorkerProcess:
         with kept.lock:
             kept.on_stuck = on_stuck
             manifest = kept.worker.run(bundle, lambda: part.files, self._rng.token())
-        self._relieve()
+        if self._memory.is_exceeded:
+            with self._keeping:
+                others = list(self._kept.values())
+            # Shrink the soft state of idle intervals to their shares. Skip intervals that run now: waiting for their
+            # user code would stall this task.
+            for other in others:
+                if self._memory.is_exceeded and other.lock.acquire(blocking=False):
+                    try:
+                        other.worker.shrink()
+                    finally:
+                        other.lock.release()
         return replace(manifest, home=self.name)
 
     def sync(self) -> None:
@@ -292,20 +302,6 @@ class WorkerProcess:
                 )
                 kept = self._kept[interval] = _Kept(worker)
             return kept
-
-    def _relieve(self) -> None:
-        """Shrink the soft state of idle intervals to their shares while the budget is exceeded."""
-        if not self._memory.is_exceeded:
-            return
-        with self._keeping:
-            others = list(self._kept.values())
-        for kept in others:
-            # Skip intervals that run now: waiting for their user code would stall this task.
-            if self._memory.is_exceeded and kept.lock.acquire(blocking=False):
-                try:
-                    kept.worker.shrink()
-                finally:
-                    kept.lock.release()
 
     def _tell_stuck(self, interval: Interval, error: InvalidError) -> None:
         kept = self._kept.get(interval)

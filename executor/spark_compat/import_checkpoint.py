@@ -83,7 +83,14 @@ class QueryCheckpoint:
 def fetch_checkpoint(spark: SparkSession, path: str | Path, folder: Path) -> QueryCheckpoint:
     """Copy a checkpoint except for its state to an empty local folder, and read it."""
     place = str(path)
-    _copy(spark, place, folder)
+    hadoop: Any = spark._jvm.org.apache.hadoop  # type: ignore[union-attr]  # noqa: SLF001
+    hadoop_settings: Any = spark._jsc.hadoopConfiguration()  # noqa: SLF001
+    root = hadoop.fs.Path(place if urlsplit(place).scheme else str(Path(place).absolute()))
+    files, own = root.getFileSystem(hadoop_settings), hadoop.fs.FileSystem.getLocal(hadoop_settings)
+    for part in _PARTS:
+        source, copied = hadoop.fs.Path(root, part), hadoop.fs.Path(str(folder / part))
+        if files.exists(source):
+            hadoop.fs.FileUtil.copy(files, source, own, copied, False, hadoop_settings)
     batches = {
         part: {int(path.name) for path in (folder / part).glob("*") if path.name.isdecimal()}
         for part in (_COMMITS, _OFFSETS)
@@ -127,17 +134,6 @@ def put_checkpoint(checkpoint: QueryCheckpoint, target: Path, query: str) -> Non
     # Rename a complete folder: a crash leaves no half-written checkpoint for Spark to continue from.
     shutil.rmtree(target, ignore_errors=True)
     staged.rename(target)
-
-
-def _copy(spark: SparkSession, place: str, folder: Path) -> None:
-    hadoop: Any = spark._jvm.org.apache.hadoop  # type: ignore[union-attr]  # noqa: SLF001
-    settings: Any = spark._jsc.hadoopConfiguration()  # noqa: SLF001
-    root = hadoop.fs.Path(place if urlsplit(place).scheme else str(Path(place).absolute()))
-    files, own = root.getFileSystem(settings), hadoop.fs.FileSystem.getLocal(settings)
-    for part in _PARTS:
-        source = hadoop.fs.Path(root, part)
-        if files.exists(source):
-            hadoop.fs.FileUtil.copy(files, source, own, hadoop.fs.Path(str(folder / part)), False, settings)
 
 
 def _lines(path: Path) -> list[str]:

@@ -334,19 +334,18 @@ def merged_pending(
     merged: dict[str, ProductionSummary] = {}
     for summary in summaries:
         known = merged.get(summary.stream)
-        merged[summary.stream] = summary if known is None else _sum(known, summary)
+        if known is None:
+            merged[summary.stream] = summary
+            continue
+        merged[summary.stream] = ProductionSummary(
+            stream=known.stream,
+            count=known.count + summary.count,
+            oldest_at=min(known.oldest_at, summary.oldest_at),
+            # The same share is left out of each part, so at most the same share of the whole.
+            percentile_oldest_at={
+                percentile: min(at, summary.percentile_oldest_at.get(percentile, summary.oldest_at))
+                for percentile, at in known.percentile_oldest_at.items()
+            },
+        )
     concerned = [source for source in sources if source.concerns(wanted)]
     return PendingProductions(sources=tuple(concerned), summaries=merged)
-
-
-def _sum(left: ProductionSummary, right: ProductionSummary) -> ProductionSummary:
-    return ProductionSummary(
-        stream=left.stream,
-        count=left.count + right.count,
-        oldest_at=min(left.oldest_at, right.oldest_at),
-        # The same share is left out of each part, so at most the same share of the whole.
-        percentile_oldest_at={
-            percentile: min(at, right.percentile_oldest_at.get(percentile, right.oldest_at))
-            for percentile, at in left.percentile_oldest_at.items()
-        },
-    )
