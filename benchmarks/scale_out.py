@@ -24,8 +24,8 @@ import millpond as mp
 from benchmarks.json_result import tell_result
 from benchmarks.numbers import numbers
 from millpond.executor.spark.session import spark_session
-from millpond.executor.superstep.commit import SuperstepReport
 from millpond.executor.superstep.plan import InputPosition
+from millpond.executor.superstep.report import SuperstepReport
 from millpond.statestore.system import SystemClock
 from tests.processes.local_cluster import local_cluster
 

@@ -30,8 +30,8 @@ from benchmarks.numbers import numbers
 from benchmarks.state_size_spark import ENGINE as ROCKSDB
 from benchmarks.state_size_spark import run_query, spark_settings, write_batch
 from millpond.executor.spark.session import spark_session
-from millpond.executor.superstep.commit import SuperstepReport
 from millpond.executor.superstep.plan import InputPosition
+from millpond.executor.superstep.report import SuperstepReport
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.system import SystemClock
 

@@ -27,9 +27,9 @@ from millpond.executor.run.options import SharedRunnerOptions as SharedRunnerOpt
 from millpond.executor.run.run import PipelineUpdate as PipelineUpdate
 from millpond.executor.sinks.columns import SinkRecord as SinkRecord
 from millpond.executor.sinks.sink import SinkWriter as SinkWriter
-from millpond.executor.superstep.commit import SuperstepReport as SuperstepReport
-from millpond.executor.superstep.commit import Totals as Totals
 from millpond.executor.superstep.plan import InputPosition as InputPosition
+from millpond.executor.superstep.report import SuperstepReport as SuperstepReport
+from millpond.executor.superstep.report import Totals as Totals
 from millpond.executor.time.clocks import LateDataHorizon as LateDataHorizon
 from millpond.executor.time.instants import TimeUnit as TimeUnit
 from millpond.executor.time.observations import TimesSeen as TimesSeen

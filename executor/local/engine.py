@@ -29,7 +29,6 @@ from millpond.executor.ownership.cuts import Cut
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.options import RunnerOptions
-from millpond.executor.superstep.commit import SuperstepReport
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.delivery import (
     ProductionSource,
@@ -39,6 +38,7 @@ from millpond.executor.superstep.delivery import (
     within,
 )
 from millpond.executor.superstep.plan import SuperstepPlan
+from millpond.executor.superstep.report import SuperstepReport
 from millpond.executor.superstep.sink_delivery import SinkDelivery
 from millpond.executor.superstep.superstep import Batch, Engine, Inputs, Results
 from millpond.executor.time.observations import InputObservation, Watch

@@ -30,8 +30,8 @@ from millpond.executor.pipeline.nodes import SIGNALS
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.lifecycle import Phase
 from millpond.executor.run.run import PipelineUpdate, Run, WatermarkUpdate
-from millpond.executor.superstep.commit import RunStatus, SuperstepReport
 from millpond.executor.superstep.plan import InputPosition
+from millpond.executor.superstep.report import RunStatus, SuperstepReport
 from millpond.executor.time.clocks import PercentileTimes
 from millpond.executor.watermark.authority import Conditions
 from millpond.statestore.durations import accepts_old_durations, timeout_ms

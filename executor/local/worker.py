@@ -40,9 +40,9 @@ from millpond.executor.run.options import RunnerOptions
 from millpond.executor.run.progress import Progress
 from millpond.executor.run.run import PipelineUpdate, update_between
 from millpond.executor.superstep.backfills import backfill_position
-from millpond.executor.superstep.commit import RunStatus, SuperstepReport
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
+from millpond.executor.superstep.report import RunStatus, SuperstepReport
 from millpond.executor.superstep.superstep import Superstep
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.types import TIME_MIN_US, EventTimeMicros

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from millpond.executor.superstep.commit import SuperstepReport
+from millpond.executor.superstep.report import SuperstepReport
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, Clock, EventTimeMicros
 from millpond.statestore.visible import visible_value
 

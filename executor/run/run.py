@@ -16,7 +16,7 @@ from millpond.executor.pipeline.signals import SignalWindow, listeners, signal_r
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.lifecycle import Lifecycle
 from millpond.executor.run.progress import Progress
-from millpond.executor.superstep.commit import RunStatus, Totals
+from millpond.executor.superstep.report import RunStatus, Totals
 from millpond.executor.time.clocks import EXACT
 from millpond.executor.time.instants import Instant, instant_us
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks

@@ -45,7 +45,6 @@ from millpond.executor.spark.task_plan import (
     read_slot_reports,
 )
 from millpond.executor.superstep.admission import ROWS_READ
-from millpond.executor.superstep.commit import SuperstepReport
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.delivery import (
     ProductionSource,
@@ -55,6 +54,7 @@ from millpond.executor.superstep.delivery import (
     weak_only,
 )
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
+from millpond.executor.superstep.report import SuperstepReport
 from millpond.executor.superstep.sink_delivery import SinkDelivery
 from millpond.executor.superstep.superstep import Batch, Engine, Inputs, Results, Superstep
 from millpond.executor.time.watermark_policies import MarkColumn

@@ -34,9 +34,9 @@ from millpond.executor.spark.engine import SparkBatch, SparkEngine, plan_once
 from millpond.executor.spark.frames import InputFrames, backfill_frames, table_of
 from millpond.executor.spark.queries import Queries, QueryStart, StartQuery, unless_stopped
 from millpond.executor.spark.session import spark_calls, worker_calls
-from millpond.executor.superstep.commit import RunStatus, SuperstepReport
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
+from millpond.executor.superstep.report import RunStatus, SuperstepReport
 from millpond.statestore.durations import accepts_old_durations, duration_ms, timeout_ms
 from millpond.statestore.errors import UnavailableError
 

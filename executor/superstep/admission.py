@@ -20,9 +20,9 @@ from millpond.executor.inputs.keys import KeyExtractor, key_names
 from millpond.executor.inputs.positions import admit_batch, consumed_elsewhere, input_positions
 from millpond.executor.ownership.ownership import Ownership
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.superstep.commit import Totals
 from millpond.executor.superstep.options import PipelineOptions
 from millpond.executor.superstep.plan import InputPosition
+from millpond.executor.superstep.report import Totals
 from millpond.executor.time.observations import InputObservation
 from millpond.executor.time.watermark_policies import IngressTime
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks

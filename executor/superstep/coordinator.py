@@ -29,13 +29,13 @@ from millpond.executor.superstep.admission import (
     SuspectTimes,
 )
 from millpond.executor.superstep.backfills import Backfills
-from millpond.executor.superstep.commit import RunStatus, Totals
 from millpond.executor.superstep.dead_letters import DeadLetters, WrittenLetters
 from millpond.executor.superstep.delivery import PendingProductions, keys_of, pending_of, read_productions
 from millpond.executor.superstep.letter_retries import LetterRetries
 from millpond.executor.superstep.options import PipelineOptions
 from millpond.executor.superstep.pending import keep_undelivered, recover_pending
 from millpond.executor.superstep.plan import SuperstepPlan
+from millpond.executor.superstep.report import RunStatus, Totals
 from millpond.executor.superstep.sink_delivery import SinkDelivery
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.statestore.app_ids import AppId

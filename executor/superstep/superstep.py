@@ -20,10 +20,10 @@ from millpond.executor.interval.bundle import DeadLetter
 from millpond.executor.interval.row_update import Manifest
 from millpond.executor.ownership.ownership import OwnedInterval
 from millpond.executor.pipeline.nodes import ComputationNode
-from millpond.executor.superstep.commit import SECONDS_MIN, SuperstepReport, Totals, count
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.dead_letters import WrittenLetters
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
+from millpond.executor.superstep.report import SECONDS_MIN, SuperstepReport, Totals, count
 from millpond.executor.time.observations import InputObservation
 from millpond.statestore.app_ids import AppId
 from millpond.statestore.failpoint import reach

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.replay.repair import repair_store
 from millpond.executor.replay.repair_plan import plan_rewind
-from millpond.executor.superstep.commit import Totals
+from millpond.executor.superstep.report import Totals
 from millpond.gc.compaction import CompactionPolicy
 from millpond.statestore.history.fork import fork_table
 from millpond.statestore.history.verification import verify_store

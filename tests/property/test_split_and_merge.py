@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.superstep.commit import Totals
+from millpond.executor.superstep.report import Totals
 from millpond.gc.compaction import CompactionPolicy
 from millpond.statestore.history.verification import verify_store
 from millpond.statestore.interval import Interval

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.superstep.commit import Totals
+from millpond.executor.superstep.report import Totals
 from millpond.gc.compaction import CompactionPolicy
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.history.verification import verify_store

@@ -19,7 +19,7 @@ from millpond.executor.run.progress import (
     line_text,
     watermark_text,
 )
-from millpond.executor.superstep.commit import SuperstepReport
+from millpond.executor.superstep.report import SuperstepReport
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros, Superstep, TableVersion
 from millpond.testing.fixtures.determinism import ManualClock
 

@@ -14,8 +14,8 @@ import millpond as mp
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.spark import routing as production_routing
 from millpond.executor.spark.slots import Anchor, OneMachine, homes_for
-from millpond.executor.superstep.commit import SuperstepReport
 from millpond.executor.superstep.plan import InputPosition
+from millpond.executor.superstep.report import SuperstepReport
 from millpond.statestore.store import Store
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from millpond.executor.interval.bundle import BundleStatistics, DeadLetter, Inte
 from millpond.executor.interval.row_update import BundleResult, Manifest, PendingWork
 from millpond.executor.pipeline.nodes import DEAD_LETTERS, control_interval
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.superstep.commit import Totals
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.options import PipelineOptions
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
+from millpond.executor.superstep.report import Totals
 from millpond.executor.time.observations import InputObservation, TimesSeen
 from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.statestore.app_ids import AppId

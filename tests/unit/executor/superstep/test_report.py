@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millpond.executor.superstep.commit import SuperstepReport
+from millpond.executor.superstep.report import SuperstepReport
 from millpond.statestore.types import EventTimeMicros, Superstep, TableVersion
 
 
