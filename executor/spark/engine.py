@@ -73,15 +73,6 @@ def plan_once(session: SparkSession) -> None:
     session.conf.set("spark.sql.adaptive.enabled", "false")
 
 
-def activate(session: SparkSession) -> None:
-    """Make a session the active one of this thread."""
-    # PySpark offers no public call for it.
-    kind: Any = type(session)
-    kind._activeSession = session  # noqa: SLF001
-    jvm: Any = session._jvm  # noqa: SLF001
-    kind._get_j_spark_session_class(jvm).setActiveSession(session._jsparkSession)  # noqa: SLF001
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkBatch(Batch):
     """A frame for one superstep; without a frame only productions are delivered and timers fire."""
@@ -177,7 +168,11 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         frame = self._session.createDataFrame(rows).coalesce(1)
         if active is not None:
             # The call above has made the private session this thread's active one, which `spark_session` would return.
-            activate(active)
+            # PySpark offers no public call to take that back.
+            kind: Any = type(active)
+            kind._activeSession = active  # noqa: SLF001
+            jvm: Any = active._jvm  # noqa: SLF001
+            kind._get_j_spark_session_class(jvm).setActiveSession(active._jsparkSession)  # noqa: SLF001
         return frame
 
     # -- the steps of a superstep ----------------------------------------------------------

@@ -132,16 +132,11 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
 
     def run(self, batch: _Batch) -> SuperstepReport:
         """Run one superstep: extract, plan, run the intervals; then commit, apply and deliver."""
-        return self.commit(self.attempt(batch))
-
-    def attempt(self, batch: _Batch) -> Prepared[_Results]:
-        """Prepare a superstep, again while a service is away.
-
-        Nothing of an attempt counts before its commit, so it may be repeated. Spark repeats its tasks itself.
-        """
         if not self._engine.in_process:
-            return self.prepare(batch)
-        return self._coordinator.ownership.patience.run(partial(self.prepare, batch))
+            # Spark repeats its tasks itself.
+            return self.commit(self.prepare(batch))
+        # Nothing counts before the commit, so prepare the superstep again while a service is away.
+        return self.commit(self._coordinator.ownership.patience.run(partial(self.prepare, batch)))
 
     def prepare(self, batch: _Batch) -> Prepared[_Results]:
         coordinator, engine = self._coordinator, self._engine
