@@ -88,8 +88,7 @@ class LocalRunner:
             FencedError: another process has taken over.
             DataError: bytes of the store are missing or wrong.
         """
-        run = self._open(pipeline.check(inputs=inputs), writers=_WRITERS, is_bounded=True)
-        try:
+        with self._open(pipeline.check(inputs=inputs), writers=_WRITERS, is_bounded=True) as run:
             given = run.read_inputs(inputs)
             run.begin_backfills(given)
             run.finish_backfills()
@@ -103,10 +102,7 @@ class LocalRunner:
             run.note_nothing()
             if finish:
                 run.note_end()
-        except BaseException:
-            run.abandon()
-            raise
-        return run.stop()
+            return run.stop()
 
     def start(self, pipeline: EnginePipeline, *, stepping: bool = False) -> LocalRun:
         """Start a run that takes records by `LocalRun.inject` until it is stopped.
