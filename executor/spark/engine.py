@@ -8,8 +8,9 @@ of computations; it still ends in one commit.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import cloudpickle
@@ -19,19 +20,21 @@ from pyspark.sql import DataFrame, SparkSession
 from millpond.executor.inputs.extraction import rows_to_extract
 from millpond.executor.inputs.positions import BOUNDED_SOURCE, after_the_end
 from millpond.executor.interval.bundle import IntervalPlan
-from millpond.executor.pipeline.nodes import ComputationNode, is_addressed
+from millpond.executor.pipeline.nodes import INPUT, Backfill, ComputationNode, is_addressed
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.options import RunnerOptions
-from millpond.executor.spark.frames import flat_frame
+from millpond.executor.spark.frames import backfill_table, flat_frame
 from millpond.executor.spark.key_sql import arrow_key_columns
 from millpond.executor.spark.routed import ROUTED_SCHEMA, make_routing_task
 from millpond.executor.spark.routing import (
     Router,
     are_shuffled,
+    check_frame,
     production_routes,
     routes_of,
     slot_of_row,
 )
+from millpond.executor.spark.session import refuse_connect
 from millpond.executor.spark.slots import Slots, homes_for
 from millpond.executor.spark.task import make_task
 from millpond.executor.spark.task_plan import (
@@ -45,6 +48,7 @@ from millpond.executor.spark.task_plan import (
     read_slot_reports,
 )
 from millpond.executor.superstep.admission import ROWS_READ
+from millpond.executor.superstep.backfills import backfill_position
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.delivery import (
     ProductionSource,
@@ -58,8 +62,8 @@ from millpond.executor.superstep.report import SuperstepReport
 from millpond.executor.superstep.sink_delivery import SinkDelivery
 from millpond.executor.superstep.superstep import Batch, Engine, Inputs, Results, Superstep
 from millpond.executor.time.watermark_policies import MarkColumn
-from millpond.statestore.errors import check
-from millpond.statestore.types import TIME_MAX_US, EventTimeMicros, TableVersion
+from millpond.statestore.errors import InvalidError, check
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros, TableVersion
 
 _SAMPLE_ROWS = 20_000
 _LEVELLED_EVERY: Final = 8
@@ -159,9 +163,6 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
     def count(self, frame: DataFrame, stream: str) -> int:
         return flat_frame(self._coordinator.topology.injectors[stream].change, frame).count()
 
-    def read(self, path: str) -> DataFrame:
-        return self._session.read.parquet(path)
-
     def frame(self, rows: pa.Table) -> DataFrame:
         """Return rows of this process as a frame, in one partition, so that their order stays."""
         active = self._session.getActiveSession()
@@ -174,6 +175,85 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
             jvm: Any = active._jvm  # noqa: SLF001
             kind._get_j_spark_session_class(jvm).setActiveSession(active._jsparkSession)  # noqa: SLF001
         return frame
+
+    # -- backfills -------------------------------------------------------------------------
+
+    def backfills(self, inputs: Mapping[str, DataFrame]) -> Iterator[tuple[DataFrame, InputPosition]]:
+        """Yield the histories that computations still need, each with its position. Commit each before asking for the next.
+
+        On Spark the history of a stream is one frame and one superstep. A key gets its records in the order of their
+        times, as from a bounded input. Timers that the history has made due fire in the next superstep.
+        """
+        backfills = self._coordinator.backfills
+        # Read all histories first, so that a wrong one stops the run before anything is committed.
+        pending = {
+            name: {
+                stream: self._history(name, stream, consumed, inputs)
+                for stream, consumed in backfills.consumed(name).items()
+                if consumed is not None
+            }
+            for name in backfills.pending
+        }
+        for name, frames in pending.items():
+            backfills.join(name)
+            for stream, frame in frames.items():
+                if frame is not None:
+                    batch = backfill_position(0, is_all=True)
+                    yield frame, InputPosition(stream=stream, source="", batch=batch, backfill=name)
+            backfills.end(name, {stream: 0 for stream, frame in frames.items() if frame is None})
+
+    def _history(
+        self, computation: str, stream: str, consumed: int, inputs: Mapping[str, DataFrame]
+    ) -> DataFrame | None:
+        """Return the history of a stream, ``None`` without rows."""
+        topology = self._coordinator.topology
+        if consumed:
+            raise InvalidError(
+                "the local runner has given the computation a part of its backfill: continue with the local runner "
+                "until the backfill ends",
+                computation=computation,
+                stream=stream,
+            )
+        given: Backfill = topology.backfills[computation][stream]
+        if isinstance(given, str) and given == INPUT:
+            return self._consumed_input(stream, inputs.get(stream))
+        refuse_connect(given, computation=computation, stream=stream)
+        if isinstance(given, DataFrame):
+            if given.isStreaming:
+                raise InvalidError(
+                    "a backfill must be a bounded DataFrame, got a streaming one",
+                    computation=computation,
+                    stream=stream,
+                )
+            frame = given
+        elif isinstance(given, str | Path):
+            frame = self._session.read.parquet(str(given))
+        else:
+            frame = self.frame(backfill_table(given))
+        check_frame(topology, stream, frame.schema)
+        return None if frame.isEmpty() else frame
+
+    def _consumed_input(self, stream: str, frame: DataFrame | None) -> DataFrame | None:
+        """Return the bounded input, if the store has consumed it."""
+        admission = self._coordinator.inputs
+        known, consumed = admission.consumed(stream), admission.input_rows(stream)
+        if frame is not None and not frame.isStreaming and known.keys() == {BOUNDED_SOURCE}:
+            rows = self.count(frame, stream)
+            if rows != consumed:
+                raise InvalidError(
+                    "the bounded DataFrame is not the one that was consumed, so it is not the history",
+                    input=stream,
+                    rows=rows,
+                    consumed=consumed,
+                )
+            return frame
+        if known or self._coordinator.watermarks.injector_watermark(stream) > TIME_MIN_US:
+            raise InvalidError(
+                'backfill="input" needs a bounded DataFrame that the store has consumed: give the history as a bounded '
+                "DataFrame or as rows",
+                stream=stream,
+            )
+        return None
 
     # -- the steps of a superstep ----------------------------------------------------------
 

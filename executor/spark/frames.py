@@ -1,4 +1,4 @@
-"""The frames that feed a run: their fit with their streams, their watermarks, their changes, and backfills.
+"""The frames that feed a run: their fit with their streams, their watermarks and their changes.
 
 A frame's own watermark, the delay of ``withWatermark``, is the policy of a stream that declares no other. Spark's
 analyser records the delay in the column's metadata, where it survives ``select``, ``withColumn`` and renames. So the
@@ -8,10 +8,9 @@ schemas of the frame and of each batch have it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -31,21 +30,15 @@ from millpond.executor.inputs.changes import (
 )
 from millpond.executor.inputs.extraction import InjectorNode, rows_from
 from millpond.executor.inputs.payload import ROW_PREFIX
-from millpond.executor.inputs.positions import BOUNDED_SOURCE
 from millpond.executor.inputs.reserved import refuse_reserved
-from millpond.executor.pipeline.nodes import INPUT, Backfill
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.spark.key_sql import quoted
 from millpond.executor.spark.routing import check_frame
 from millpond.executor.spark.session import refuse_connect
 from millpond.executor.spark.worker_process import check_importable
-from millpond.executor.superstep.backfills import backfill_position
-from millpond.executor.superstep.coordinator import Coordinator
-from millpond.executor.superstep.plan import InputPosition
 from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.statestore.durations import duration_text
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.types import TIME_MIN_US
 
 _IMAGE: Final = meta_field("image")
 _SIGN_OF_IMAGE: Final = {"before": -1, "after": 1}
@@ -209,98 +202,7 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
         ) from cause
 
 
-# -- backfills -----------------------------------------------------------------------------
-
-
-class _Engine(Protocol):
-    def frame(self, rows: pa.Table) -> DataFrame: ...
-    def read(self, path: str) -> DataFrame: ...
-    def count(self, frame: DataFrame, stream: str) -> int: ...
-
-
-def backfill_frames(
-    coordinator: Coordinator, engine: _Engine, inputs: Mapping[str, DataFrame]
-) -> Iterator[tuple[DataFrame, InputPosition]]:
-    """Yield the histories that computations still need, each with its position. Commit each before asking for the next.
-
-    On Spark the history of a stream is one frame and one superstep. A key gets its records in the order of their times,
-    as from a bounded input. Timers that the history has made due fire in the next superstep.
-    """
-    # Read all histories first, so that a wrong one stops the run before anything is committed.
-    pending = {
-        name: {
-            stream: _frame(coordinator, engine, name, stream, inputs)
-            for stream, consumed in coordinator.backfills.consumed(name).items()
-            if consumed is not None
-        }
-        for name in coordinator.backfills.pending
-    }
-    for name, frames in pending.items():
-        coordinator.backfills.join(name)
-        for stream, frame in frames.items():
-            if frame is not None:
-                batch = backfill_position(0, is_all=True)
-                yield frame, InputPosition(stream=stream, source="", batch=batch, backfill=name)
-        coordinator.backfills.end(name, {stream: 0 for stream, frame in frames.items() if frame is None})
-
-
-def _frame(
-    coordinator: Coordinator, engine: _Engine, computation: str, stream: str, inputs: Mapping[str, DataFrame]
-) -> DataFrame | None:
-    """Return the history of a stream, ``None`` without rows."""
-    topology = coordinator.topology
-    if coordinator.backfills.consumed(computation)[stream]:
-        raise InvalidError(
-            "the local runner has given the computation a part of its backfill: continue with the local runner until "
-            "the backfill ends",
-            computation=computation,
-            stream=stream,
-        )
-    given: Backfill = topology.backfills[computation][stream]
-    if isinstance(given, str) and given == INPUT:
-        return _of_input(coordinator, engine, stream, inputs)
-    refuse_connect(given, computation=computation, stream=stream)
-    if isinstance(given, DataFrame):
-        if given.isStreaming:
-            raise InvalidError(
-                "a backfill must be a bounded DataFrame, got a streaming one",
-                computation=computation,
-                stream=stream,
-            )
-        frame = given
-    elif isinstance(given, str | Path):
-        frame = engine.read(str(given))
-    else:
-        frame = engine.frame(_table(given))
-    check_frame(topology, stream, frame.schema)
-    return None if frame.isEmpty() else frame
-
-
-def _of_input(
-    coordinator: Coordinator, engine: _Engine, stream: str, inputs: Mapping[str, DataFrame]
-) -> DataFrame | None:
-    """Return the bounded input, if the store has consumed it."""
-    frame, known = inputs.get(stream), coordinator.inputs.consumed(stream)
-    if frame is not None and not frame.isStreaming and known.keys() == {BOUNDED_SOURCE}:
-        rows = engine.count(frame, stream)
-        if rows != coordinator.inputs.input_rows(stream):
-            raise InvalidError(
-                "the bounded DataFrame is not the one that was consumed, so it is not the history",
-                input=stream,
-                rows=rows,
-                consumed=coordinator.inputs.input_rows(stream),
-            )
-        return frame
-    if known or coordinator.watermarks.injector_watermark(stream) > TIME_MIN_US:
-        raise InvalidError(
-            'backfill="input" needs a bounded DataFrame that the store has consumed: give the history as a bounded '
-            "DataFrame or as rows",
-            stream=stream,
-        )
-    return None
-
-
-def _table(given: Any) -> pa.Table:
+def backfill_table(given: Any) -> pa.Table:
     try:
         rows = rows_from(given)
     except InvalidError as cause:

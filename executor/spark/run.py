@@ -31,7 +31,7 @@ from millpond.executor.run.run import (
     update_between,
 )
 from millpond.executor.spark.engine import SparkBatch, SparkEngine, plan_once
-from millpond.executor.spark.frames import InputFrames, backfill_frames, table_of
+from millpond.executor.spark.frames import InputFrames, table_of
 from millpond.executor.spark.queries import Queries, QueryStart, StartQuery, unless_stopped
 from millpond.executor.spark.session import spark_calls, worker_calls
 from millpond.executor.superstep.coordinator import Coordinator
@@ -183,7 +183,7 @@ class SparkRun(Run[None]):
             InvalidError: a history does not fit its stream, or cannot be read here.
         """
         with self._guarded():
-            for frame, position in backfill_frames(self._coordinator, self._engine, inputs):
+            for frame, position in self._engine.backfills(inputs):
                 name = position.backfill
                 batch = SparkBatch(frame=frame, stream=position.stream, position=position, backfilled=name)
                 self._reported(self._engine.run(batch))
