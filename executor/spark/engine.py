@@ -25,12 +25,12 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.options import RunnerOptions
 from millpond.executor.spark.frames import backfill_table, flat_frame
 from millpond.executor.spark.key_sql import arrow_key_columns
-from millpond.executor.spark.routed import ROUTED_SCHEMA, make_routing_task
+from millpond.executor.spark.routed import ROUTED_SCHEMA, ProductionRoutes, make_routing_task
 from millpond.executor.spark.routing import (
     Router,
     are_shuffled,
     check_frame,
-    production_routes,
+    routes_by_computation,
     routes_of,
     slot_of_row,
 )
@@ -465,13 +465,20 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         count, topology = self._coordinator.pending.count, self._coordinator.topology
         if topology.fused or not plan.sources or not are_shuffled(count, len(plan.parts)):
             return routed, plan
-        routes = production_routes(
-            self._setting, topology, parts, self._slots.count, plan.sources, self._writers
-        )
+        slots = self._slots.count
+        consumers = {
+            name: route
+            for name, route in routes_by_computation(parts).items()
+            if any(source.concerns(topology.computations[name].inbox) for source in plan.sources)
+        }
+        by_task: dict[int, list[tuple[int, ProductionSource]]] = {}
+        for number, source in enumerate(plan.sources):
+            # A file is read in its writer's slot, as far as known, because the slot has it at hand.
+            task = self._writers.get(source.path, number) % slots
+            by_task.setdefault(task, []).append((number, source))
+        routes = ProductionRoutes(setting=self._setting, slots=slots, consumers=consumers, sources=by_task)
         # Rows for each slot and file, not yet moved.
-        productions = self._homes.empty(self._slots.count).mapInArrow(
-            make_routing_task(routes), ROUTED_SCHEMA
-        )
+        productions = self._homes.empty(slots).mapInArrow(make_routing_task(routes), ROUTED_SCHEMA)
         both = productions if routed is None else productions.unionByName(routed, allowMissingColumns=True)
         return both, replace(plan, sources=())
 

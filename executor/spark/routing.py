@@ -7,7 +7,7 @@ has the same columns in every batch, and each call into the JVM costs a millisec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -25,7 +25,6 @@ from millpond.executor.inputs.reserved import refuse_reserved
 from millpond.executor.pipeline.checks import told_of_stream
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.spark.key_sql import check_key_type, key_sql, position_sql, quoted
-from millpond.executor.spark.routed import ProductionRoutes
 from millpond.executor.spark.task_plan import (
     AT,
     ERROR,
@@ -37,10 +36,8 @@ from millpond.executor.spark.task_plan import (
     Route,
     RoutedColumns,
     SlotParts,
-    WorkerSetting,
     unreadable_target,
 )
-from millpond.executor.superstep.delivery import ProductionSource
 from millpond.executor.time.instants import (
     INSTANT_MAX_US,
     INSTANT_MIN_US,
@@ -97,7 +94,7 @@ def routes_of(
     topology: Topology, stream: str, parts: SlotParts, only: str | None = None
 ) -> tuple[Route, ...]:
     """Return the consumers of ``stream`` in this superstep, or only the one with the name ``only``."""
-    by_computation = _routes(parts)
+    by_computation = routes_by_computation(parts)
     routes = []
     for consumer in topology.consumers_of(stream):
         # A signal's step without other input has no intervals, because it has no windows yet.
@@ -107,7 +104,7 @@ def routes_of(
     return tuple(routes)
 
 
-def _routes(parts: SlotParts) -> dict[str, Route]:
+def routes_by_computation(parts: SlotParts) -> dict[str, Route]:
     """Return the route to each computation, without its key."""
     intervals: dict[str, list[tuple[str, int]]] = {}
     for position, part in parts.items():
@@ -395,27 +392,3 @@ def are_shuffled(productions: int, slots: int) -> bool:
         [False, True, False]
     """
     return slots > 1 and productions * slots > _READ_MAX
-
-
-def production_routes(
-    setting: WorkerSetting,
-    topology: Topology,
-    parts: SlotParts,
-    slots: int,
-    sources: Sequence[ProductionSource],
-    writers: Mapping[str, int],
-) -> ProductionRoutes:
-    """Return the consumers of committed productions, and the files that each task reads.
-
-    ``writers`` are the slots that wrote files, as far as known. A file is read in its writer's slot, which has it at
-    hand.
-    """
-    consumers = {
-        name: route
-        for name, route in _routes(parts).items()
-        if any(source.concerns(topology.computations[name].inbox) for source in sources)
-    }
-    by_task: dict[int, list[tuple[int, ProductionSource]]] = {}
-    for number, source in enumerate(sources):
-        by_task.setdefault(writers.get(source.path, number) % slots, []).append((number, source))
-    return ProductionRoutes(setting=setting, slots=slots, consumers=consumers, sources=by_task)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 import pyarrow as pa
 
 from millpond.executor.inputs.positions import superstep_of
-from millpond.executor.interval.bundle import IntervalPlan
+from millpond.executor.interval.bundle import IntervalPlan, ProductionSummary
 from millpond.executor.interval.row_update import Manifest
 from millpond.executor.maintenance.policy import CompactionWorkers
 from millpond.executor.maintenance.upkeep import Upkeep
@@ -30,7 +30,13 @@ from millpond.executor.superstep.admission import (
 )
 from millpond.executor.superstep.backfills import Backfills
 from millpond.executor.superstep.dead_letters import DeadLetters, WrittenLetters
-from millpond.executor.superstep.delivery import PendingProductions, keys_of, pending_of, read_productions
+from millpond.executor.superstep.delivery import (
+    PendingProductions,
+    ProductionSource,
+    keys_of,
+    merged_pending,
+    read_productions,
+)
 from millpond.executor.superstep.letter_retries import LetterRetries
 from millpond.executor.superstep.options import PipelineOptions
 from millpond.executor.superstep.pending import keep_undelivered, recover_pending
@@ -411,7 +417,14 @@ class Coordinator:
             files[manifest.interval] += manifest.file is not None
             written.append((manifest.file, manifest.result.productions))
         # Productions hold the watermark before observations move it: otherwise their consumers would see them late.
-        self._await(pending_of(written, self.topology.wanted_addresses, superstep))
+        sources: list[ProductionSource] = []
+        summaries: list[ProductionSummary] = []
+        for file, produced in written:
+            summaries += produced
+            if file is not None and produced:
+                streams = frozenset([summary.stream for summary in produced])
+                sources.append(ProductionSource(path=file.path, superstep=superstep, streams=streams))
+        self._await(merged_pending(sources, summaries, self.topology.wanted_addresses))
         self.watermarks.take_effect()
 
     def maintain(self) -> None:

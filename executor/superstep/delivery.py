@@ -24,7 +24,7 @@ from millpond.executor.interval.bundle import DeadLetter, Deliveries, Production
 from millpond.executor.pipeline.nodes import ComputationNode, addressed
 from millpond.executor.time.clocks import PercentileTimes
 from millpond.statestore.interval import Interval
-from millpond.statestore.rows.files import RowFile, read_row_files
+from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.rows.key_columns import KeyTexts
 from millpond.statestore.rows.row import PRODUCTION_TYPE
 from millpond.statestore.types import EventTimeMicros, Objects, Superstep, quickly_pickled
@@ -309,28 +309,10 @@ class PendingProductions:
         return sum([one.count for stream, one in self.summaries.items() if not stream.endswith(_FOR_SINKS)])
 
 
-def pending_of(
-    written: Iterable[tuple[RowFile | None, Sequence[ProductionSummary]]],
-    wanted: Collection[str],
-    superstep: Superstep,
-) -> PendingProductions:
-    """Return the undelivered productions of a committed superstep, from its files and their summaries.
-
-    Files without a ``wanted`` stream, addressed ones included, are left out.
-    """
-    sources: list[ProductionSource] = []
-    all_summaries: list[ProductionSummary] = []
-    for file, summaries in written:
-        all_summaries += summaries
-        if file is not None and summaries:
-            streams = frozenset([summary.stream for summary in summaries])
-            sources.append(ProductionSource(path=file.path, superstep=superstep, streams=streams))
-    return merged_pending(sources, all_summaries, wanted)
-
-
 def merged_pending(
     sources: Iterable[ProductionSource], summaries: Iterable[ProductionSummary], wanted: Collection[str]
 ) -> PendingProductions:
+    """Return undelivered productions; files without a ``wanted`` stream, addressed ones included, are left out."""
     merged: dict[str, ProductionSummary] = {}
     for summary in summaries:
         known = merged.get(summary.stream)
