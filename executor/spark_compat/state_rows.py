@@ -172,7 +172,7 @@ def state_rows(
             "event_time must be a column of the key", event_time=event_time, key=key.simpleString()
         )
     timeouts = _timeout_domain(operator, frame, timeout)
-    writer = _ValueWriter(operator, key, value, timeouts, event_time, convert)
+    writer = _ValueWriter(operator.kind, key, value, timeouts, event_time, convert)
     given = frame.select(
         F.expr(reading.key_text(key)).alias("text"), "key", F.col("value").cast(value).alias("value")
     )
@@ -334,31 +334,25 @@ class _VariableWriter:
         return {"value": self._codec.to_json(value[0]), EXPIRES: value[1]}
 
 
+@dataclass(eq=False)
 class _ValueWriter:
     """Writes the only value of an operator's key, and its timer."""
 
-    def __init__(
-        self,
-        operator: StatefulOperator,
-        key: StructType,
-        value: StructType,
-        timeouts: str,
-        event_time: str | None,
-        convert: Convert | None,
-    ) -> None:
-        self._kind = operator.kind
-        self._convert = convert
-        self._key = key
-        self._timeouts = timeouts
-        self._event_time = None if event_time is None else key.names.index(event_time)
-        self.schema: StructType = (
-            _struct(value[_GROUP_STATE].dataType) if self._kind == "group_state" else value
-        )
-        self._value = value
+    kind: OperatorKind
+    key: StructType
+    value: StructType
+    timeouts: str
+    event_time: str | None
+    convert: Convert | None
+
+    def __post_init__(self) -> None:
+        is_group_state = self.kind == "group_state"
+        self.schema = _struct(self.value[_GROUP_STATE].dataType) if is_group_state else self.value
         self._codec = StructCodec(self.schema, "the state")
+        self._time = None if self.event_time is None else self.key.names.index(self.event_time)
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        fields = {"text": StringType(), "key": self._key, "value": self._value}
+        fields = {"text": StringType(), "key": self.key, "value": self.value}
         schema = StructType([StructField(name, kind) for name, kind in fields.items()])
         return _converted(batches, schema, "state", self._row)
 
@@ -370,25 +364,25 @@ class _ValueWriter:
 
     def _state(self, key: Any, value: Any) -> tuple[Any, dict[str, Any] | None]:
         timer = None
-        if self._kind == "group_state":
+        if self.kind == "group_state":
             timeout_ms = value[_TIMEOUT]
             if timeout_ms is not None and timeout_ms != GroupState.NO_TIMESTAMP:
-                timer = {"tag": TIMEOUT_TAG, "domain": self._timeouts, "at": timeout_micros(timeout_ms)}
+                timer = {"tag": TIMEOUT_TAG, "domain": self.timeouts, "at": timeout_micros(timeout_ms)}
             value = value[_GROUP_STATE]
-        elif self._kind == "duplicates":
+        elif self.kind == "duplicates":
             expires_at = value[EXPIRES_AT] if EXPIRES_AT in self.schema.names else None
-            if expires_at is None and self._event_time is not None and key[self._event_time] is not None:
-                expires_at = datetime_us(key[self._event_time].astimezone(UTC))
+            if expires_at is None and self._time is not None and key[self._time] is not None:
+                expires_at = datetime_us(key[self._time].astimezone(UTC))
             if expires_at is None:
                 return {}, None
             return {EXPIRES_AT: expires_at}, {"tag": EXPIRY_TAG, "domain": "event", "at": expires_at}
         if value is None:
             return None, timer
-        if self._convert is None:
+        if self.convert is None:
             return self._codec.to_json(value), timer
-        named = dict(zip(self._key.names, key, strict=True)), dict(zip(self.schema.names, value, strict=True))
+        named = dict(zip(self.key.names, key, strict=True)), dict(zip(self.schema.names, value, strict=True))
         try:
-            return self._convert(*named), timer
+            return self.convert(*named), timer
         except Exception as cause:
             raise InvalidError(
                 f"convert failed for a key: {type(cause).__name__}: {cause}", key=named[0], buffers=named[1]
