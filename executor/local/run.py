@@ -1,8 +1,7 @@
 """A pipeline while it runs in this process: injected records in, durable effects out.
 
-One thread works; any thread may inject. While a commit is in flight the next bundle gathers in the intake (group
-commit), so the rate rises with the load and the latency stays at two commits. In stepping mode there is no
-thread, and supersteps run only in `LocalRun.step`: tests and the simulation run the same code that way.
+One thread works; any thread may inject. In stepping mode there is no thread, and supersteps run only in
+`LocalRun.step`: tests and the simulation run the same code that way.
 """
 
 from __future__ import annotations

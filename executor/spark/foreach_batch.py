@@ -2,11 +2,8 @@
 
 All functions of a pipeline and a store share one run: one set of leases, one superstep at a time, one sequence of
 commits. The first batch of any query opens the run, `EmbeddedRun.close` or a failure ends it, and the next batch of a
-query that was started since then opens it again. Each query learns the end of the run:
-
-- A failure concerns all: the other queries that fed the run fail with the same error at their next batch.
-- A query that is stopped in the middle of a batch ends the run too, since Spark cancels its jobs; that is not a
-  failure, and the next batch of another query opens the run again.
+query that was started since then opens it again. A query that is stopped in the middle of a batch ends the run too,
+since Spark cancels its jobs, but that is not a failure.
 """
 
 from __future__ import annotations
