@@ -157,7 +157,7 @@ def authority(intervals: int, updates: int) -> dict[str, Any]:
     known = WatermarkAuthority(topology)
     for part in parts:
         known.update_interval(part, Sequencer(1), EventTimeMicros(0))
-    known.output_watermark("c")
+    known.output_watermarks()
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     random = np.random.default_rng(1)
@@ -168,7 +168,7 @@ def authority(intervals: int, updates: int) -> dict[str, Any]:
     for index, (part, hold) in enumerate(zip(chosen, holds, strict=True)):
         known.update_interval(parts[part], Sequencer(1), EventTimeMicros(hold))
         if index % 1_000 == 0:
-            known.output_watermark("c")
+            known.output_watermarks()
     elapsed_us = clock.monotonic_us() - started_us
     superstep_ms = []
     for number in range(_SUPERSTEPS):
@@ -176,7 +176,7 @@ def authority(intervals: int, updates: int) -> dict[str, Any]:
         started_us = clock.monotonic_us()
         for part in reporters:
             known.update_interval(parts[part], Sequencer(1), EventTimeMicros(updates * 10 + number))
-        known.output_watermark("c")
+        known.output_watermarks()
         superstep_ms.append((clock.monotonic_us() - started_us) / 1_000)
     return {
         "intervals": intervals,
