@@ -108,10 +108,9 @@ class AppId(StrEnum):
 
 # The kinds whose readers take an id apart.
 _PARTS: Final = {
-    **dict.fromkeys((AppId.INCARNATION, AppId.FORK, AppId.CODEC, AppId.STATE_VERSION, AppId.ENSEMBLE), 2),
-    **dict.fromkeys(
-        (AppId.KEY_COLUMNS, AppId.STATE_COLUMNS, AppId.DECLARED_INTERVALS, AppId.PIPELINE_NAME), 2
-    ),
+    **dict.fromkeys((AppId.INCARNATION, AppId.FORK, AppId.SINK_TAKEN, AppId.ENSEMBLE), 2),
+    **dict.fromkeys((AppId.CODEC, AppId.STATE_VERSION, AppId.KEY_COLUMNS, AppId.STATE_COLUMNS), 2),
+    **dict.fromkeys((AppId.DECLARED_INTERVALS, AppId.PIPELINE_NAME), 2),
     **dict.fromkeys((AppId.INTERVAL, AppId.INPUT, AppId.COUNT, AppId.BACKFILL), 3),
     **dict.fromkeys((AppId.LETTERS, AppId.CUT, AppId.WATERMARK), 3),
 }
