@@ -18,6 +18,8 @@ from tests.fixtures.both_runners import Play, plays
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.slow
+
 SECOND: Final = 1_000_000
 HISTORY: Final = 11
 ROWS: Final = [

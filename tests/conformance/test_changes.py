@@ -25,6 +25,8 @@ from tests.fixtures.changes import Form, Step, changes_in, scores_of_teams, stan
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.slow
+
 Open = Callable[..., Any]
 
 IMAGE = pa.struct(

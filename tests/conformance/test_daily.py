@@ -20,6 +20,8 @@ from millpond.statestore.types import TIME_MAX_US
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+pytestmark = pytest.mark.slow
+
 SECOND: Final = 1_000_000
 HOUR: Final = 3_600 * SECOND
 DAY: Final = 24 * HOUR

@@ -18,6 +18,8 @@ from millpond.statestore.store import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.slow
+
 Alarms = list[tuple[str, datetime]]
 
 PUBLISHED = shared_data("nab_realTweets")

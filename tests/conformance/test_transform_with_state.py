@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from millpond.executor.spark.run import SparkRun
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 Row = Mapping[str, Any]
 

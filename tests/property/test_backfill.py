@@ -13,6 +13,8 @@ import millpond as mp
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 from tests.fixtures.computations import SECOND_US, Count, Window
 
+pytestmark = pytest.mark.slow
+
 START_US = 1_700_000_000 * SECOND_US
 # Leave out computations whose records move timers: the watermark decides which records a timer precedes.
 JOINING = {"count": Count, "window": Window}

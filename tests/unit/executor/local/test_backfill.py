@@ -20,6 +20,8 @@ from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.types import TableVersion
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
+pytestmark = pytest.mark.slow
+
 SECOND = 1_000_000
 ROWS = [{"k": "ab"[n % 2], "at": (100 + n) * SECOND, "id": str(n), "n": n} for n in range(22)]
 

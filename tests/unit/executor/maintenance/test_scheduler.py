@@ -29,6 +29,8 @@ from millpond.statestore.types import TableVersion
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
+pytestmark = pytest.mark.slow
+
 SECOND = 1_000_000
 COMPACTIONS = CompactionPolicy(fan_in=4, files_max=8)
 

@@ -34,6 +34,8 @@ from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
+pytestmark = pytest.mark.slow
+
 ROUNDS, ROWS, BUNDLE = 8, 12, 4
 COMPACTIONS = UpkeepPolicy(compaction=CompactionPolicy(fan_in=4, files_max=8), collect_every=10**9)
 

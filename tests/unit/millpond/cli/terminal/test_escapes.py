@@ -11,6 +11,8 @@ import pytest
 
 import millpond as mp
 
+pytestmark = pytest.mark.slow
+
 EVIL = "\x1b]0;owned\x07\x1b[2K\x9b31m\u202ekey\nforged"
 RAW = (b"\x1b]0;", b"\x1b[2K", b"\xc2\x9b", "\u202e".encode(), b"\nforged")
 CALLS = {
