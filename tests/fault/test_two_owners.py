@@ -131,7 +131,7 @@ def test_owner_stopped_for_longer_than_its_session_is_refused(
 
 
 def test_owner_stopped_within_its_commit_is_refused(first: StartOwner, second: Store) -> None:
-    """It was stopped between check and put."""
+    """It was stopped right before its put, loses it, and is refused when it builds the commit again."""
     former = first()
     former.ask("write 0")
     since = second.snapshot().version
@@ -141,7 +141,7 @@ def test_owner_stopped_within_its_commit_is_refused(first: StartOwner, second: S
     take_over(second, "wait", 5)
     former.signal(signal.SIGCONT)
 
-    assert former.hear().startswith("FencedError another owner's commit came first")
+    assert former.hear().startswith("FencedError another owner has taken the interval")
     assert_only_the_second_wrote(second, since, {"k0": [0, 5]})
 
 
