@@ -21,10 +21,11 @@ _start_or_join = EmbeddedZooKeeper.start_or_join
 def one_zookeeper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Share one server among stores opened without ``zookeeper``: none of these tests is about it."""
 
-    def join(_: EmbeddedZooKeeper) -> str:
-        with monkeypatch.context() as patched:
-            patched.setattr(EmbeddedZooKeeper, "start_or_join", _start_or_join)
-            hosts: str = request.getfixturevalue("zookeeper_hosts")
+    def join(server: EmbeddedZooKeeper) -> str:
+        # The shared server itself, which is open to all, starts for whatever asks for it first.
+        if server._is_open:
+            return _start_or_join(server)
+        hosts: str = request.getfixturevalue("zookeeper_hosts")
         return hosts
 
     monkeypatch.setattr(EmbeddedZooKeeper, "start_or_join", join)
