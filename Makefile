@@ -32,7 +32,7 @@ help: ## Show this list
 demo: java $(JARS) ## Find real events in 336,776 real flights, with Spark (about 2 minutes)
 	@$(PYTHON_IN_VENV) -m examples.zeitgeist
 
-test: java $(CLASSES) ## Run the tests but for the slow ones (about 10 minutes on 2 cores); PYTEST_ARGS="-k lease" for some
+test: java $(CLASSES) ## Run the tests but for the slow ones (about 8 minutes on 2 cores); PYTEST_ARGS="-k lease" for some
 	@$(PYTHON_IN_VENV) -m pytest -n $(PROCESSES) -m "not (spark_all or slow or fault)" $(PYTEST_ARGS)
 
 test-slow: java $(CLASSES) ## Run the slow tests: faults, kills, simulation, planted bugs, whole examples (about 10 minutes)
