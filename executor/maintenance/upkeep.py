@@ -141,10 +141,8 @@ class CollectionSchedule:
 
     def is_due_at_close(self) -> bool:
         """Return True if a run that ends should do a round, because no run of its length would ever reach one."""
-        every, version = (
-            min(_CHECKPOINT_EVERY, self._policy.collect_every),
-            self._store.committer.snapshot.version,
-        )
+        every = min(_CHECKPOINT_EVERY, self._policy.collect_every)
+        version = self._store.committer.snapshot.version
         if isinstance(self._store.objects, ParallelObjects):
             # Its checkpoints come anyway, so their age says nothing of the last round.
             return version // every > self._opened_at // every

@@ -100,9 +100,8 @@ class TableUpkeep:
         every = self._checkpoint_every(snapshot)
         if now - self._checkpointed >= every:
             work.append(self._write_checkpoint)
-            if self._checkpointed // (every * _CHECKPOINTS_A_CLEANUP) < now // (
-                every * _CHECKPOINTS_A_CLEANUP
-            ):
+            cleanup_every = every * _CHECKPOINTS_A_CLEANUP
+            if self._checkpointed // cleanup_every < now // cleanup_every:
                 work.append(partial(self._clean_up, snapshot.configuration))
             self._checkpointed = now
         self._is_busy = bool(work)
