@@ -11,14 +11,12 @@ import shutil
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
 import pytest
 from click.testing import CliRunner
-from deltalake import DeltaTable
 
 from millpond.cli.main import main
 from millpond.executor.maintenance.offline_gc import collect_offline
@@ -35,89 +33,10 @@ from millpond.statestore.rows.row import ROW_SCHEMA
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 from tests.format import write
-from tests.format.harbour import STORE, Customs, Harbour, Manifest, Seals, Tally, Visits
+from tests.format.harbour import Harbour, Tally, Visits
+from tests.format.old_store import CODECS, HERE, RELEASED, Old, flat, micros, rows_of
 
-HERE: Final = Path(__file__).parent
-RELEASED: Final = sorted(path.name for path in HERE.glob("v*") if path.is_dir())
-CODECS: Final = {
-    "visits": Visits.codec,
-    "tally": Tally.codec,
-    "customs": Customs.codec,
-    "manifests": Manifest.codec,
-    "seals": Seals.codec,
-}
-FOUR_DAYS_MS: Final = 4 * 24 * 3_600_000
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 NOW: Final = UpkeepPolicy(retention=0, collect_every=1)
-
-
-class Old:
-    """A copy of an old store with its sinks, and their expected contents."""
-
-    def __init__(self, folder: Path) -> None:
-        self.contents = orjson.loads((folder / write.CONTENTS).read_bytes())
-        self.harbour = Harbour(folder, self.contents["now_us"], seed="later")
-        self.harbour.unpack_catalog()
-        self.path = folder / STORE
-
-    def open(self) -> Store:
-        return Store.open(self.path, read_only=True, clock=self.harbour.clock)
-
-    def states(self, version: int | None = None) -> dict[str, Any]:
-        """Return the states of the computations, as in JSON."""
-        with self.open() as store:
-            return {name: states(store, name, version) for name in CODECS}
-
-    def go_on(self) -> None:
-        """Run the pipeline to the end of its input, with known rows and a new one."""
-        with self.harbour.open() as store, self.harbour.start(store) as run:
-            run.run_until_quiet()
-            run.inject("arrivals", [*write.REPEATED, *write.LATER])
-            run.run_until_quiet()
-            self.harbour.clock.advance_ms(FOUR_DAYS_MS)
-            run.finish("arrivals")
-            run.run_until_quiet()
-
-    def sinks(self) -> dict[str, Any]:
-        readers = {"departures": departure, "berths": berth, "tiers": tier}
-        return {
-            name: sorted(map(read, rows_of(self.harbour.folder / name))) for name, read in readers.items()
-        }
-
-
-def states(store: Store, computation: str, version: int | None) -> dict[str, Any]:
-    rows = store.rows_view(computation, version).to_arrow().to_pylist()
-    return {row["key"]: plain(computation, row) for row in rows}
-
-
-def plain(computation: str, row: dict[str, Any]) -> Any:
-    codec = CODECS[computation]
-    state = codec.decode(row["state"] if codec.is_text else row["state_bytes"])
-    if computation == "manifests":
-        return [[number, load.decode()] for number, load in state.items()]
-    return state.hex() if computation == "seals" else state
-
-
-def rows_of(table: Path) -> list[dict[str, Any]]:
-    return DeltaTable(table).to_pyarrow_table().to_pylist()
-
-
-def departure(row: dict[str, Any]) -> list[Any]:
-    value = orjson.loads(row["value"])
-    return [row["key"], micros(row["at"]), value["port"], value["ship"], value["tons"]]
-
-
-def berth(row: dict[str, Any]) -> list[Any]:
-    return [row["key"], micros(row["window_start"]), micros(row["window_end"]), int(row["value"])]
-
-
-def tier(row: dict[str, Any]) -> list[Any]:
-    value = orjson.loads(row["value"])
-    return [row["key"], value["window"], value["pane"]["timing"], value["value"]]
-
-
-def micros(at: datetime) -> int:
-    return (at - EPOCH) // timedelta(microseconds=1)
 
 
 @pytest.fixture(scope="module", params=[*RELEASED, "today"])
@@ -132,27 +51,19 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def old(written: Path, tmp_path: Path) -> Old:
-    """A copy of it, moved with its sinks: stores before 0.2 do not record their location."""
-    copied = Old(shutil.copytree(written, tmp_path / "old"))
-    if written.parent != HERE:
-        harbour = copied.harbour
-        Store.open(
-            copied.path, adopt="moved", leases=harbour.leases, clock=harbour.clock, rng=harbour.rng
-        ).close()
-    return copied
+    """A copy of it, with its sinks."""
+    return Old.copied(written, tmp_path / "old")
 
 
 def test_old_store_records_its_location(tmp_path: Path) -> None:
     """A store without incarnations opens without a question, and is identified by its place afterwards."""
-    for version in RELEASED:
-        folder = tmp_path / version
-        old = Old(shutil.copytree(HERE / version, folder))
-        assert old.open().lineage.location == ""
-        old.go_on()
-        assert old.open().lineage.location == str(old.path)
-        copy = shutil.copytree(old.path, folder / "copy")
-        with pytest.raises(InvalidError, match="location has changed"):
-            Store.open(copy, leases=old.harbour.leases, clock=old.harbour.clock, rng=old.harbour.rng)
+    old = Old.copied(HERE / "v0.1", tmp_path / "old")
+    assert old.open().lineage.location == ""
+    old.go_on()
+    assert old.open().lineage.location == str(old.path)
+    copy = shutil.copytree(old.path, tmp_path / "copy")
+    with pytest.raises(InvalidError, match="location has changed"):
+        Store.open(copy, leases=old.harbour.leases, clock=old.harbour.clock, rng=old.harbour.rng)
 
 
 def test_released_versions_have_stores() -> None:
@@ -353,9 +264,3 @@ def timers(store: Store, computation: str) -> dict[str, Any]:
 
 def id_of(letter: dict[str, Any]) -> str:
     return str(orjson.loads(letter["value"])["id"])
-
-
-def flat(sinks: dict[str, Any]) -> dict[str, Any]:
-    """Return rows as the readers here return them: sorted, with a departure's fields in a row."""
-    departures = [[key, at, *value.values()] for key, at, value in sinks["departures"]]
-    return {name: sorted(rows) for name, rows in {**sinks, "departures": departures}.items()}
