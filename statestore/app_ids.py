@@ -74,6 +74,8 @@ class AppId(StrEnum):
     CODEC = "millpond/codec/"
     # Computation, version of the states that its code writes.
     STATE_VERSION = "millpond/state_version/"
+    # Computation, the declarations on which the states of a library step depend, as JSON; an empty object for user code.
+    FINGERPRINT = "millpond/fingerprint/"
     # Computation, columns of its typed keys; see `millpond.statestore.rows.key_columns`.
     KEY_COLUMNS = "millpond/key_columns/"
     # Computation, columns that views show of its states; see `millpond.statestore.view_columns`.
@@ -110,7 +112,7 @@ class AppId(StrEnum):
 _PARTS: Final = {
     **dict.fromkeys((AppId.INCARNATION, AppId.FORK, AppId.SINK_TAKEN, AppId.ENSEMBLE), 2),
     **dict.fromkeys((AppId.CODEC, AppId.STATE_VERSION, AppId.KEY_COLUMNS, AppId.STATE_COLUMNS), 2),
-    **dict.fromkeys((AppId.DECLARED_INTERVALS, AppId.PIPELINE_NAME), 2),
+    **dict.fromkeys((AppId.DECLARED_INTERVALS, AppId.PIPELINE_NAME, AppId.FINGERPRINT), 2),
     **dict.fromkeys((AppId.INTERVAL, AppId.INPUT, AppId.COUNT, AppId.BACKFILL), 3),
     **dict.fromkeys((AppId.LETTERS, AppId.CUT, AppId.WATERMARK), 3),
 }

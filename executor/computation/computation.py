@@ -40,6 +40,8 @@ class Computation:
         codecs: the codecs of earlier versions, where they differ from ``codec``.
         state_columns: the parts of the state that views show as typed columns. Adapters of code with a
             declared state fill it; states are then JSON objects with a member for each part.
+        fingerprint: the declarations on which the states of a library step depend, by part; windowed steps fill it.
+            Rows with a state refuse another one, except that parts with a dot may come and go while others are there.
         percentiles: the percentile watermarks that the code uses besides 100, each above 0 and below 100.
         late_data_horizon: how far before a record's event time the code may produce, as a duration. The
             output watermark always lags by this much. ``"unbounded"`` does not hold it back, so a production
@@ -68,6 +70,7 @@ class Computation:
     state_version: int = 0
     codecs: Mapping[int, Codec] = {}
     state_columns: tuple[StateColumn, ...] = ()
+    fingerprint: Mapping[str, str] = {}
     percentiles: Collection[float] = ()
     late_data_horizon: LateDataHorizon = 0
     counters: Collection[str] = ()

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+import orjson
 import pyarrow.compute as pc
 
 from millpond.executor.computation.computation import Computation, codec_of
@@ -35,6 +36,7 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.files import read_row_files
+from millpond.statestore.rows.merge import MERGE_COLUMNS, combine_updates
 from millpond.statestore.types import Objects
 from millpond.statestore.view_columns import fits, state_columns_in, state_word
 
@@ -175,6 +177,7 @@ def check_states(topology: Topology, snapshot: Snapshot, evolution: Evolution, o
             )
         if stored == declared:
             _check_columns(node, snapshot, name)
+            _check_fingerprint(node, snapshot, name, objects)
     check_codecs(topology, snapshot, evolution, objects)
 
 
@@ -191,6 +194,60 @@ def _check_columns(node: ComputationNode, snapshot: Snapshot, name: str) -> None
                 stored=state_word([column]),
                 declared=state_word([now]),
             )
+
+
+def _check_fingerprint(node: ComputationNode, snapshot: Snapshot, name: str, objects: Objects) -> None:
+    stored, declared = _fingerprint(snapshot, name), node.computation.fingerprint
+    changed = [] if stored is None else _changed(stored, declared)
+    if stored is not None and changed and _has_states(snapshot, name, objects):
+        raise InvalidError(
+            "the step has open windows of other code, which would mix with those of this code: run that code until no "
+            "window is open, or give this step another name and drop= the former one in the pipeline, or raise "
+            "state_version and convert the windows with upgrade_state",
+            computation=node.name,
+            stored=", ".join(stored[part] for part in changed if part in stored),
+            declared=", ".join(declared[part] for part in changed if part in declared) or "code of your own",
+        )
+
+
+def _fingerprint(snapshot: Snapshot, computation: str) -> dict[str, str] | None:
+    word = recorded_word(snapshot.txns, AppId.FINGERPRINT, computation)
+    return None if word is None else dict(orjson.loads(word))
+
+
+def _changed(stored: Mapping[str, str], declared: Mapping[str, str]) -> list[str]:
+    """Return the parts that differ; a field of several combiners may come or go, as long as others are there."""
+    fields = [{part for part in one if "." in part} for one in (stored, declared)]
+    free = fields[0] ^ fields[1] if all(fields) else set()
+    parts = dict.fromkeys([*stored, *declared])
+    return [part for part in parts if stored.get(part) != declared.get(part) and part not in free]
+
+
+def _has_states(snapshot: Snapshot, computation: str, objects: Objects) -> bool:
+    for interval in snapshot.live_intervals(computation):
+        paths = [file.path for file in snapshot.files_of(interval)]
+        rows = combine_updates(read_row_files(objects, paths, MERGE_COLUMNS, interval=interval))
+        if any(pc.any(rows.column(name).is_valid()).as_py() for name in ("state", "state_bytes")):
+            return True
+    return False
+
+
+def changed_fingerprints(topology: Topology, snapshot: Snapshot) -> dict[str, int]:
+    """Return the positions that record the fingerprints of computations that had another one."""
+    records: dict[str, int] = {}
+    for name, node in topology.computations.items():
+        if recorded_word(snapshot.txns, AppId.FINGERPRINT, name) is not None:
+            records |= _fingerprint_record(node, snapshot, name)
+    return records
+
+
+def _fingerprint_record(node: ComputationNode, snapshot: Snapshot, former: str) -> dict[str, int]:
+    stored, declared = _fingerprint(snapshot, former), node.computation.fingerprint
+    # A field that went may come back while its windows are open, so it stays in the record until none is.
+    known = {} if stored is None or _changed(stored, declared) else stored
+    word = orjson.dumps({**known, **declared}, option=orjson.OPT_SORT_KEYS).decode()
+    is_known = word == recorded_word(snapshot.txns, AppId.FINGERPRINT, node.name)
+    return {} if is_known else {AppId.FINGERPRINT.of(node.name, word): snapshot.version + 1}
 
 
 def check_codecs(topology: Topology, snapshot: Snapshot, evolution: Evolution, objects: Objects) -> None:
@@ -221,7 +278,7 @@ def _is_text(snapshot: Snapshot, computation: str, objects: Objects) -> bool | N
 
 
 def state_records(topology: Topology, snapshot: Snapshot, names: frozenset[str]) -> dict[str, int]:
-    """Return the positions that record codecs, state versions, parts of states and the pipeline's name, if they are new."""
+    """Return the new positions that record codecs, versions, parts and fingerprints of states, and the pipeline's name."""
     records: dict[str, int] = {}
     known, version = sorted(names & topology.computations.keys()), snapshot.version + 1
     for name in known:
@@ -240,8 +297,12 @@ def state_records(topology: Topology, snapshot: Snapshot, names: frozenset[str])
         records[AppId.PIPELINE_NAME.of(topology.name, topology.title)] = version
     for name in known:
         code = topology.computations[name].computation
-        if stored_state_version(snapshot.txns, name) != code.state_version:
+        is_other = stored_state_version(snapshot.txns, name) != code.state_version
+        if is_other:
             records[AppId.STATE_VERSION.of(name, code.state_version)] = version
+        # Without an upgrade another fingerprint is recorded only after the fence: the former owner may open windows.
+        if code.fingerprint and (is_other or recorded_word(snapshot.txns, AppId.FINGERPRINT, name) is None):
+            records |= _fingerprint_record(topology.computations[name], snapshot, name)
         if state_columns_in(snapshot.txns, name) != code.state_columns:
             records[AppId.STATE_COLUMNS.of(name, state_word(code.state_columns))] = version
     return records
@@ -271,6 +332,8 @@ def _moved(topology: Topology, snapshot: Snapshot, old: str, new: str) -> dict[s
         moved[AppId.CODEC.of(new, str(code.codec.name))] = snapshot.version + 1
     if stored_state_version(txns, new) != code.state_version:
         moved[AppId.STATE_VERSION.of(new, code.state_version)] = snapshot.version + 1
+    if recorded_word(txns, AppId.FINGERPRINT, old) is not None:
+        moved |= _fingerprint_record(topology.computations[new], snapshot, old)
     for kind in (AppId.KEY_COLUMNS, AppId.DECLARED_INTERVALS):
         word = recorded_word(txns, kind, old)
         if word is not None:

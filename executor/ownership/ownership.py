@@ -28,6 +28,7 @@ from millpond.executor.ownership.catalog_recorder import definition_metadata
 from millpond.executor.ownership.cuts import Cut, boundaries_of
 from millpond.executor.ownership.evolution import (
     Evolution,
+    changed_fingerprints,
     check_states,
     evolution_request,
     intervals_of,
@@ -342,6 +343,8 @@ class Ownership:
         except InvalidError:
             self.close()
             raise
+        if changed := changed_fingerprints(self._topology, self.committer.snapshot):
+            self.record(changed)
 
     def check_update(self, topology: Topology) -> None:
         """Refuse a changed pipeline that could not open the store; nothing is written and no lease is touched."""
@@ -372,7 +375,8 @@ class Ownership:
             CommitRequest(
                 kind="topology",
                 writes=(self._write(self._control_interval),),
-                positions=claims_of(self._store, topology, kept, frozenset()),
+                positions=claims_of(self._store, topology, kept, frozenset())
+                | changed_fingerprints(topology, self.committer.snapshot),
                 metadata=definition_metadata(topology),
             )
         )

@@ -61,7 +61,7 @@ _RESTARTED: Final = {
     AppId.BACKFILL: -1,
     # The newest of these counts, so entries recorded after the restored version must lose.
     **dict.fromkeys((AppId.CODEC, AppId.KEY_COLUMNS, AppId.PIPELINE_NAME), -1),
-    **dict.fromkeys((AppId.STATE_COLUMNS, AppId.STATE_VERSION), -1),
+    **dict.fromkeys((AppId.STATE_COLUMNS, AppId.STATE_VERSION, AppId.FINGERPRINT), -1),
 }
 
 

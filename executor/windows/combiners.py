@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import orjson
 
@@ -66,6 +66,9 @@ class CombineFn:
 
     can_uncombine: bool = True
     """Whether `uncombine` is supported."""
+
+    version: ClassVar[int] = 0
+    """Raise it when the accumulators of earlier code mean something else; a store that has some then refuses the code."""
 
     def create(self) -> Any:
         """Return the accumulator of no elements."""

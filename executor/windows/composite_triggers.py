@@ -120,6 +120,7 @@ class OrFinally(AfterAny):
 
     def __init__(self, trigger: Trigger, until: Trigger) -> None:
         super().__init__(trigger, until)
+        self.trigger, self.until = trigger, until
 
 
 class AfterAll(_Parallel):

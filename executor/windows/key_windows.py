@@ -42,6 +42,30 @@ OnOpen: TypeAlias = Callable[[WindowState], None]
 """Called with each known window when a hook first touches it, before it changes."""
 
 _WINDOWS: Final = "windows"
+_UPGRADED: Final = "is_upgraded"
+
+
+def stored_windows(state: Any) -> list[dict[str, Any]]:
+    """Return the windows of a key's state, or refuse a state that code of another kind has written."""
+    try:
+        windows: list[dict[str, Any]] = state[_WINDOWS]
+    except (KeyError, TypeError) as cause:
+        raise InvalidError(
+            "the key's state was not written by a windowed step: give the step another name, and drop= the former "
+            "computation in the pipeline",
+            type=type(state).__name__,
+        ) from cause
+    return windows
+
+
+def upgraded_windows(windows: Any) -> dict[str, Any] | None:
+    """Return the state of windows that a user's upgrade returned, or refuse what is none."""
+    try:
+        states = [WindowState.from_json(one) for one in windows]
+        rows = {check_window(one.window): one.to_json() for one in states}
+    except (AttributeError, KeyError, TypeError, ValueError) as cause:
+        raise InvalidError("upgrade_state must return a list of windows in the form that it got") from cause
+    return {_WINDOWS: [rows[window] for window in sorted(rows)], _UPGRADED: True}
 
 
 class WindowStates:
@@ -51,10 +75,12 @@ class WindowStates:
     opens the windows that it touches, and the others are written back unchanged.
     """
 
-    __slots__ = ("_on_open", "_open", "_order", "_owed", "_owed_at", "_rows", "_touched")
+    __slots__ = ("_on_open", "_open", "_order", "_owed", "_owed_at", "_rows", "_touched", "is_upgraded")
 
     def __init__(self, state: Mapping[str, Any] | None = None) -> None:
-        rows = () if state is None else state[_WINDOWS]
+        rows = () if state is None else stored_windows(state)
+        # The row's timers and hold are those of the windows before their upgrade.
+        self.is_upgraded: bool = state is not None and _UPGRADED in state
         self._rows: dict[Window, Mapping[str, Any]] = {Window(*row["window"]): row for row in rows}
         self._open: dict[Window, WindowState] = {}
         self._touched: set[Window] = set()
@@ -158,7 +184,7 @@ class WindowStates:
 
 # "~" sorts after digits: among timers due at the same time, expiry fires last.
 _EXPIRY: Final = "~"
-_HOLD: Final = "panes"
+HOLD: Final = "panes"
 
 
 class Wanted(NamedTuple):
@@ -213,9 +239,9 @@ def set_hold(context: Context, before: int | None, after: int | None, oldest_at:
     """
     if after is None:
         if before is not None:
-            context.state.release(_HOLD)
+            context.state.release(HOLD)
     elif after != before:
-        context.state.hold(max(after, oldest_at), _HOLD)
+        context.state.hold(max(after, oldest_at), HOLD)
 
 
 def as_of(timer: Timer, clocks: Clocks) -> Clocks:
@@ -470,9 +496,18 @@ class KeyWindows:
                 if at <= self._clocks.of(timer.domain, timer.percentile):
                     yield at, timer.domain, timer.percentile, tag_of(state.window, text), state.window, text
 
+    def resume(self) -> None:
+        """Let the trigger of each window that an upgrade left without trigger state listen from now on."""
+        for window in list(self.windows.keys()):
+            state = self.windows.get(window)
+            if state is not None and not (state.is_closed or state.trigger or state.timers):
+                self._strategy.trigger.on_arm(self._context(state))
+        self.windows.is_upgraded = False
+
     def expire(self, window: Window) -> None:
         state = self.windows.get(window)
-        if state is None:
+        # The timer is early where code with another lateness has set it; it is then set again.
+        if state is None or self._clocks.watermark < self._strategy.expires_at(window):
             return
         closing = self._strategy.closing
         if not state.is_closed and (closing == "always" or (closing == "if_non_empty" and state.news)):

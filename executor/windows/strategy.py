@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Literal, TypeAlias
+from datetime import timedelta
+from enum import Enum, StrEnum
+from typing import Any, Final, Literal, TypeAlias
 
-from millpond.executor.windows.time_triggers import Default
+from millpond.executor.time.instants import instant_us
+from millpond.executor.windows.combiners import CombineFields, CombineFn
+from millpond.executor.windows.time_triggers import Default, domain_of
 from millpond.executor.windows.trigger import Contents, Trigger
 from millpond.executor.windows.window import TimestampCombiner, Window, WindowFn
 from millpond.executor.windows.window_fns import GlobalWindows
-from millpond.statestore.durations import Duration, duration_us
+from millpond.statestore.durations import Duration, duration_text, duration_us
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.types import TIME_MAX_US
 
@@ -51,6 +56,10 @@ Asked: TypeAlias = Literal["element", "bundle"]
 """When a window's trigger is asked: after each element, or once per bundle of elements."""
 
 
+UpgradeWindows: TypeAlias = Callable[[list[dict[str, Any]], int], list[dict[str, Any]]]
+"""Returns a key's windows in today's form, given those that an earlier ``state_version`` stored, and that version."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowingStrategy:
     """Windowing, triggering and accumulation of a step; the fields are the arguments of `DataflowStream.window`.
@@ -70,6 +79,8 @@ class WindowingStrategy:
     closing: Closing = "if_non_empty"
     emit_empty_on_time: bool = True
     asked: Asked = "element"
+    state_version: int = 0
+    upgrade_state: UpgradeWindows | None = None
     allowed_lateness_us: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -92,6 +103,13 @@ class WindowingStrategy:
                 "the allowed lateness must not be negative: 0 drops every late record",
                 value=self.allowed_lateness,
             )
+        if bool(self.state_version) != callable(self.upgrade_state):
+            raise InvalidError(
+                "state_version and upgrade_state must be given together: a number above 0, and a function of a key's "
+                "windows and the version that stored them",
+                state_version=self.state_version,
+                upgrade_state=self.upgrade_state,
+            )
         if self.window_fn.is_merging and not self.trigger.can_merge:
             raise InvalidError(
                 "windows merge, but the trigger has no merge function: give it one, or take windows that do not merge",
@@ -106,6 +124,75 @@ class WindowingStrategy:
     def expires_at(self, window: Window) -> int:
         """Return the watermark, in microseconds, from which the window accepts no more elements."""
         return min(window.end + self.allowed_lateness_us + 1, TIME_MAX_US)
+
+    def fingerprint(self, combine: CombineFn) -> dict[str, str]:
+        """Return what the stored windows depend on, by part; the rest may change while windows are open."""
+        is_more = self.incremental and self.accumulation is not Accumulation.RETRACTING
+        fields = combine.fields.items() if isinstance(combine, CombineFields) else ()
+        return {
+            "windows": described(self.window_fn),
+            "trigger": described(self.trigger),
+            "accumulation": f"{self.accumulation}{', incremental' if is_more else ''}",
+            "timestamp_combiner": str(self.timestamp_combiner),
+            **(
+                {f"combine.{name}": described(one) for name, one in fields} or {"combine": described(combine)}
+            ),
+        }
+
+
+_NORMAL: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "Duration": lambda value: timedelta(microseconds=duration_us(value)),
+    "Instant": instant_us,
+    "Domain": domain_of,
+}
+
+
+def described(value: object) -> str:
+    """Return a value of a declaration as text that equal declarations share, without the arguments left at default.
+
+    Functions and other objects count by their names, because their code may change without another meaning.
+
+    Example:
+        >>> described(Default()), described(WindowingStrategy(allowed_lateness="60s").window_fn)
+        ('Default()', 'GlobalWindows()')
+    """
+    if isinstance(value, WindowFn | Trigger | CombineFn):
+        version = f" version {value.version}" if value.version else ""
+        return f"{type(value).__qualname__}({', '.join(_arguments(value))}){version}"
+    if isinstance(value, Enum):
+        return described(value.value)
+    if isinstance(value, timedelta):
+        return duration_text(duration_us(value))
+    if isinstance(value, float) and value.is_integer():
+        return repr(int(value))
+    if value is None or isinstance(value, str | bytes | int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(sorted(f'{name}: {described(one)}' for name, one in value.items()))}}}"
+    if isinstance(value, Collection):
+        each = map(described, value)
+        return f"[{', '.join(sorted(each) if isinstance(value, set | frozenset) else each)}]"
+    return str(getattr(value, "__name__", type(value).__qualname__))
+
+
+def _arguments(declared: WindowFn | Trigger | CombineFn) -> Iterator[str]:
+    for name, parameter in inspect.signature(type(declared)).parameters.items():
+        if not hasattr(declared, name):
+            continue
+        kinds = (convert for word, convert in _NORMAL.items() if word in str(parameter.annotation))
+        convert = next(kinds, None)
+        given, default = (
+            described(
+                value if convert is None or value in (None, inspect.Parameter.empty) else convert(value)
+            )
+            for value in (getattr(declared, name), parameter.default)
+        )
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            yield from map(described, getattr(declared, name))
+        elif parameter.default is inspect.Parameter.empty:
+            yield given
+        elif given != default:
+            yield f"{name}={given}"
 
 
 def _member(kind: type[StrEnum], value: object) -> StrEnum:

@@ -23,7 +23,14 @@ from millpond.executor.windows.combiners import (
     without_element,
 )
 from millpond.executor.windows.pane import Pane
-from millpond.executor.windows.strategy import Accumulation, Asked, Closing, WindowingStrategy
+from millpond.executor.windows.strategy import (
+    Accumulation,
+    Asked,
+    Closing,
+    UpgradeWindows,
+    WindowingStrategy,
+    described,
+)
 from millpond.executor.windows.time_triggers import Default
 from millpond.executor.windows.trigger import Trigger
 from millpond.executor.windows.window import Element, TimestampCombiner, Window, WindowFn
@@ -55,6 +62,8 @@ class DataflowStream(Stream):
         emit_empty_on_time: bool = True,
         asked: Asked = "element",
         of: ValueExtractor = None,
+        state_version: int = 0,
+        upgrade_state: UpgradeWindows | None = None,
     ) -> WindowedStream:
         """Choose where in event time records are grouped, when groups are emitted, and how panes relate.
 
@@ -76,6 +85,9 @@ class DataflowStream(Stream):
             asked: ``"element"`` asks the trigger after each element, in the order of arrival, so that panes do not
                 depend on how the input is cut; ``"bundle"`` makes fewer panes of a busy key.
             of: the part of a record's value that triggers and combiners see: a field name or a function of the value.
+            state_version: raise it with ``upgrade_state`` when other windows, another trigger, accumulation or combiner
+                are to continue with open windows, which are refused otherwise (docs/how-to/change-code.md).
+            upgrade_state: takes a key's stored windows and the version that stored them; returns them in today's form.
 
         Example:
             >>> hourly = scores.window(FixedWindows("1h"), allowed_lateness="1d", accumulation="accumulating")
@@ -91,6 +103,8 @@ class DataflowStream(Stream):
             closing=closing,
             emit_empty_on_time=emit_empty_on_time,
             asked=asked,
+            state_version=state_version,
+            upgrade_state=upgrade_state,
         )
         return WindowedStream(self, strategy, of)
 
@@ -460,6 +474,11 @@ class _CoGrouping(WindowedComputation):
         super().__init__(strategy, _ByTag(tuple(tags.values())), stream)
         self.tags = dict(tags)
         self.extractors = dict(extractors)
+
+    @property
+    def fingerprint(self) -> Mapping[str, str]:  # type: ignore[override]  # a constant of the class elsewhere
+        given = {tag: self.extractors.get(tag) for tag in self.tags.values()}
+        return {**super().fingerprint, "combine": f"co_group{described(given)}"}
 
     def element(self, record: Record) -> Element:
         tag = self.tags[record.stream]

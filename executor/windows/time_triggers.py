@@ -43,7 +43,7 @@ _ALIASES: Final = {
 }
 
 
-def _domain(domain: Domain) -> TimeDomain:
+def domain_of(domain: Domain) -> TimeDomain:
     name = str(domain).lower()
     try:
         return _ALIASES.get(name) or TimeDomain(name)
@@ -103,7 +103,7 @@ class AfterDelay(_AtTime):
             raise InvalidError("a delay must not be negative", delay=self.delay)
         align_us = None if self.align_to is None else positive_us("an alignment", self.align_to)
         object.__setattr__(self, "_align_us", align_us)
-        object.__setattr__(self, "_time_domain", _domain(self.domain))
+        object.__setattr__(self, "_time_domain", domain_of(self.domain))
 
     def _due(self, context: TriggerContext, element: Element) -> int:
         now = context.now(self._time_domain)
@@ -142,7 +142,7 @@ class AtPeriod(_AtTime):
         reference: int | datetime = self.reference
         object.__setattr__(self, "_reference_us", instant_us(reference))
         object.__setattr__(self, "_period_us", positive_us("a period", self.period))
-        object.__setattr__(self, "_time_domain", _domain(self.domain))
+        object.__setattr__(self, "_time_domain", domain_of(self.domain))
 
     def _due(self, context: TriggerContext, element: Element) -> int:
         if self._time_domain is TimeDomain.WALL:

@@ -13,7 +13,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from urllib.parse import quote, unquote
 
 from millpond.executor.time.clocks import EXACT, PercentileTimes, clock_name, parse_clock
@@ -291,6 +291,9 @@ class Trigger:
         ...     def on_fire(self, context):
         ...         return True
     """
+
+    version: ClassVar[int] = 0
+    """Raise it when the trigger's state of earlier code means something else; see `CombineFn`."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)

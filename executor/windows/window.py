@@ -86,6 +86,9 @@ class WindowFn:
         (Window(start=4, end=6),)
     """
 
+    version: ClassVar[int] = 0
+    """Raise it when the function assigns other windows than before; see `CombineFn`."""
+
     is_merging: ClassVar[bool] = False
     """Whether `merge` is called when a key gets new windows."""
 

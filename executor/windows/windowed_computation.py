@@ -6,7 +6,7 @@ value: the results of the retracted value are retracted, whatever key they ended
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -22,6 +22,7 @@ from millpond.executor.time.clocks import Clocks, LateDataHorizon
 from millpond.executor.time.instants import Instant, instant_us
 from millpond.executor.windows.combiners import CombineFn, ValueExtractor, extract
 from millpond.executor.windows.key_windows import (
+    HOLD,
     WINDOW_COUNTERS,
     Finish,
     KeyWindows,
@@ -32,8 +33,10 @@ from millpond.executor.windows.key_windows import (
     parse_tag,
     set_hold,
     set_timers,
+    stored_windows,
+    upgraded_windows,
 )
-from millpond.executor.windows.strategy import WindowingStrategy
+from millpond.executor.windows.strategy import WindowingStrategy, described
 from millpond.executor.windows.window import Element, Window
 from millpond.statestore.rows.codec import PlainObject
 from millpond.statestore.rows.row import TimeDomain, is_envelope
@@ -72,6 +75,17 @@ class WindowedComputation(Computation):
         self.stream = stream
         self.of = of
         self.finish = finish
+        self.state_version: int = strategy.state_version
+
+    @property
+    def fingerprint(self) -> Mapping[str, str]:  # type: ignore[override]  # a constant of the class elsewhere
+        of = {} if self.of is None else {"of": described(self.of)}
+        return self.strategy.fingerprint(self.combine) | of
+
+    def upgrade_state(self, state: Any, version: int) -> Any:
+        if self.strategy.upgrade_state is None:
+            return super().upgrade_state(state, version)
+        return upgraded_windows(self.strategy.upgrade_state(stored_windows(state), version))
 
     def element(self, record: Record) -> Element:
         return element_of(record, self.of)
@@ -130,6 +144,12 @@ class WindowedComputation(Computation):
         states.begin_hook(lambda state: add_wanted(before, strategy, state, watermark))
         windows = KeyWindows(strategy, self.combine, self.finish, states, clocks, context.key)
         output_at = states.oldest_output_at()
+        if states.is_upgraded:
+            windows.resume()
+            # The row has the timers and the hold of other code, so all of them are set again.
+            before.clear()
+            context.state.release(HOLD)
+            output_at = None
         react(windows)
         # The engine has dropped the timer that fired: where it is still wanted, it must be set again.
         before.pop(fired, None)

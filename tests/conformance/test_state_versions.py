@@ -186,6 +186,59 @@ def test_rename_keeps_versions(play: Open) -> None:
     run.start()
 
 
+class Panes(mp.Computation):
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        context.state.set([*context.state.get([]), record.value["value"]])
+
+
+def windowed(combine: mp.CombineFn, **options: Any) -> Callable[[], mp.Pipeline]:
+    def make() -> mp.Pipeline:
+        pipeline = mp.Pipeline("p")
+        stream = pipeline.inject("in", key="k", at="t", watermark=mp.ManualWatermark())
+        windows = stream.window(mp.FixedWindows("10us"), **options)
+        windows.combine(combine, name="w").apply(Panes(), name="panes")
+        return pipeline
+
+    return make
+
+
+def restart_with(run: Play, make: Callable[[], mp.Pipeline]) -> None:
+    run.stop()
+    run.store = run._open_store()
+    run.make = make
+    run.start()
+
+
+def test_open_windows_refuse_other_code_until_they_have_ended(play: Open) -> None:
+    """The refused start changed nothing: the former code goes on, and then the other one may start."""
+    run = play(windowed(mp.Count()))
+    run.inject("in", rows("a", "a", "b"))
+    with pytest.raises(mp.InvalidError, match=r"open windows.*stored=.Count\(\). declared=.Sum\(of='t'\)."):
+        restart_with(run, windowed(mp.Sum("t")))
+    run.make = windowed(mp.Count())
+    run.start()
+    run.advance("in", 100)
+    restart_with(run, windowed(mp.Sum("t")))
+    run.inject("in", rows("a", at=105))
+    run.advance("in", 200)
+
+    assert run.states("panes") == {"a": "[2,105]", "b": "[1]"}
+
+
+def test_upgrade_continues_open_windows(play: Open) -> None:
+    run = play(windowed(mp.Count()))
+    run.inject("in", rows("a", "a", "b", at=5))
+
+    def in_fives(windows: list[dict[str, Any]], version: int) -> list[dict[str, Any]]:
+        return [{**window, "accumulator": window["accumulator"] * 5} for window in windows]
+
+    restart_with(run, windowed(mp.Sum("t"), state_version=1, upgrade_state=in_fives))
+    run.inject("in", rows("a", at=7))
+    run.advance("in", 100)
+
+    assert run.states("panes") == {"a": "[17]", "b": "[5]"}
+
+
 @pytest.mark.spark
 def test_spark_reads_versions(tmp_path: Path, spark: SparkSession) -> None:
     """A store written before versions existed has 0."""

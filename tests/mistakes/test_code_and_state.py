@@ -156,6 +156,18 @@ def test_changed_codec_of_existing_states(told: Told) -> None:
         then(of(Does()), of(Packed()))
 
 
+@pytest.mark.mistake("open-windows-of-other-code")
+def test_changed_step_with_open_windows(told: Told) -> None:
+    def hourly(combine: mp.CombineFn) -> mp.Pipeline:
+        made = mp.Pipeline("searches")
+        queries = made.inject("queries", key="query", at="at", watermark=mp.ManualWatermark())
+        queries.window(mp.FixedWindows("1h")).combine(combine, name="hourly")
+        return made
+
+    with told.by_error("hourly", "Count()", "Sum(of='n')"):
+        then(hourly(mp.Count()), hourly(mp.Sum("n")))
+
+
 @pytest.mark.mistake("computation-renamed")
 def test_renamed_computation(told: Told) -> None:
     with told.by_error("searches", "counter", "tally"):

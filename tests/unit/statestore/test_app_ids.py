@@ -25,6 +25,7 @@ _STORED = [
     (AppId.PIPELINE_NAME, ("p/q", "x%y"), "millpond/pipeline_name/p%2Fq/x%25y"),
     (AppId.CODEC, ("p/q", "x%y"), "millpond/codec/p%2Fq/x%25y"),
     (AppId.STATE_VERSION, ("c", 3), "millpond/state_version/c/3"),
+    (AppId.FINGERPRINT, ("c", '{"a":"b"}'), "millpond/fingerprint/c/%7B%22a%22%3A%22b%22%7D"),
     (AppId.KEY_COLUMNS, ("p/q", "x%y"), "millpond/key_columns/p%2Fq/x%25y"),
     (AppId.STATE_COLUMNS, ("p/q", "x%y"), "millpond/state_columns/p%2Fq/x%25y"),
     (AppId.DECLARED_INTERVALS, ("c", 0), "millpond/declared_intervals/c/0"),
