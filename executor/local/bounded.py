@@ -8,14 +8,22 @@ to be in memory: a source of rows is read once for its times, and once more to c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import orjson
 
-from millpond.executor.inputs.extraction import InjectorNode, Rows, oldest_time, readable_times
+from millpond.executor.inputs.extraction import (
+    InjectorNode,
+    Rows,
+    oldest_time,
+    readable_times,
+    rows_between,
+)
 from millpond.executor.inputs.positions import BOUNDED_SOURCE, LOCAL_SOURCE, consumed_before
+from millpond.executor.inputs.row_digest import added, rows_digest
 from millpond.executor.local.rows import RowSource, source_of
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.worker import BUNDLE_RECORDS_MAX
@@ -28,13 +36,20 @@ from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros
 
 _BEGINNING: Final = EventTimeMicros(TIME_MIN_US)
 _END: Final = EventTimeMicros(TIME_MAX_US)
+_PLACES: Final = ("file", "row", "files_before")
+_WAYS_OUT: Final = (
+    "give the same rows again with the new ones behind them, and name new files so that they come last; or hand over new "
+    "rows alone, with start(pipeline) and inject; or begin with a new store"
+)
 
 
 @dataclass(slots=True)
-class _Input:
+class InputRest:
     """The rest of an input.
 
     Attributes:
+        digest: of the rows before, by which a later run knows them again; ``None`` if those were never seen.
+        part_digest: of the rows before the present part of the source.
         oldest: the least time of each remaining piece and all after it.
         shares: by the number of rows before a piece, the percentile watermarks that it meets.
     """
@@ -42,6 +57,8 @@ class _Input:
     stream: str
     source: RowSource
     consumed: int
+    digest: int | None = 0
+    part_digest: int | None = 0
     oldest: list[EventTimeMicros] = field(default_factory=list)
     at: int = 0
     shares: Mapping[int, PercentileTimes] = field(default_factory=dict)
@@ -58,41 +75,76 @@ class _Input:
         return self.oldest[self.at] if self.oldest else _BEGINNING
 
     def measure(self, node: InjectorNode) -> None:
-        times = [oldest_time(node, piece) for _, piece in self._pieces()]
+        times = [
+            oldest_time(node, piece)
+            for _, piece in self.source.read_pieces(self.consumed, BUNDLE_RECORDS_MAX)
+        ]
         oldest, found = _END, list[EventTimeMicros]()
         for at in reversed(times):
             oldest = oldest if at is None else min(oldest, at)
             found.append(oldest)
         self.oldest = found[::-1]
 
-    def _pieces(self) -> Iterator[tuple[int, Rows]]:
-        return self.source.pieces(self.consumed, BUNDLE_RECORDS_MAX)
-
     def consume(self, run: LocalRun, watermarks: Mapping[str, EventTimeMicros]) -> None:
         if self._rest is None:
-            self._rest = self._pieces()
+            self._rest = self.source.pieces(self.consumed, BUNDLE_RECORDS_MAX)
         count, piece = next(self._rest)
+        self._digest(piece, self.consumed + count)
         self.consumed += count
         self.at += 1
         position = InputPosition(
-            stream=self.stream,
-            source=LOCAL_SOURCE,
-            batch=self.consumed,
-            offsets=self.source.offsets(self.consumed),
+            stream=self.stream, source=LOCAL_SOURCE, batch=self.consumed, offsets=self._place()
         )
         after = {self.stream: self.oldest_at} if self.oldest and run.topology.sorts else {}
         if shares := self.shares.get(self.consumed - count):
             run.advance_percentiles(self.stream, shares)
-        run.consume(self.stream, piece, position, watermarks=watermarks, after=after)
+        rows = self.source.read(piece)
+        run.consume(self.stream, rows, position, watermarks=watermarks, after=after)
+
+    def skip_to(self, stop: int) -> None:
+        """Read rows that were consumed before, for their digest."""
+        for count, rows in (
+            self.source.pieces(self.consumed, BUNDLE_RECORDS_MAX) if self.consumed < stop else ()
+        ):
+            taken = min(count, stop - self.consumed)
+            self._digest(rows_between(rows, 0, taken), self.consumed + taken)
+            self.consumed += taken
+            if self.consumed == stop:
+                return
+
+    def _digest(self, piece: Rows, stop: int) -> None:
+        at = begin = self.consumed
+        for end in (*self.source.part_ends(at, stop), stop):
+            if self.digest is not None:
+                self.digest = added(
+                    self.digest, rows_digest(rows_between(piece, at - begin, end - begin), at)
+                )
+            at = end
+            if end < stop:
+                self.part_digest = self.digest
+
+    def _place(self) -> str:
+        place = {"rows": self.consumed, **self.source.place(self.consumed)}
+        digests = {"digest": self.digest, "part_digest": self.part_digest or None}
+        place |= {name: f"{digest:016x}" for name, digest in digests.items() if digest is not None}
+        return orjson.dumps(place).decode()
 
 
-def consume_inputs(run: LocalRun, given: Mapping[str, Rows | RowSource], *, finish: bool) -> None:
-    """Consume the rows that the store has not consumed, in supersteps; positions count rows.
+def rest_of_inputs(run: LocalRun, given: Mapping[str, Rows | RowSource]) -> list[InputRest]:
+    """Return what the store has not consumed of its inputs; positions count rows.
+
+    Raises:
+        InvalidError: the consumed rows are not the first of an input.
+    """
+    rests = (_rest_of(run, stream, source_of(rows)) for stream, rows in given.items())
+    return [rest for rest in rests if rest is not None]
+
+
+def consume_inputs(run: LocalRun, inputs: Sequence[InputRest], *, finish: bool) -> None:
+    """Consume the rest of the inputs in supersteps.
 
     Without ``finish`` more rows may follow, so only the policies move watermarks.
     """
-    rests = (_rest_of(run, stream, source_of(rows)) for stream, rows in given.items())
-    inputs = [rest for rest in rests if rest is not None]
     topology = run.topology
     # An unbounded horizon lets a computation produce before the watermark: that must not be late.
     is_free = any(
@@ -125,7 +177,7 @@ def _shares(topology: Topology, stream: str, source: RowSource) -> dict[int, Per
     newest: EventTimeMicros | None = None
     known: dict[int, EventTimeMicros] = {}
     delays = [np.zeros(0, np.int64)]
-    for count, piece in source.pieces(0, BUNDLE_RECORDS_MAX):
+    for count, piece in source.read_pieces(0, BUNDLE_RECORDS_MAX):
         at = readable_times(node, piece)
         if newest is not None:
             known[start] = newest
@@ -144,10 +196,10 @@ def _shares(topology: Topology, stream: str, source: RowSource) -> dict[int, Per
     }
 
 
-def _rest_of(run: LocalRun, stream: str, source: RowSource) -> _Input | None:
-    run.check_rows(stream, source.first(BUNDLE_RECORDS_MAX))
+def _rest_of(run: LocalRun, stream: str, source: RowSource) -> InputRest | None:
     known = run.consumed(stream)
     if BOUNDED_SOURCE in known:
+        run.check_rows(stream, source.first(BUNDLE_RECORDS_MAX))
         run.note_skipped(stream, consumed_before(stream, source.count, run.observed(stream)))
         return None
     foreign = sorted(set(known) - {LOCAL_SOURCE})
@@ -157,21 +209,71 @@ def _rest_of(run: LocalRun, stream: str, source: RowSource) -> _Input | None:
             input=stream,
             checkpoint=foreign[0],
         )
-    consumed, count = known.get(LOCAL_SOURCE, 0), source.count
-    if consumed > count:
+    consumed = known.get(LOCAL_SOURCE, 0)
+    rest = _continued(stream, source, consumed, _recorded_place(run, stream, consumed))
+    run.check_rows(stream, next((rows for _, rows in source.read_pieces(consumed, BUNDLE_RECORDS_MAX)), []))
+    if consumed:
+        share = "all" if consumed == source.count else f"{consumed:,} of"
+        run.note_skipped(stream, f"{share} {source.count:,} rows were consumed before")
+    return rest
+
+
+def _recorded_place(run: LocalRun, stream: str, consumed: int) -> dict[str, Any]:
+    try:
+        place = orjson.loads(run.consumed_offsets(stream) or "{}")
+        # A record of another count is outdated: a repair moves positions without writing a record.
+        return place if place.get("rows") == consumed else {}
+    except (ValueError, AttributeError):
+        return {}
+
+
+def _continued(stream: str, source: RowSource, consumed: int, place: Mapping[str, Any]) -> InputRest:
+    """Return the rest of an input whose first rows are those that were consumed, and refuse another."""
+    known = source.resume(consumed, place)
+    if consumed > source.count:
         raise InvalidError(
-            "the store has consumed more of this input than there is: it is another input; give the same rows again with "
-            "the new ones behind them, or begin with a new store",
+            f"the store has consumed more of this input than there is: it is another input; {_WAYS_OUT}",
             input=stream,
-            rows=count,
+            rows=source.count,
             consumed=consumed,
         )
-    if (stored := run.consumed_offsets(stream)) is not None:
-        source.check_offsets(consumed, stored)
-    if consumed:
-        share = "all" if consumed == count else f"{consumed:,} of"
-        run.note_skipped(stream, f"{share} {count:,} rows were consumed before")
-    return _Input(stream, source, consumed)
+    digest, part_digest = _number(place, "digest"), _number(place, "part_digest") or 0
+    rest = InputRest(stream, source, known)
+    if known and digest is not None:
+        # Only the part is read in which the consumed rows end, because its beginning is what the source knows again.
+        rest.digest, rest.part_digest = (digest if known == consumed else part_digest), part_digest
+    elif known:
+        rest.digest = None
+    rest.skip_to(consumed)
+    now = source.place(consumed)
+    is_same = (
+        rest.digest == digest
+        if digest is not None
+        # Written by an earlier version: the names and numbers of files tell what they can.
+        else all(place[name] == now[name] for name in _PLACES if name in place and name in now)
+    )
+    if not is_same:
+        raise InvalidError(
+            f"the rows that were consumed before are not the first {consumed:,} of this input, so there is no telling "
+            f"which rows are new; {_WAYS_OUT}",
+            input=stream,
+            consumed=consumed,
+            **_shown("consumed_to", place),
+            **_shown("now", now),
+        )
+    return rest
+
+
+def _number(place: Mapping[str, Any], name: str) -> int | None:
+    try:
+        return int(place[name], 16)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _shown(name: str, place: Mapping[str, Any]) -> dict[str, str]:
+    parts = [place.get(part) for part in _PLACES]
+    return {name: "row {1} of {0}, after {2} files".format(*parts)} if None not in parts else {}
 
 
 def observe_rows(run: LocalRun, stream: str, rows: Rows | RowSource) -> None:
@@ -181,5 +283,5 @@ def observe_rows(run: LocalRun, stream: str, rows: Rows | RowSource) -> None:
     is_stamped = isinstance(run.topology.injectors[stream].at, IngressTime)
     if observed < consumed and not is_stamped:
         position = InputPosition(stream=stream, source=LOCAL_SOURCE, batch=consumed, rows=consumed)
-        unseen = source_of(rows).pieces(observed, BUNDLE_RECORDS_MAX)
+        unseen = source_of(rows).read_pieces(observed, BUNDLE_RECORDS_MAX)
         run.observe(stream, (piece for _, piece in unseen), position)

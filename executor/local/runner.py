@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Unpack
 
 from millpond.executor.inputs.extraction import RowsLike
-from millpond.executor.local.bounded import consume_inputs, observe_rows
+from millpond.executor.local.bounded import consume_inputs, observe_rows, rest_of_inputs
 from millpond.executor.local.engine import LocalEngine
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.worker import LocalWorker
@@ -69,7 +69,7 @@ class LocalRunner:
 
         With ``finish=False`` more rows will follow: the run does all the work that its rows have made due,
         and leaves the watermarks to their policies. Give a later run the same rows with the new rows
-        behind them; consumed rows are skipped. The rows of one run count as having arrived together, so
+        behind them; consumed rows are skipped, and refused if they are others. The rows of one run count as having arrived together, so
         no row makes another row of that run late.
 
         Args:
@@ -90,9 +90,11 @@ class LocalRunner:
         """
         with self._open(pipeline.check(inputs=inputs), writers=_WRITERS, is_bounded=True) as run:
             given = run.read_inputs(inputs)
+            # First, because a backfill may consist of the rows that were consumed.
+            rests = rest_of_inputs(run, given)
             run.begin_backfills(given)
             run.finish_backfills()
-            consume_inputs(run, given, finish=finish)
+            consume_inputs(run, rests, finish=finish)
             for stream, rows in given.items():
                 if finish:
                     run.finish(stream)

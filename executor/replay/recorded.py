@@ -6,7 +6,7 @@ the supersteps one by one, with the same rows, wall times and watermarks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,7 @@ from millpond.executor.watermark.authority import Conditions
 from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.history.replayed_log import LoggedCommit, read_commit
+from millpond.statestore.log.action import JsonValue
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.types import Superstep, TableVersion
@@ -165,15 +166,28 @@ class InputPart(RowSource):
             yield taken, rows_between(rows, 0, taken)
             left -= taken
 
+    def read(self, rows: Rows) -> Rows:
+        return self.source.read(rows)
+
     def first(self, records_max: int) -> Rows:
         return self.source.first(records_max)
+
+    def resume(self, count: int, place: Mapping[str, JsonValue]) -> int:
+        # Of a section only the numbers of its rows are known.
+        return count if self.begins else self.source.resume(count, place)
+
+    def place(self, count: int) -> Mapping[str, JsonValue]:
+        return {} if self.begins else self.source.place(count)
+
+    def part_ends(self, start: int, stop: int) -> Sequence[int]:
+        return () if self.begins else self.source.part_ends(start, stop)
 
 
 class InputCursor:
     """A sequential reader of a source, from row number ``start`` on."""
 
     def __init__(self, source: RowSource, start: int) -> None:
-        self._pieces = source.pieces(start, _PIECE_RECORDS)
+        self._pieces = source.read_pieces(start, _PIECE_RECORDS)
         self._rows: Rows = []
 
     def take(self, count: int) -> Iterator[Rows]:

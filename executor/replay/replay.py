@@ -16,7 +16,7 @@ import orjson
 
 from millpond.executor.inputs.extraction import Rows, RowsLike
 from millpond.executor.inputs.positions import LOCAL_SOURCE, percentile_watermark_app_id, superstep_of
-from millpond.executor.local.bounded import consume_inputs, observe_rows
+from millpond.executor.local.bounded import consume_inputs, observe_rows, rest_of_inputs
 from millpond.executor.local.rows import RowSource, source_of
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
@@ -388,7 +388,7 @@ def replay(
             if wall is not None:
                 repeat_supersteps(run, plan.supersteps, parts, fork.snapshot(), wall, told)
             else:
-                consume_inputs(run, parts, finish=plan.has_ended)
+                consume_inputs(run, rest_of_inputs(run, parts), finish=plan.has_ended)
                 for stream, part in parts.items():
                     if plan.has_ended:
                         run.finish(stream)

@@ -21,7 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from millpond.executor.inputs.extraction import Rows
-from millpond.executor.local.rows import RowSource
+from millpond.executor.local.rows import RowSource, SourceOf
+from millpond.statestore.log.action import JsonValue
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
 from millpond.statestore.visible import visible, visible_json, visible_lines
 
@@ -199,11 +200,11 @@ def _bar(*columns: progress.ProgressColumn) -> progress.Progress:
     )
 
 
-class _ShownSource(RowSource):
+class _ShownSource(SourceOf):
     """A source of rows that advances a progress bar while being read."""
 
     def __init__(self, source: RowSource, stream: str, bar: progress.Progress) -> None:
-        self._source = source
+        super().__init__(source)
         self._stream = visible(stream)
         self._bar = bar
         self._task = bar.add_task(f"{self._stream}: opening the store", total=None)
@@ -226,11 +227,8 @@ class _ShownSource(RowSource):
             read += count
             yield count, rows
 
-    def offsets(self, count: int) -> str | None:
+    def place(self, count: int) -> Mapping[str, JsonValue]:
         # Called as the rows are consumed.
         self._has_consumed = True
         self._bar.update(self._task, description=f"{self._stream}: rows consumed", completed=count)
-        return self._source.offsets(count)
-
-    def check_offsets(self, count: int, stored: str) -> None:
-        self._source.check_offsets(count, stored)
+        return self._source.place(count)

@@ -1,19 +1,20 @@
 """Rows out of Parquet, JSON and CSV files, of which only a piece is in memory, and the same files as streams of Spark.
 
 The files of a folder are read in the order of their names, with numbers as numbers, so rows keep their positions
-while files are added behind. Each commit records by file and row where the consumed rows end. A folder in which
-files have come or gone before that place is refused.
+while files are added behind. Each commit records by file and row where the consumed rows end, with a digest of them and
+of the files' names, sizes and times. Files that fit are not opened again; else their rows tell whether they are others.
 """
 
 from __future__ import annotations
 
 import gzip
-import json
+import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -28,6 +29,7 @@ from millpond.executor.inputs.extraction import Rows, row_count, rows_between
 from millpond.executor.inputs.record_size import row_bytes
 from millpond.executor.local.rows import RowSource
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
+from millpond.statestore.log.action import JsonValue
 from millpond.statestore.rows.key_text import name_of_kind
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ _PATTERNS: Final = {
     pa.float64(): r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?$",
     pa.bool_(): r"^(?:true|false)$",
 }
+_WIDENED: Final = (str(pa.int64()), str(pa.float64()))
 # Without enforceSchema=false Spark takes columns by their place, although files may have them in another order.
 _OPTIONS: Final = {"csv": {"header": "true", "multiLine": "true", "enforceSchema": "false"}}
 
@@ -72,6 +75,18 @@ class FileFormat(ABC):
     @abstractmethod
     def read(self, path: Path, start: int, records_max: int) -> Iterator[Rows]:
         """Read the rows of a file after the first ``start``, in batches of about ``records_max``."""
+
+    def typed(self, rows: Rows) -> Rows:
+        """Return rows with the types that all files agree on."""
+        return rows
+
+    def place(self) -> Mapping[str, JsonValue]:
+        """Return what a later run must know of the files that it leaves out."""
+        return {}
+
+    def resume(self, place: Mapping[str, JsonValue]) -> None:
+        """Take what an earlier run knew of the files; before anything is read."""
+        del place
 
 
 def format_of(path: Path, text_columns: Collection[str] = ()) -> FileFormat:
@@ -209,6 +224,8 @@ class Csv(FileFormat):
     def __init__(self, text_columns: Collection[str]) -> None:
         self._text_columns = frozenset(text_columns)
         self._types: dict[str, pa.DataType] = {}
+        self._kinds: dict[str, list[pa.DataType]] = {}
+        self._known: dict[str, str] = {}
 
     def types(self, paths: Sequence[Path]) -> dict[str, pa.DataType]:
         """Return the columns of all files, in their order, with their types."""
@@ -219,14 +236,13 @@ class Csv(FileFormat):
 
     def counts(self, paths: Sequence[Path]) -> Iterator[int]:
         # Counting also determines the columns' types, which `read` needs.
-        kinds: dict[str, list[pa.DataType]] = {}
-        found = list[int]()
+        kinds, found = self._kinds, list[int]()
         for path in paths:
             count = 0
             for batch in self._batches(path):
                 count += batch.num_rows
                 for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                    fitting = [] if name in self._text_columns else kinds.get(name, list(_PATTERNS))
+                    fitting = kinds[name] if name in kinds else self._fitting(name)
                     # Without any text `all` is null, and every type fits.
                     kinds[name] = [
                         kind
@@ -237,6 +253,13 @@ class Csv(FileFormat):
         self._types = {name: fitting[0] for name, fitting in kinds.items() if fitting}
         yield from found
 
+    def _fitting(self, name: str) -> list[pa.DataType]:
+        """Return the types that a column may have, after those of files that are left out."""
+        if name in self._text_columns:
+            return []
+        known = self._known.get(name)
+        return [kind for kind in _PATTERNS if known in (None, str(kind)) or (known, str(kind)) == _WIDENED]
+
     def read(self, path: Path, start: int, records_max: int) -> Iterator[Rows]:
         skipped = start
         for batch in self._batches(path):
@@ -244,15 +267,28 @@ class Csv(FileFormat):
             skipped -= passed
             rest = batch.slice(passed)
             for at in range(0, rest.num_rows, records_max):
-                yield self._typed(rest.slice(at, records_max))
+                yield pa.Table.from_batches([rest.slice(at, records_max)])
 
-    def _typed(self, batch: pa.RecordBatch) -> pa.Table:
-        names = batch.schema.names
+    def typed(self, rows: Rows) -> Rows:
+        table = cast(pa.Table, rows)
         columns = [
-            column.cast(self._types[name]) if name in self._types else column
-            for name, column in zip(names, batch.columns, strict=True)
+            column.cast(self._types.get(name, pa.string()))
+            for name, column in zip(table.column_names, table.columns, strict=True)
         ]
-        return pa.Table.from_arrays(columns, names=names)
+        return pa.Table.from_arrays(columns, names=table.column_names)
+
+    def place(self) -> Mapping[str, JsonValue]:
+        # A column without any value so far may still become one of any type.
+        types = {
+            name: str(fitting[0] if fitting else pa.string())
+            for name, fitting in sorted(self._kinds.items())
+            if len(fitting) < len(_PATTERNS) and name not in self._text_columns
+        }
+        return {"types": types}
+
+    def resume(self, place: Mapping[str, JsonValue]) -> None:
+        types = place.get("types")
+        self._known = {name: str(kind) for name, kind in types.items()} if isinstance(types, dict) else {}
 
     def _names(self, path: Path) -> list[str]:
         if path.stat().st_size == 0:
@@ -281,6 +317,7 @@ class Csv(FileFormat):
 class _File:
     name: str
     path: Path
+    listed: int
     start: int
     stop: int
 
@@ -288,59 +325,71 @@ class _File:
 class RowFiles(RowSource):
     """The rows of a file, or of the files in a folder and in folders below it; see `files_in`.
 
-    ``text_columns`` stay text in CSV files, such as keys and ids.
+    ``text_columns`` stay text in CSV files, such as keys and ids. Files that were consumed are left out if they have
+    their names, sizes and times of change.
     """
 
     def __init__(self, path: Path, text_columns: Collection[str] = ()) -> None:
         self.path = path
         self._format, self._paths = files_in(path, text_columns)
         self._root = path if path.is_dir() else path.parent
+        # Before anything is read: a file that changes later is another one in the next run.
+        self._stamps = _stamps(self._root, self._paths)
+        self._left_out, self._rows_before, self._files_before = 0, 0, 0
 
     @property
     def count(self) -> int:
         # Counted once: rows appended meanwhile are left for the next run.
-        return self._files[-1].stop if self._files else 0
+        return self._files[-1].stop if self._files else self._rows_before
 
     def pieces(self, start: int, records_max: int) -> Iterator[tuple[int, Rows]]:
         """Read the rows after the first ``start``; a piece ends where the columns of the next file differ."""
-        return _gathered(self._parts(start, records_max), records_max)
+        files = self._files
+        if start < self._rows_before:
+            files = [*self._counted(0, self._left_out, 0), *files]
+        return _gathered(self._parts(files, start, records_max), records_max)
 
-    def offsets(self, count: int) -> str | None:
-        """Return the file of the last of ``count`` rows, its number in that file, and the number of files before."""
-        for number, file in enumerate(self._files):
+    def read(self, rows: Rows) -> Rows:
+        return self._format.typed(rows)
+
+    def place(self, count: int) -> Mapping[str, JsonValue]:
+        """Return the file of the last of ``count`` rows, its number there, and what is known of the files before."""
+        for number, file in enumerate(self._files, self._files_before):
             if file.start < count <= file.stop:
-                return json.dumps(
-                    {"rows": count, "file": file.name, "row": count - file.start, "files_before": number}
-                )
-        return None
+                return {
+                    "file": file.name, "row": count - file.start, "files_before": number,
+                    "listed_before": file.listed, "stamp_before": self._stamps[file.listed],
+                    "stamp": self._stamps[file.listed + 1], **self._format.place(),
+                }  # fmt: skip
+        return {}
 
-    def check_offsets(self, count: int, stored: str) -> None:
-        """Refuse a folder in which the last consumed row is another: files have come, grown or gone before it."""
-        known = _place(stored)
-        # A record of another count is outdated: a repair moves positions without writing a record.
-        if known is None or known[0] != count or known == _place(self.offsets(count) or ""):
-            return
-        raise InvalidError(
-            "files have come, changed or gone among those that were consumed, so there is no telling which rows are"
-            " new: name new files so that they come last, or start with a new store",
-            path=self.path,
-            consumed_to=f"row {known[2]} of {known[1]}, after {known[3]} files",
-            now=self.offsets(count),
-        )
+    def part_ends(self, start: int, stop: int) -> Sequence[int]:
+        return [file.stop for file in self._files if start <= file.stop < stop]
+
+    def resume(self, count: int, place: Mapping[str, Any]) -> int:
+        listed, row, files = (_number(place, name) for name in ("listed_before", "row", "files_before"))
+        if listed >= len(self._paths) or row > count or self._stamps[listed] != place.get("stamp_before"):
+            return 0
+        self._left_out, self._rows_before, self._files_before = listed, count - row, files
+        self._format.resume(place)
+        return count if self._stamps[listed + 1] == place.get("stamp") else count - row
 
     @cached_property
     def _files(self) -> list[_File]:
-        found, start = list[_File](), 0
-        counts = _readable(self._paths, self._format.counts(self._paths))
-        for path, count in zip(self._paths, counts, strict=True):
+        return self._counted(self._left_out, len(self._paths), self._rows_before)
+
+    def _counted(self, first: int, stop: int, start: int) -> list[_File]:
+        paths, found = self._paths[first:stop], list[_File]()
+        counts = _readable(paths, self._format.counts(paths))
+        for listed, (path, count) in enumerate(zip(paths, counts, strict=True), first):
             if count:
                 name = path.relative_to(self._root).as_posix()
-                found.append(_File(name, path, start, start + count))
+                found.append(_File(name, path, listed, start, start + count))
                 start += count
         return found
 
-    def _parts(self, start: int, records_max: int) -> Iterator[Rows]:
-        for file in self._files:
+    def _parts(self, files: Sequence[_File], start: int, records_max: int) -> Iterator[Rows]:
+        for file in files:
             skipped = max(start - file.start, 0)
             left = file.stop - file.start - skipped
             if left <= 0:
@@ -390,13 +439,21 @@ def _order(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
     return tuple(parts), name
 
 
-def _place(text: str) -> tuple[int, str, int, int] | None:
-    """Parse the text of `RowFiles.offsets`; return None for the text of another kind of source."""
-    try:
-        place = orjson.loads(text)
-        return int(place["rows"]), str(place["file"]), int(place["row"]), int(place["files_before"])
-    except (ValueError, TypeError, KeyError):
-        return None
+def _number(place: Mapping[str, Any], name: str) -> int:
+    number = place.get(name)
+    return number if isinstance(number, int) and number >= 0 else 0
+
+
+def _stamps(root: Path, paths: Sequence[Path]) -> list[str]:
+    """Return, for each number of files, a digest of the names, sizes and times of change of the first so many."""
+    digest = blake2b(digest_size=8)
+    stamps = [digest.hexdigest()]
+    for path in paths:
+        status = path.stat()
+        name = path.relative_to(root).as_posix()
+        digest.update(orjson.dumps([os.fsencode(name).hex(), status.st_size, status.st_mtime_ns]))
+        stamps.append(digest.hexdigest())
+    return stamps
 
 
 def _gathered(parts: Iterable[Rows], records_max: int) -> Iterator[tuple[int, Rows]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pytest
 
@@ -12,6 +13,7 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record
 from millpond.executor.inputs.extraction import Rows, pieces
+from millpond.executor.inputs.row_digest import rows_digest
 from millpond.executor.local import bounded
 from millpond.executor.local.rows import RowSource
 from millpond.executor.local.runner import LocalRunner
@@ -31,8 +33,7 @@ _TEN = 10
 class Numbered(RowSource):
     """Rows with a time each, made while they are read."""
 
-    def __init__(self, count: int, *, disorder: int = 0, name: str = "it") -> None:
-        self.name = name
+    def __init__(self, count: int, *, disorder: int = 0) -> None:
         self.times = [at + (disorder if at % 2 else 0) for at in range(count)]
         self.alive = 0
         self.most_alive = 0
@@ -52,13 +53,6 @@ class Numbered(RowSource):
                 yield count, piece
             finally:
                 self.alive -= count
-
-    def offsets(self, count: int) -> str | None:
-        return f"{count} of {self.name}"
-
-    def check_offsets(self, count: int, stored: str) -> None:
-        if stored != self.offsets(count):
-            raise InvalidError("another source", stored=stored)
 
 
 class Seen(Computation):
@@ -117,24 +111,80 @@ def test_one_piece_is_in_memory_at_a_time() -> None:
 
 
 def test_grown_source_continues_at_the_stored_position() -> None:
-    """Each commit stores the source's offsets."""
+    """Each commit stores where the consumed rows end, and a digest of them."""
     pond = Pond()
     _, first = pond.run(Numbered(35), finish=False)
     _, second = pond.run(Numbered(80), finish=False)
 
     assert (first.run.injected, second.run.injected) == (35, 45)
     assert second.skipped == {"s": "35 of 80 rows were consumed before"}
-    assert list(pond.store().snapshot().source_offsets.values()) == ["80 of it"]
+    (place,) = map(orjson.loads, pond.store().snapshot().source_offsets.values())
+    assert place == {"rows": 80, "digest": f"{rows_digest(Numbered(80).rows(), 0):016x}"}
 
 
-def test_source_with_different_offsets_is_refused() -> None:
-    """The run must stop before it changes anything."""
+OLD = Numbered(35).rows()
+NEW = Numbered(80).rows()[35:]
+FORMS: dict[str, Any] = {
+    "mappings": list,
+    "iterator": iter,
+    "arrow": pa.Table.from_pylist,
+    "pandas": lambda rows: pa.Table.from_pylist(rows).to_pandas(),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "second",
+    [
+        [*NEW],
+        [{"k": "only", "t": 3}, *OLD],
+        [*OLD[:7], {"k": "other", "t": 7}, *OLD[8:], *NEW],
+        [*OLD[:7], *OLD[8:], *NEW],
+        [*reversed(OLD)],
+        [*OLD[:30]],
+    ],
+    ids=["only new rows", "row in front", "row edited", "row removed", "other order", "fewer"],
+)
+def test_other_rows_than_were_consumed_are_refused(second: list[Any], form: str) -> None:
+    """They are told by a digest, however many they are; the refusal consumes nothing, and the right rows go on."""
+    pond, make = Pond(), FORMS[form]
+    pond.run(make(OLD), finish=False)
+    place = dict(pond.store().snapshot().source_offsets)
+
+    with pytest.raises(InvalidError, match="give the same rows again with the new ones behind them"):
+        pond.run(make(second), finish=False)
+    assert pond.store().snapshot().source_offsets == place
+    assert pond.run(make([*OLD, *NEW]), finish=False)[1].run.injected == len(NEW)
+
+
+def test_form_of_rows_may_change_between_runs() -> None:
     pond = Pond()
-    pond.run(Numbered(35), finish=False)
+    for rows, make in zip(range(10, 50, 10), FORMS.values(), strict=True):
+        _, summary = pond.run(make(Numbered(rows).rows()), finish=False)
+        assert summary.run.injected == 10
 
-    with pytest.raises(InvalidError, match="another source"):
-        pond.run(Numbered(80, name="another"), finish=False)
-    assert list(pond.store().snapshot().source_offsets.values()) == ["35 of it"]
+
+def test_killed_run_continues_its_digest() -> None:
+    """Supersteps of a run that continues store the digest that one run alone would store."""
+    pond = Pond()
+    for rows in (3, 25, 26, 61):
+        pond.run(Numbered(rows), finish=False)
+    (place,) = map(orjson.loads, pond.store().snapshot().source_offsets.values())
+
+    assert int(place["digest"], 16) == rows_digest(Numbered(61).rows(), 0)
+
+
+def test_position_of_earlier_version_is_known_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows that are given then count as those that were consumed."""
+    pond = Pond()
+    with monkeypatch.context() as patch:
+        patch.setattr(bounded.InputRest, "_place", lambda _: None)
+        pond.run(Numbered(35), finish=False)
+    assert pond.store().snapshot().source_offsets == {}
+
+    assert pond.run(Numbered(80), finish=False)[1].run.injected == 45
+    with pytest.raises(InvalidError, match="not the first 80"):
+        pond.run([{"k": "other", "t": 0}, *Numbered(80).rows()], finish=False)
 
 
 def test_change_stream_is_read_at_once() -> None:

@@ -131,7 +131,7 @@ def test_inserted_files_are_refused(zookeeper_hosts: str) -> None:
     refused = run(zookeeper_hosts, *FILES, "--more-to-come")
 
     assert refused.exit_code == 1
-    assert "files have come, changed or gone" in refused.stderr
+    assert "new files so that they come last" in refused.stderr
     assert sum(sums().values()) == sum(range(10))
 
 

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 from millpond.cli.terminal.row_files import RowFiles
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.records import Record
 from millpond.executor.inputs.extraction import Rows
+from millpond.executor.local.bounded import InputRest
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.time.watermark_policies import IngressTime
+from millpond.executor.windows.pipeline import Pipeline
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
+from millpond.statestore.leases.memory import MemoryRegistry
+from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.store import Store
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -40,7 +54,7 @@ def plain(rows: Rows) -> list[Any]:
 
 
 def read(source: RowFiles, start: int = 0, records_max: int = 10) -> list[Any]:
-    return [row for _, rows in source.pieces(start, records_max) for row in plain(rows)]
+    return [row for _, rows in source.read_pieces(start, records_max) for row in plain(rows)]
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "json", "jsonl", "json.gz", "csv"])
@@ -100,7 +114,7 @@ def test_files_with_different_columns_stay_in_separate_pieces(tmp_path: Path) ->
     write(tmp_path / "1.parquet", [{"n": 1}])
     write(tmp_path / "2.parquet", [{"n": 2, "new": "x"}])
 
-    assert [(count, plain(rows)) for count, rows in RowFiles(tmp_path).pieces(0, 10)] == [
+    assert [(count, plain(rows)) for count, rows in RowFiles(tmp_path).read_pieces(0, 10)] == [
         (1, [{"n": 1}]),
         (1, [{"n": 2, "new": "x"}]),
     ]
@@ -111,51 +125,169 @@ def test_position_names_last_file_and_row(tmp_path: Path) -> None:
     write(tmp_path / "2.json", numbered(3, 5))
     source = RowFiles(tmp_path)
 
-    assert source.offsets(0) is None
-    told = [json.loads(source.offsets(count) or "") for count in (3, 4)]
-    assert told == [
-        {"rows": 3, "file": "1.json", "row": 3, "files_before": 0},
-        {"rows": 4, "file": "2.json", "row": 1, "files_before": 1},
+    assert source.place(0) == {}
+    named = [
+        {name: source.place(count)[name] for name in ("file", "row", "files_before")} for count in (3, 4)
+    ]
+    assert named == [
+        {"file": "1.json", "row": 3, "files_before": 0},
+        {"file": "2.json", "row": 1, "files_before": 1},
     ]
 
 
+class Nights:
+    """A store in memory whose pipeline is run on a folder, night after night."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.objects, self.registry = MemoryObjects(), MemoryRegistry()
+        self.read = list[str]()
+
+    def run(self) -> int:
+        """Return the number of new records."""
+        store = Store.in_memory(
+            objects=self.objects, registry=self.registry, clock=ManualClock(), rng=SeededRng(1)
+        )
+        pipeline = Pipeline("nights")
+        pipeline.inject("rows", key="word", at=IngressTime()).apply(Quiet(), name="quiet")
+        source = RowFiles(self.folder)
+        reading = source._format.read
+
+        def noted(path: Path, start: int, records_max: int) -> Any:
+            self.read.append(path.name)
+            return reading(path, start, records_max)
+
+        counting = source._format.counts
+
+        def counted(paths: Any) -> Any:
+            self.read += [path.name for path in paths]
+            return counting(paths)
+
+        self.read.clear()
+        with patch.object(source._format, "read", noted), patch.object(source._format, "counts", counted):
+            runner = LocalRunner(store, clock=ManualClock(), rng=SeededRng(1), progress=False)
+            return runner.run(pipeline, {"rows": source}, finish=False).run.injected
+
+
+class Quiet(Computation):
+    def process_record(self, context: Context, record: Record) -> None:
+        pass
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "json", "json.gz", "csv"])
 @pytest.mark.parametrize(
-    ("name", "rows", "is_refused"),
+    ("name", "start", "stop", "new"),
     [
-        ("3.json", 2, False),
-        ("2.json", 9, False),
-        ("0.json", 1, True),
-        ("1.json", 9, True),
-        ("1b.json", 3, True),
+        ("3", 5, 9, 4),
+        ("2", 13, 19, 4),
+        ("0", 0, 1, None),
+        ("1", 0, 9, None),
+        ("1", 7, 10, None),
+        ("1b", 0, 3, None),
+        ("2", 18, 20, None),
+        ("2", 10, 19, None),
+        ("2", 13, 14, None),
     ],
 )
-def test_folder_may_grow_only_at_its_end(tmp_path: Path, name: str, rows: int, is_refused: bool) -> None:
-    write(tmp_path / "1.json", numbered(0, 3))
-    write(tmp_path / "2.json", numbered(3, 5))
-    before = RowFiles(tmp_path)
-    stored = before.offsets(before.count)
-    assert stored is not None
-    write(tmp_path / name, numbered(0, rows))
-    after = RowFiles(tmp_path)
+def test_folder_may_grow_only_at_its_end(
+    tmp_path: Path, suffix: str, name: str, start: int, stop: int, new: int | None
+) -> None:
+    """Also a file of the same name, number of rows or size is another one, if its rows are others."""
+    write(tmp_path / f"1.{suffix}", numbered(0, 3))
+    write(tmp_path / f"2.{suffix}", numbered(13, 15))
+    nights = Nights(tmp_path)
+    assert nights.run() == 5
+    write(tmp_path / f"{name}.{suffix}", numbered(start, stop))
 
-    if is_refused:
-        with pytest.raises(InvalidError, match="have come, changed or gone"):
-            after.check_offsets(before.count, stored)
+    if new is None:
+        with pytest.raises(InvalidError, match="new ones behind them"):
+            nights.run()
     else:
-        after.check_offsets(before.count, stored)
-        assert after.count > before.count
+        assert nights.run() == new
+        assert nights.run() == 0
 
 
-def test_positions_of_other_sources_and_counts_are_ignored(tmp_path: Path) -> None:
-    """A repair may have moved the position back."""
+@pytest.mark.parametrize("suffix", ["parquet", "json", "csv"])
+def test_finished_files_are_not_read_again(tmp_path: Path, suffix: str) -> None:
+    nights = Nights(tmp_path)
+    for night in range(4):
+        write(tmp_path / f"{night}.{suffix}", numbered(night * 5, night * 5 + 5))
+        assert nights.run() == 5
+        assert {*nights.read} <= {f"{night - 1}.{suffix}", f"{night}.{suffix}"}
+    assert nights.run() == 0
+
+
+def test_copied_folder_is_known_by_its_rows(tmp_path: Path) -> None:
+    """Other times of change are no other rows, so all of them are read once more."""
+    nights = Nights(tmp_path / "there")
+    for name in ("1", "2"):
+        write(nights.folder / f"{name}.json", numbered(0, 3))
+    assert nights.run() == 6
+    shutil.copytree(nights.folder, tmp_path / "here", copy_function=shutil.copyfile)
+    nights.folder = tmp_path / "here"
+    for path in nights.folder.iterdir():
+        os.utime(path, (1, 1))
+    write(nights.folder / "3.json", numbered(0, 2))
+
+    assert nights.run() == 2
+
+
+def test_position_of_earlier_version_is_known_by_its_files(tmp_path: Path) -> None:
+    write(tmp_path / "1.json", numbered(0, 3))
+    nights = Nights(tmp_path)
+    earlier = {"file": "1.json", "row": 3, "files_before": 0}
+    with patch.object(InputRest, "_place", lambda rest: json.dumps({"rows": rest.consumed} | earlier)):
+        assert nights.run() == 3
+    write(tmp_path / "0.json", numbered(0, 9))
+    with pytest.raises(InvalidError, match=r"consumed_to=`row 3 of 1.json, after 0 files`"):
+        nights.run()
+    (tmp_path / "0.json").unlink()
+    write(tmp_path / "2.json", numbered(0, 9))
+
+    assert nights.run() == 9
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "values"),
+    [
+        (["1", "2"], ["3.5"], [3.5]),
+        (["1.5"], ["3"], [3.0]),
+        (["1", "x"], ["3"], ["3"]),
+        (["true"], ["false", "1"], ["false", "1"]),
+        (["", ""], ["true"], [True]),
+    ],
+)
+def test_csv_column_keeps_type_of_files_that_are_left_out(
+    tmp_path: Path, first: list[str], second: list[str], values: list[Any]
+) -> None:
+    for name, cells in (("1.csv", first), ("2.csv", second)):
+        (tmp_path / name).write_text("\n".join(["k,v", *(f"k,{cell}" for cell in cells)]), encoding="utf-8")
+    before = RowFiles(tmp_path)
+    before._paths.pop()
+    assert before.count == len(first)
+    source = RowFiles(tmp_path)
+
+    assert source.resume(len(first), {"rows": len(first), **before.place(len(first))}) == len(first)
+    found = [row["v"] for row in read(source, len(first))]
+    assert found == values
+    assert [*map(type, found)] == [*map(type, values)]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {},
+        {"file": "x"},
+        {"listed_before": -1, "row": 9, "stamp_before": ""},
+        {"listed_before": 99},
+        {"row": "3"},
+    ],
+)
+def test_strange_position_knows_nothing(tmp_path: Path, place: dict[str, Any]) -> None:
     source = RowFiles(write(tmp_path / "1.json", numbered(0, 3)))
-    elsewhere = json.dumps({"rows": 2, "file": "other.json", "row": 2, "files_before": 0})
-    source.check_offsets(2, "v1\n{}\n")
-    source.check_offsets(2, "[]")
-    source.check_offsets(1, elsewhere)
 
-    with pytest.raises(InvalidError):
-        source.check_offsets(2, elsewhere)
+    assert source.resume(2, place) == 0
+    assert read(source, 2) == numbered(2, 3)
 
 
 def test_rows_appended_during_run_are_left_for_next_run(tmp_path: Path) -> None:
@@ -178,7 +310,7 @@ def test_files_without_rows_are_skipped(tmp_path: Path) -> None:
 
     assert read(RowFiles(tmp_path)) == [{"n": 1}]
     assert RowFiles(tmp_path / "0.csv").count == 0
-    assert RowFiles(tmp_path / "0.csv").offsets(0) is None
+    assert RowFiles(tmp_path / "0.csv").place(0) == {}
 
 
 def test_unreadable_input_is_named(tmp_path: Path) -> None:

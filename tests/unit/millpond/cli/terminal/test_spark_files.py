@@ -58,7 +58,7 @@ def test_spark_reads_same_rows(spark: SparkSession, tmp_path: Path, name: str) -
     else:
         parquet.write_table(pa.Table.from_pylist(ROWS), path)
     source = RowFiles(path, {"key"})
-    pieces = [rows for _, rows in source.pieces(0, 10)]
+    pieces = [rows for _, rows in source.read_pieces(0, 10)]
     here = [row for rows in pieces for row in (rows.to_pylist() if isinstance(rows, pa.Table) else rows)]
 
     assert on_spark(spark, path, tmp_path) == sorted(here, key=lambda row: str(row["key"])) == ROWS
