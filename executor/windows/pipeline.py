@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
-from millpond.executor.pipeline.nodes import Subscription
+from millpond.executor.pipeline.nodes import ComputationNode, Subscription
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.signals import with_signals
 from millpond.executor.pipeline.topology import Topology
+from millpond.executor.sinks.sink import DeltaSink
+from millpond.executor.windows.strategy import Accumulation
 from millpond.executor.windows.stream import DataflowStream
-from millpond.executor.windows.windowed_computation import PaneKey, WindowedComputation
+from millpond.executor.windows.windowed_computation import (
+    ElementWise,
+    PaneKey,
+    TimestampShift,
+    WindowedComputation,
+)
+from millpond.statestore.errors import InvalidError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,6 +57,7 @@ class Pipeline(EnginePipeline[DataflowStream]):
             )
             for name, node in topology.computations.items()
         }
+        computations = {name: _with_whole_panes(topology, node) for name, node in computations.items()}
         waiting = {
             name: node.computation.signals
             for name, node in computations.items()
@@ -82,6 +92,53 @@ class Pipeline(EnginePipeline[DataflowStream]):
         from millpond.executor.spark.foreach_batch import stream_function
 
         return stream_function(self, store, into, options)
+
+
+def _with_whole_panes(topology: Topology, node: ComputationNode) -> ComputationNode:
+    """Return the step with an accumulation that suits its sinks, where none is given.
+
+    A late pane of only the late elements would replace the whole in an upserted table.
+    """
+    code = node.computation
+    if not isinstance(code, WindowedComputation) or code.strategy.is_accumulation_given:
+        return node
+    upserts, others = _readers_of_panes(topology, node.produces)
+    if not upserts:
+        return node
+    if others:
+        raise InvalidError(
+            "an upsert sink needs panes of all elements so far, and others may add up panes of the elements since the "
+            'last: give accumulation="retracting" or "accumulating" to the window, or "discarding" if the last part is '
+            "to replace the others",
+            computation=node.name,
+            sink=upserts[0],
+            others=others,
+        )
+    # A merged window is another row, so the rows of its sources must be retracted.
+    is_merging = code.strategy.window_fn.is_merging
+    accumulation = Accumulation.RETRACTING if is_merging else Accumulation.ACCUMULATING
+    whole = copy(code)
+    whole.strategy = replace(code.strategy, accumulation=accumulation)
+    return replace(node, computation=whole)
+
+
+def _readers_of_panes(topology: Topology, produced: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the upsert sinks and the other readers of panes, also behind steps that pass each pane on."""
+    streams = list(produced)
+    upserts: list[str] = []
+    others: list[str] = []
+    # The list grows while it is read, by each stream at most once.
+    for stream in streams:
+        for sink in topology.sinks_of(stream):
+            is_upsert = isinstance(sink.sink, DeltaSink) and sink.sink.mode == "upsert"
+            (upserts if is_upsert else others).append(sink.name)
+        for consumer in topology.consumers_of(stream):
+            node = consumer.computation
+            if isinstance(node.computation, ElementWise | TimestampShift):
+                streams += [one for one in node.produces if one not in streams]
+            else:
+                others.append(node.name)
+    return upserts, others
 
 
 def _of_rows(topology: Topology, subscription: Subscription) -> Subscription:

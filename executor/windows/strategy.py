@@ -72,7 +72,7 @@ class WindowingStrategy:
 
     window_fn: WindowFn = field(default_factory=GlobalWindows)
     trigger: Trigger = field(default_factory=Default)
-    accumulation: Accumulation = Accumulation.DISCARDING
+    accumulation: Accumulation = None  # type: ignore[assignment]  # `Pipeline.check` may choose where it is not given
     incremental: bool = False
     allowed_lateness: Duration = 0
     timestamp_combiner: TimestampCombiner = TimestampCombiner.END_OF_WINDOW
@@ -82,6 +82,7 @@ class WindowingStrategy:
     state_version: int = 0
     upgrade_state: UpgradeWindows | None = None
     allowed_lateness_us: int = field(init=False, repr=False, compare=False)
+    is_accumulation_given: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, kind in (("window_fn", WindowFn), ("trigger", Trigger)):
@@ -94,7 +95,9 @@ class WindowingStrategy:
             raise InvalidError("closing must be never, if_non_empty or always", closing=self.closing)
         if self.asked not in ("element", "bundle"):
             raise InvalidError("a trigger is asked after each element or once a bundle", asked=self.asked)
-        object.__setattr__(self, "accumulation", _member(Accumulation, self.accumulation))
+        object.__setattr__(self, "is_accumulation_given", self.accumulation is not None)
+        accumulation = self.accumulation if self.is_accumulation_given else Accumulation.DISCARDING
+        object.__setattr__(self, "accumulation", _member(Accumulation, accumulation))
         combiner = _member(TimestampCombiner, self.timestamp_combiner)
         object.__setattr__(self, "timestamp_combiner", combiner)
         object.__setattr__(self, "allowed_lateness_us", duration_us(self.allowed_lateness))

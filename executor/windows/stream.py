@@ -54,7 +54,7 @@ class DataflowStream(Stream):
         window_fn: WindowFn,
         *,
         trigger: Trigger | None = None,
-        accumulation: Accumulation | str = Accumulation.DISCARDING,
+        accumulation: Accumulation | str | None = None,
         incremental: bool = False,
         allowed_lateness: Duration = 0,
         timestamp_combiner: TimestampCombiner | str = TimestampCombiner.END_OF_WINDOW,
@@ -74,7 +74,9 @@ class DataflowStream(Stream):
             window_fn: assigns each record to windows.
             trigger: by default, when the watermark passes the window's end, and again for each late record.
             accumulation: ``"discarding"``: a pane has the elements since the previous pane of its window;
-                ``"accumulating"``: all so far; ``"retracting"``: all, after a retraction of the previous pane.
+                ``"accumulating"``: all so far; ``"retracting"``: all, after a retraction of the previous pane. By default
+                discarding; accumulating (retracting, if windows merge) where all panes go to sinks with
+                ``mode="upsert"``, which keep the last one.
             incremental: retract the previous pane in any other mode, too. Downstream steps then hold the last pane of
                 each window, such as its latest change with ``"discarding"``.
             allowed_lateness: how long after its end a window still accepts late records.

@@ -96,6 +96,18 @@ def test_upsert_by_an_unknown_column(told: Told, tmp_path: Path) -> None:
         mp.DeltaSink(str(tmp_path / "counts"), COLUMNS, mode="upsert", keys=["keys"])
 
 
+@pytest.mark.mistake("upsert-of-undeclared-panes")
+def test_upsert_and_another_reader_without_accumulation(told: Told) -> None:
+    made = mp.Pipeline("searches")
+    queries = made.inject("queries", key="query", at="at")
+    hourly = queries.window(mp.FixedWindows("1h"), allowed_lateness="1d").combine(mp.Count(), name="hourly")
+    hourly.sink("table", mp.DeltaSink("counts", mode="upsert"))
+    hourly.window(mp.FixedWindows("1d")).combine(mp.Sum(), name="daily")
+
+    with told.by_error("hourly", "table", "daily"):
+        made.check()
+
+
 @pytest.mark.mistake("keys-without-upsert")
 def test_keys_of_an_append_only_table(told: Told, tmp_path: Path) -> None:
     with told.by_error(tmp_path / "counts", "key"):

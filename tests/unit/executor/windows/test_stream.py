@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -12,6 +13,7 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record
 from millpond.executor.local.runner import LocalRunner
+from millpond.executor.sinks.sink import DeltaSink, read_table
 from millpond.executor.time.watermark_policies import BoundedDisorder, ManualWatermark
 from millpond.executor.windows.combiners import Count, Sum
 from millpond.executor.windows.composite_triggers import AfterEach, Never, Repeatedly
@@ -21,7 +23,7 @@ from millpond.executor.windows.pipeline import Pipeline
 from millpond.executor.windows.strategy import WindowingStrategy
 from millpond.executor.windows.stream import DataflowStream, WindowedStream, co_group
 from millpond.executor.windows.time_triggers import AfterProcessingTime, AfterWatermark, WatermarkPercentile
-from millpond.executor.windows.window import Window
+from millpond.executor.windows.window import Window, WindowFn
 from millpond.executor.windows.window_fns import FixedWindows, GlobalWindows, Sessions
 from millpond.executor.windows.windowed_computation import PaneKey
 from millpond.statestore.errors import InvalidError
@@ -51,6 +53,47 @@ def _injected(pipeline: Pipeline) -> DataflowStream:
 
 def _rows(*given: tuple[str, str, int, int]) -> list[dict[str, Any]]:
     return [{"user": user, "team": team, "score": score, "at": at} for user, team, score, at in given]
+
+
+def _to_upsert(folder: Path, windows: WindowFn, **options: Any) -> list[tuple[int, str]]:
+    """Return the rows of an upsert table after two elements, a closed window, and a third element."""
+    pipeline = Pipeline("p")
+    windowed = _injected(pipeline).window(windows, allowed_lateness=100, **options)
+    counts = windowed.map(lambda value: value["score"], name="values").combine(Sum(), name="sums")
+    counts.map(lambda total: total, name="same").sink("out", DeltaSink(str(folder), mode="upsert"))
+    with LocalRunner(Store.in_memory(), progress=False).start(pipeline, stepping=True) as run:
+        for bundle, mark in ((_rows(("a", "t", 1, 5), ("a", "t", 2, 6)), 30), (_rows(("a", "t", 4, 14)), 31)):
+            run.inject("scores", bundle)
+            run.run_until_quiet()
+            run.advance_watermark("scores", mark)
+            run.run_until_quiet()
+    return sorted((row["window_start"].microsecond, row["value"]) for row in read_table(folder).to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("windows", "given", "rows"),
+    [
+        (FixedWindows(20), {}, [(0, "7")]),
+        (FixedWindows(20), {"accumulation": "discarding"}, [(0, "4")]),
+        (FixedWindows(20), {"accumulation": "retracting"}, [(0, "7")]),
+        (Sessions(10), {}, [(5, "7")]),
+        (Sessions(10), {"accumulation": "accumulating"}, [(5, "3"), (5, "7")]),
+    ],
+)
+def test_upsert_holds_whole_windows_unless_told_otherwise(
+    tmp_path: Path, windows: WindowFn, given: dict[str, Any], rows: list[tuple[int, str]]
+) -> None:
+    assert _to_upsert(tmp_path / "out", windows, **given) == rows
+
+
+def test_panes_that_others_read_are_discarding_by_default() -> None:
+    pipeline = Pipeline("p")
+    counts = _injected(pipeline).window(FixedWindows(10)).combine(Count(), name="counts")
+    counts.window(FixedWindows(20)).combine(Sum(), name="sums").sink("out", DeltaSink("out", mode="upsert"))
+
+    steps = pipeline.check().computations
+    modes = [steps[name].computation.fingerprint["accumulation"] for name in ("counts", "sums")]
+    assert modes == ["discarding", "accumulating"]
 
 
 def _run(pipeline: Pipeline, *bundles: list[dict[str, Any]]) -> Store:
