@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Final
 from urllib.parse import unquote
 
-from millpond.gc.survey import Collection, Horizons, Survey, survey, version_at
+from millpond.gc.survey import Collection, Horizons, Survey, survey, version_at, write_checkpoint_at
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError
 from millpond.statestore.failpoint import reach
@@ -161,14 +161,17 @@ def _added_since_horizon(survey: Survey, unnamed: Iterable[str]) -> frozenset[st
     return frozenset(needed)
 
 
-def collect_log(survey: Survey, clock: Clock, seen: TableVersion | None, *, dry_run: bool) -> Collection:
+def collect_log(
+    survey: Survey, clock: Clock, seen: TableVersion | None, *, dry_run: bool, at_once: bool = False
+) -> Collection:
     """Delete commit files and checkpoints behind a checkpoint that the horizon has passed.
 
     The checkpoint's own commit file stays, and with it the digest that the next commit is chained to and that the
     high-water mark is compared with. ``seen`` is the newest version as the caller saw it `KEPT_MS` ago, by a monotonic
-    clock; ``None`` if the caller has not run for that long and relies on the commits' own times.
+    clock; ``None`` if the caller has not run for that long and relies on the commits' own times. ``at_once`` writes a
+    checkpoint where one is lacking, instead of leaving the commits for a later round.
     """
-    limit = _log_limit(survey, clock, seen)
+    limit = _log_limit(survey, clock, seen, dry_run=dry_run, at_once=at_once)
     kept = {int(savepoint.version) for savepoint in survey.savepoints}
     matches = ((path, _OF_VERSION.match(path)) for path in sorted(survey.log_files))
     numbered = ((path, int(match[1])) for path, match in matches if match)
@@ -189,23 +192,29 @@ def _write_checkpoints_of_savepoints(survey: Survey, limit: TableVersion) -> Non
     there = {checkpoint.version for checkpoint in log.inventory().checkpoints}
     for version in sorted({savepoint.version for savepoint in survey.savepoints} - there):
         if version < limit:
-            try:
-                write_checkpoint_of(log.objects, replay_log(log, version), names_newest=False)
-            except ObjectMissingError:
-                # The log does not reach back that far: that version is unreadable.
-                continue
+            write_checkpoint_at(log, version)
 
 
-def _log_limit(survey: Survey, clock: Clock, seen: TableVersion | None) -> TableVersion:
+def _log_limit(
+    survey: Survey, clock: Clock, seen: TableVersion | None, *, dry_run: bool, at_once: bool
+) -> TableVersion:
     if survey.settled is None:
         return TableVersion(0)
     log = Log(survey.objects)
     # The boundary protects writers whatever clocks say. Sparing young commits only keeps live writers from being
     # refused, and readers that are opening the table from starting over.
     young = version_at(log, survey.newest.version, clock.now_us() // 1_000 - KEPT_MS)
-    versions = [checkpoint.version for checkpoint in log.inventory().checkpoints]
     last = min(survey.settled.version, young, young if seen is None else seen)
-    return max((version for version in versions if version <= last), default=TableVersion(0))
+    versions = [checkpoint.version for checkpoint in log.inventory().checkpoints]
+    limit = max((version for version in versions if version <= last), default=TableVersion(0))
+    if not at_once or limit == last:
+        return limit
+    if not dry_run:
+        if not write_checkpoint_at(log, last):
+            return limit
+        # The log will rest on this checkpoint, so a power cut must not revert it.
+        survey.objects.sync((checkpoint_path(last),))
+    return last
 
 
 def write_checkpoint(objects: Objects, *, every: int) -> TableVersion | None:
@@ -294,17 +303,19 @@ def collect_garbage(
     seen: TableVersion | None = None,
     check: Callable[[], None] | None = None,
     dry_run: bool = False,
+    at_once: bool = False,
 ) -> CollectionRound:
     """Run one round over all garbage except the rows that compaction drops.
 
     ``owned`` are the intervals whose leases the caller holds, and ``seen`` the newest version as the caller
     saw it a while ago (see `collect_log`). ``check`` raises if the caller may no longer delete; it is called
-    before each collector.
+    before each collector. ``at_once`` writes further checkpoints where older garbage would otherwise wait for
+    the next round.
     """
     # The checkpoint comes first, because it marks the settled part of the log.
     checkpoint = None if dry_run else write_checkpoint(objects, every=retention.checkpoint_every)
     horizons = Horizons(Log(objects), catalog, clock, retention.keep_ms)
-    surveyed = survey(objects, horizons, dry_run=dry_run)
+    surveyed = survey(objects, horizons, dry_run=dry_run, at_once=at_once)
     if not dry_run:
         # Files are garbage only because of these commits and checkpoints; a power cut must not revert them.
         objects.sync(surveyed.rests_on)
@@ -314,7 +325,7 @@ def collect_garbage(
         # Vacuum comes before the log cleanup, which deletes the record of removed files.
         partial(collect_removed, surveyed),
         partial(collect_orphans, surveyed, owned),
-        partial(collect_log, surveyed, clock, seen),
+        partial(collect_log, surveyed, clock, seen, at_once=at_once),
     ):
         if check is not None:
             check()

@@ -17,7 +17,12 @@ from typing import Final
 from millpond.statestore.catalog.catalog import READER_LIFETIME_MS, Catalog, HorizonKind, collected_below
 from millpond.statestore.errors import ConflictError, ObjectMissingError
 from millpond.statestore.history.replayed_log import ReplayedLog, replay_log
-from millpond.statestore.history.savepoint import Savepoint, open_savepoints, publish_collected_horizon
+from millpond.statestore.history.savepoint import (
+    Savepoint,
+    open_savepoints,
+    publish_collected_horizon,
+    write_checkpoint_of,
+)
 from millpond.statestore.log.action import CommitInfo
 from millpond.statestore.log.commit_file import decode
 from millpond.statestore.log.log import LOG_FOLDER, Log, commit_path
@@ -136,7 +141,7 @@ class Survey:
     rests_on: tuple[str, ...]
 
 
-def survey(objects: Objects, horizons: Horizons, *, dry_run: bool) -> Survey:
+def survey(objects: Objects, horizons: Horizons, *, dry_run: bool, at_once: bool = False) -> Survey:
     log = Log(objects)
     listed = objects.list("")
     latest = log.latest_version()
@@ -147,6 +152,8 @@ def survey(objects: Objects, horizons: Horizons, *, dry_run: bool) -> Survey:
     # Savepoints that were committed while the horizon was being published count too.
     newest.follow(log, log.latest_version() or latest)
     savepoints = open_savepoints(newest.snapshot.txns)
+    if at_once and not dry_run and horizon.version > 0:
+        write_checkpoint_at(log, horizon.version)
     checkpoints = log.inventory().checkpoints
     before = [checkpoint.version for checkpoint in checkpoints if checkpoint.version <= horizon.version]
     # A dry run counts on the checkpoint that a real round would write first.
@@ -162,6 +169,17 @@ def survey(objects: Objects, horizons: Horizons, *, dry_run: bool) -> Survey:
         pinned=_files_of(log, savepoints, newest.version),
         rests_on=(commit_path(newest.version), *(path for known in checkpoints for path in known.paths)),
     )
+
+
+def write_checkpoint_at(log: Log, version: TableVersion) -> bool:
+    """Write the checkpoint of an older version unless there is one; return False if the log does not reach back that far."""
+    if any(checkpoint.version == version for checkpoint in log.inventory().checkpoints):
+        return True
+    try:
+        write_checkpoint_of(log.objects, replay_log(log, version), names_newest=False)
+    except ObjectMissingError:
+        return False
+    return True
 
 
 def _files_of(log: Log, savepoints: Iterable[Savepoint], newest: TableVersion) -> frozenset[str]:

@@ -94,7 +94,15 @@ def _collect(
             }
         catalog = _catalog_to_look_at(store) if dry_run else store.catalog
         collected = collect_garbage(
-            store.objects, catalog, clock, retention=policy.kept, owned=owned, check=check, dry_run=dry_run
+            store.objects,
+            catalog,
+            clock,
+            retention=policy.kept,
+            owned=owned,
+            check=check,
+            dry_run=dry_run,
+            # The next round may be far away.
+            at_once=True,
         )
     left = tuple(f"pipeline {name} is running and compacts its own files" for name in running)
     compactions = Collection(

@@ -30,8 +30,6 @@ _COMPACTING: Final = UpkeepPolicy(
 _COLLECTING: Final = UpkeepPolicy(retention="1h", collect_every=1)
 _STEP_MS: Final = 60_000
 _PAUSE_MS: Final = 2 * 3_600_000
-_COLLECTIONS: Final = 2
-"""The first writes the checkpoint that lets the second delete."""
 
 
 def _row(name: str, at: int, tons: int, number: int, ship: str | None, *, cleared: bool = False) -> Any:
@@ -70,10 +68,9 @@ def write(folder: Path) -> None:
             _handle(harbour, run, rows)
         run.advance_watermark("arrivals", minute(10), percentile=50)
         run.run_until_quiet()
-    for _ in range(_COLLECTIONS):
-        harbour.clock.advance_ms(_PAUSE_MS)
-        with harbour.open() as store:
-            collect_offline(store, harbour.clock, harbour.rng, _COLLECTING)
+    harbour.clock.advance_ms(_PAUSE_MS)
+    with harbour.open() as store:
+        collect_offline(store, harbour.clock, harbour.rng, _COLLECTING)
     with harbour.open() as store, harbour.start(store) as run:
         run.advance_watermark("arrivals", minute(12))
         run.run_until_quiet()
@@ -202,8 +199,8 @@ def _name(ship: str) -> str:
 
 
 def _inspected(step: int) -> int:
-    # The ship's last record came three days earlier, after the collections.
-    return START_US + 1_000 * (step * _STEP_MS + _COLLECTIONS * _PAUSE_MS + 72 * 3_600_000)
+    # The ship's last record came three days earlier, after the collection.
+    return START_US + 1_000 * (step * _STEP_MS + _PAUSE_MS + 72 * 3_600_000)
 
 
 def _departure(ship: str, tons: int) -> dict[str, Any]:

@@ -239,7 +239,7 @@ class Garbage(RuleBasedStateMachine):
 
     # -- collectors ------------------------------------------------------------------------
 
-    def collect(self, objects: Objects | None = None) -> None:
+    def collect(self, objects: Objects | None = None, *, at_once: bool = False) -> None:
         coordinator = self.run._worker.coordinator
         owned = {
             held.interval: Owned(held.fence.sequencer, coordinator.superstep)
@@ -251,32 +251,33 @@ class Garbage(RuleBasedStateMachine):
             self.clock,
             retention=Retention(keep_ms=self.keep_ms, checkpoint_every=2),
             owned=owned,
+            at_once=at_once,
         )
         self.horizon = max(self.horizon, collected.horizon)
 
-    @rule()
-    def collect_alone(self) -> None:
-        self.collect()
+    @rule(at_once=st.booleans())
+    def collect_alone(self, at_once: bool) -> None:
+        self.collect(at_once=at_once)
 
-    @rule(at=st.integers(1, 60))
-    def collect_and_die(self, at: int) -> None:
+    @rule(at=st.integers(1, 60), at_once=st.booleans())
+    def collect_and_die(self, at: int, at_once: bool) -> None:
         def die() -> None:
             raise KilledError
 
         try:
-            self.collect(Between(self.disk, at, die))
+            self.collect(Between(self.disk, at, die), at_once=at_once)
         except KilledError:
             self.note()
 
-    @rule(at=st.integers(1, 40), back=st.integers(0, 8), letters=LETTERS)
-    def collect_while_others_act(self, at: int, back: int, letters: list[str]) -> None:
+    @rule(at=st.integers(1, 40), back=st.integers(0, 8), letters=LETTERS, at_once=st.booleans())
+    def collect_while_others_act(self, at: int, back: int, letters: list[str], at_once: bool) -> None:
         def act() -> None:
             self.begin_to_read(back)
             self.step(letters, again=True)
             self.collect()
 
         try:
-            self.collect(Between(self.disk, at, act))
+            self.collect(Between(self.disk, at, act), at_once=at_once)
         except ConflictError:
             # The other collector has published a later horizon than this one computed.
             return

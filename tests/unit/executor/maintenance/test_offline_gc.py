@@ -20,8 +20,11 @@ from millpond.executor.replay.repair_plan import plan_repair
 from millpond.gc import collectors as gc_round
 from millpond.gc.collectors import CollectionRound
 from millpond.statestore.errors import ConflictError, FencedError
+from millpond.statestore.history.verification import verify_store
 from millpond.statestore.leases.lease import exclusive
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.snapshot import load
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
@@ -90,6 +93,40 @@ def test_stopped_store_is_compacted_and_cleaned():
         "log",
     ]
     assert len(collected.collections[0].paths) == 38
+
+
+@pytest.mark.parametrize("keep", ["0s", "1m", "1h"])
+def test_first_collection_deletes_what_the_retention_lets_go(keep: str):
+    """The log then begins at the run's last commit, and a second collection finds only what the first one wrote."""
+    pond = Pond()
+    pond.run.stop()
+    ran_to = pond.open().snapshot().version
+    pond.clock.advance_ms(2 * 3_600_000)
+    policy = UpkeepPolicy(retention=keep, collect_every=1)
+    with pond.open() as store:
+        foreseen = collect_offline(store, pond.clock, SeededRng(1), policy, dry_run=True)
+    with pond.open() as store:
+        collected = collect_offline(store, pond.clock, SeededRng(2), policy)
+    log = Log(pond.disk)
+
+    assert log.inventory().versions[0] == ran_to
+    assert len(collected.collections[-1].paths) == ran_to
+    assert foreseen.collections[-1].paths == collected.collections[-1].paths
+    assert pond.counts() == ["20"] * 4
+    assert load(log, ran_to).version == ran_to
+    assert verify_store(pond.disk).findings == ()
+
+
+def test_commits_of_the_last_half_minute_stay():
+    pond = Pond()
+    ran_to = pond.open().snapshot().version
+    pond.clock.advance_ms(31_000)
+    pond.run.inject("in", [{"k": "a", "at": 1, "id": "more"}])
+    pond.run.step()
+    pond.run.stop()
+    pond.collect()
+
+    assert Log(pond.disk).inventory().versions[0] == ran_to
 
 
 def test_pipeline_continues_after_an_offline_collection():
