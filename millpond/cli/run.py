@@ -11,7 +11,7 @@ from millpond.cli.completion import complete_store
 from millpond.cli.terminal.cli_help import command
 from millpond.cli.terminal.inputs import (
     Given,
-    input_option,
+    input_options,
     load_pipeline,
     read_frames,
     read_inputs,
@@ -63,7 +63,7 @@ _COUNTS: Final = (
     required=True,
     shell_complete=complete_store,
 )
-@input_option
+@input_options
 @flag(
     "--more-to-come",
     "Later runs bring more: leave windows open and timers waiting where the watermark has not passed them.",
@@ -93,15 +93,14 @@ _COUNTS: Final = (
 def run(
     pipeline: str,
     store: str,
-    inputs: tuple[str, ...],
-    inputs_of: str | None,
+    given: Given,
     storage_options: tuple[str, ...],
     *,
     more_to_come: bool,
     spark: bool,
     quiet: bool,
     as_json: bool,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Run a pipeline of your code on files, until their present rows are processed.
 
@@ -117,13 +116,13 @@ def run(
 
     On Spark the same files are streams, whose checkpoints lie in the store's folder.
     """
-    given |= {"storage_options": read_options(storage_options), "progress": not quiet}
+    options |= {"storage_options": read_options(storage_options), "progress": not quiet}
     # From here on, because output of the user's code must not mix with the result.
     with result_as_json(as_json) as result:
         with wrong_usage():
             loaded = load_pipeline(pipeline)
         execute = _run_on_spark if spark else _run_here
-        summary = execute(loaded, (inputs, inputs_of), store, finish=not more_to_come, **given)
+        summary = execute(loaded, given, store, finish=not more_to_come, **options)
         result |= {"pipeline": loaded.name, "store": store, **asdict(summary)}
         result |= {"watermark": time_text(summary.watermark)}
     if not as_json:

@@ -9,7 +9,14 @@ import click
 
 from millpond.cli.completion import complete_savepoint
 from millpond.cli.terminal.cli_help import command
-from millpond.cli.terminal.inputs import input_option, load_pipeline, read_frames, read_inputs, wrong_usage
+from millpond.cli.terminal.inputs import (
+    Given,
+    input_options,
+    load_pipeline,
+    read_frames,
+    read_inputs,
+    wrong_usage,
+)
 from millpond.cli.terminal.opening import (
     StoreAt,
     store_argument,
@@ -124,7 +131,7 @@ def fork(store: StoreAt, new: str, version: str | None, *, as_json: bool) -> Non
     "The code: a `Pipeline`, or a function without arguments that returns one.",
     required=True,
 )
-@input_option
+@input_options
 @flag(
     "--since-version",
     "The inputs hold only what STORE consumed after the version, not all from the beginning.",
@@ -139,8 +146,7 @@ def replay(
     version: str,
     until: str | None,
     app: str,
-    inputs: tuple[str, ...],
-    inputs_of: str | None,
+    given: Given,
     *,
     as_json: bool,
     **how: Any,
@@ -176,11 +182,11 @@ def replay(
 
             session = spark_session(pipeline.name)
             with wrong_usage():
-                options["inputs"] = read_frames(pipeline, (inputs, inputs_of), session)
+                options["inputs"] = read_frames(pipeline, given, session)
             done = replay_on_spark(pipeline=pipeline, spark=session, progress=True, **options)
         else:
             with wrong_usage():
-                options["inputs"] = read_inputs(pipeline, (inputs, inputs_of))
+                options["inputs"] = read_inputs(pipeline, given)
             options |= {"until": last, "recorded": not how["all_at_once"]}
             with progress_bar("repeating supersteps") as on_progress:
                 done = replay_rows(

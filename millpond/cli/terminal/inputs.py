@@ -12,17 +12,17 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from importlib import import_module, invalidate_caches
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import orjson
 
 from millpond.cli.terminal.options import option, options, several
-from millpond.cli.terminal.row_files import RowFiles, stream_of_files
+from millpond.cli.terminal.row_files import RowFiles, TextForm, stream_of_files
 from millpond.executor.inputs.extraction import RowsLike
 from millpond.executor.inputs.positions import BOUNDED_SOURCE, LOCAL_SOURCE
 from millpond.executor.pipeline.pipeline import EnginePipeline
@@ -142,7 +142,35 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(known[:_NAMES_SHOWN]) + more or "none"
 
 
-input_option: Final = options(
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The values of the options of `input_options`."""
+
+    inputs: tuple[str, ...]
+    inputs_of: str | None
+    form: TextForm
+
+
+def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --input, --inputs, --delimiter and --encoding to a command, together as ``given``."""
+
+    @wraps(command)
+    def gathered(
+        *arguments: Any,
+        inputs: tuple[str, ...],
+        inputs_of: str | None,
+        delimiter: str,
+        encoding: str,
+        **others: Any,
+    ) -> Any:
+        with wrong_usage():
+            form = TextForm(delimiter, encoding)
+        return command(*arguments, given=Given(inputs, inputs_of, form), **others)
+
+    return _INPUT_OPTIONS(gathered)
+
+
+_INPUT_OPTIONS: Final = options(
     several(
         "--input=STREAM=PATH inputs",
         "A file or a folder of Parquet, JSON (an object per line) or CSV files for an injected stream; once for each "
@@ -152,11 +180,13 @@ input_option: Final = options(
         "--inputs=MODULE:FUNCTION inputs_of",
         "A function that returns the inputs as a dict: rows by stream, as `LocalRunner.run` takes them.",
     ),
+    option(
+        "--delimiter=CHARACTER",
+        "What stands between the fields of CSV files; a tab is written tab.",
+        default=",",
+    ),
+    option("--encoding=NAME", "Encoding of CSV and JSON files, such as latin-1.", default="utf-8"),
 )
-"""The options --input and --inputs, as ``inputs`` and ``inputs_of``."""
-
-Given: TypeAlias = tuple[tuple[str, ...], str | None]
-"""The values of the options --input and --inputs."""
 
 
 def read_inputs(pipeline: EnginePipeline, given: Given) -> dict[str, RowsLike]:
@@ -165,20 +195,20 @@ def read_inputs(pipeline: EnginePipeline, given: Given) -> dict[str, RowsLike]:
     def read(path: str, text_columns: frozenset[str]) -> RowFiles:
         if "://" in path:
             raise InvalidError("the local runner reads files of this machine: give --spark", input=path)
-        return RowFiles(Path(path).expanduser(), text_columns)
+        return RowFiles(Path(path).expanduser(), text_columns, given.form)
 
     return _read(pipeline, given, read)
 
 
 def read_frames(pipeline: EnginePipeline, given: Given, spark: SparkSession) -> dict[str, DataFrame]:
     """Return the same inputs for `SparkRunner.run`: streaming DataFrames, whose checkpoints remember the files read."""
-    return _read(pipeline, given, partial(stream_of_files, spark))
+    return _read(pipeline, given, partial(stream_of_files, spark, form=given.form))
 
 
 def _read(
     pipeline: EnginePipeline, given: Given, read: Callable[[str, frozenset[str]], Any]
 ) -> dict[str, Any]:
-    texts, function = given
+    texts, function = given.inputs, given.inputs_of
     returned = {} if function is None else _call(function, load_function(function))
     if not isinstance(returned, Mapping):
         raise InvalidError(

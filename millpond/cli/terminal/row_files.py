@@ -7,14 +7,17 @@ of the files' names, sizes and times. Files that fit are not opened again; else 
 
 from __future__ import annotations
 
+import codecs
 import gzip
+import json
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
+from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -51,16 +54,65 @@ _BATCH_ROWS: Final = 1_024
 _PIECE_BYTES_MAX: Final = 64 << 20
 _DICTIONARY_BYTES: Final = 64 << 10
 _NUMBER: Final = re.compile(r"(\d+)")
-_PARSE: Final = arrow_csv.ParseOptions(newlines_in_values=True)
-# The first type whose pattern matches a whole column of text. With leading zeros it is no number, but a code.
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+# The first type whose pattern matches a whole column of text. With leading zeros it is no number, but a code; whole
+# numbers of more than 64 bits stay text, because a float would lose their digits.
+_WHOLE: Final = "0|[1-9][0-9]{0,17}|[1-8][0-9]{18}"
 _PATTERNS: Final = {
-    pa.int64(): r"^-?(?:0|[1-9][0-9]{0,17})$",
-    pa.float64(): r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?$",
+    pa.int64(): rf"^-?(?:{_WHOLE})$",
+    pa.float64(): rf"^-?(?:{_WHOLE}|(?:0|[1-9][0-9]*)(?:\.[0-9]+(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+))$",
     pa.bool_(): r"^(?:true|false)$",
 }
 _WIDENED: Final = (str(pa.int64()), str(pa.float64()))
-# Without enforceSchema=false Spark takes columns by their place, although files may have them in another order.
-_OPTIONS: Final = {"csv": {"header": "true", "multiLine": "true", "enforceSchema": "false"}}
+_LONG_NUMBER: Final = re.compile(rb"[0-9]{19}")
+
+
+@dataclass(frozen=True, slots=True)
+class TextForm:
+    """How text files are written.
+
+    Args:
+        delimiter: what stands between the fields of CSV.
+        encoding: a codec of Python, of CSV and JSON.
+
+    Raises:
+        InvalidError: the delimiter is not one character, or there is no such encoding.
+    """
+
+    delimiter: str = ","
+    encoding: str = "utf-8"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "delimiter", {"tab": "\t", "\\t": "\t"}.get(self.delimiter, self.delimiter))
+        if len(self.delimiter) != 1 or not self.delimiter.isascii() or self.delimiter in '"\r\n':
+            raise InvalidError(
+                "a delimiter is one character of ASCII, and neither a quote nor a line's end",
+                given=self.delimiter,
+            )
+        try:
+            object.__setattr__(self, "encoding", codecs.lookup(self.encoding).name)
+        except LookupError as cause:
+            raise InvalidError("there is no such encoding", encoding=self.encoding) from cause
+
+    @property
+    def is_utf8(self) -> bool:
+        return self.encoding in ("utf-8", "utf-8-sig", "ascii")
+
+    def spark_options(self, name: str) -> dict[str, str]:
+        """Return the options of Spark's reader of a format."""
+        given = {} if self.is_utf8 else {"encoding": self.encoding}
+        if name != "csv":
+            return given if name == "json" else {}
+        # Without enforceSchema=false Spark takes columns by their place, although files may have them in another order.
+        return given | {
+            "header": "true",
+            "multiLine": "true",
+            "enforceSchema": "false",
+            "sep": self.delimiter,
+        }
+
+
+_PLAIN_FORM: Final = TextForm()
 
 
 class FileFormat(ABC):
@@ -89,16 +141,16 @@ class FileFormat(ABC):
         del place
 
 
-def format_of(path: Path, text_columns: Collection[str] = ()) -> FileFormat:
+def format_of(path: Path, text_columns: Collection[str] = (), form: TextForm = _PLAIN_FORM) -> FileFormat:
     """Return the format of a file, by its suffix."""
     suffixes = path.suffixes[:-1] if path.suffix == _COMPRESSED else path.suffixes
     match _SUFFIXES.get(suffixes[-1] if suffixes else ""):
         case "parquet":
             return Parquet()
         case "json":
-            return JsonLines()
+            return JsonLines(form)
         case "csv":
-            return Csv(text_columns)
+            return Csv(text_columns, form)
     raise InvalidError(
         "the format of a file is told by its name",
         file=path,
@@ -175,9 +227,12 @@ class JsonLines(FileFormat):
 
     name = "json"
 
+    def __init__(self, form: TextForm) -> None:
+        self._form = form
+
     def counts(self, paths: Sequence[Path]) -> Iterator[int]:
         for path in paths:
-            lines = _lines(path)
+            lines = self._lines(path)
             first = next(lines, None)
             if first is not None and first.lstrip().startswith(b"["):
                 raise InvalidError(
@@ -187,7 +242,7 @@ class JsonLines(FileFormat):
 
     def read(self, path: Path, start: int, records_max: int) -> Iterator[Rows]:
         waiting, size_bytes = list[Any](), 0
-        for line in islice(_lines(path), start, None):
+        for line in islice(self._lines(path), start, None):
             waiting.append(_object(line))
             size_bytes += len(line)
             if len(waiting) == records_max or size_bytes >= _PIECE_BYTES_MAX:
@@ -196,23 +251,35 @@ class JsonLines(FileFormat):
         if waiting:
             yield waiting
 
+    def _lines(self, path: Path) -> Iterator[bytes]:
+        """Yield the lines of a file that are not blank, in UTF-8; none may be larger than a piece of the input."""
+        with gzip.open(path) if path.suffix == _COMPRESSED else path.open("rb") as file:
+            read = (
+                cast(IO[bytes], file).readline if self._form.is_utf8 else _recoded(file, self._form.encoding)
+            )
+            is_first = True
+            for line in iter(partial(read, _PIECE_BYTES_MAX + 1), b""):
+                if len(line) > _PIECE_BYTES_MAX:
+                    raise InvalidError(
+                        f"a line of the file is longer than {_PIECE_BYTES_MAX >> 20} MiB", file=path
+                    )
+                text = line.removeprefix(_BYTE_ORDER_MARK) if is_first else line
+                is_first = False
+                if not text.isspace():
+                    yield text
 
-def _lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file that are not blank; none may be larger than a piece of the input."""
-    with gzip.open(path) if path.suffix == _COMPRESSED else path.open("rb") as file:
-        for line in iter(partial(cast(IO[bytes], file).readline, _PIECE_BYTES_MAX + 1), b""):
-            if len(line) > _PIECE_BYTES_MAX:
-                raise InvalidError(
-                    f"a line of the file is longer than {_PIECE_BYTES_MAX >> 20} MiB", file=path
-                )
-            if not line.isspace():
-                yield line
+
+def _recoded(file: Any, encoding: str) -> Callable[[int], bytes]:
+    # Only at line feeds, because JSON may have the other line ends of Unicode in its texts.
+    lines = TextIOWrapper(file, encoding, "replace", newline="\n")
+    return lambda size: lines.readline(size).encode()
 
 
 def _object(line: bytes) -> Any:
     try:
-        return orjson.loads(line)
-    except orjson.JSONDecodeError:
+        # Beyond 64 bits orjson reads a whole number as a float, which loses digits.
+        return json.loads(line, parse_constant=int) if _LONG_NUMBER.search(line) else orjson.loads(line)
+    except (ValueError, RecursionError):
         return line.decode(errors="replace").rstrip("\r\n")
 
 
@@ -221,11 +288,13 @@ class Csv(FileFormat):
 
     name = "csv"
 
-    def __init__(self, text_columns: Collection[str]) -> None:
+    def __init__(self, text_columns: Collection[str], form: TextForm = _PLAIN_FORM) -> None:
         self._text_columns = frozenset(text_columns)
         self._types: dict[str, pa.DataType] = {}
         self._kinds: dict[str, list[pa.DataType]] = {}
         self._known: dict[str, str] = {}
+        self._parse = arrow_csv.ParseOptions(newlines_in_values=True, delimiter=form.delimiter)
+        self._reading = arrow_csv.ReadOptions(encoding="utf8" if form.is_utf8 else form.encoding)
 
     def types(self, paths: Sequence[Path]) -> dict[str, pa.DataType]:
         """Return the columns of all files, in their order, with their types."""
@@ -293,7 +362,7 @@ class Csv(FileFormat):
     def _names(self, path: Path) -> list[str]:
         if path.stat().st_size == 0:
             return []
-        with arrow_csv.open_csv(path, parse_options=_PARSE) as header:
+        with arrow_csv.open_csv(path, self._reading, self._parse) as header:
             names: list[str] = header.schema.names
         if len(set(names)) < len(names):
             raise InvalidError("a CSV file has two columns of one name", file=path, columns=", ".join(names))
@@ -309,7 +378,7 @@ class Csv(FileFormat):
             quoted_strings_can_be_null=False,
             null_values=[""],
         )
-        with arrow_csv.open_csv(path, parse_options=_PARSE, convert_options=convert) as batches:
+        with arrow_csv.open_csv(path, self._reading, self._parse, convert) as batches:
             yield from batches
 
 
@@ -329,9 +398,9 @@ class RowFiles(RowSource):
     their names, sizes and times of change.
     """
 
-    def __init__(self, path: Path, text_columns: Collection[str] = ()) -> None:
+    def __init__(self, path: Path, text_columns: Collection[str] = (), form: TextForm = _PLAIN_FORM) -> None:
         self.path = path
-        self._format, self._paths = files_in(path, text_columns)
+        self._format, self._paths = files_in(path, text_columns, form)
         self._root = path if path.is_dir() else path.parent
         # Before anything is read: a file that changes later is another one in the next run.
         self._stamps = _stamps(self._root, self._paths)
@@ -402,13 +471,15 @@ class RowFiles(RowSource):
                 raise DataError("a file has lost rows since it was counted", file=file.path, missing=left)
 
 
-def files_in(path: Path, text_columns: Collection[str] = ()) -> tuple[FileFormat, list[Path]]:
+def files_in(
+    path: Path, text_columns: Collection[str] = (), form: TextForm = _PLAIN_FORM
+) -> tuple[FileFormat, list[Path]]:
     """Return the format of the files at a path, and the files in order, without hidden ones.
 
     Refuse a path without files, or with files of several formats or an unknown one.
     """
     if path.is_file():
-        return format_of(path, text_columns), [path]
+        return format_of(path, text_columns, form), [path]
     if not path.is_dir():
         raise InvalidError("there is no file and no folder of that name", path=path)
     if (path / "_delta_log").is_dir():
@@ -423,7 +494,7 @@ def files_in(path: Path, text_columns: Collection[str] = ()) -> tuple[FileFormat
     ]
     if not paths:
         raise InvalidError("the folder has no files", path=path)
-    formats = {(known := format_of(file, text_columns)).name: known for file in paths}
+    formats = {(known := format_of(file, text_columns, form)).name: known for file in paths}
     if len(formats) > 1:
         raise InvalidError(
             "the folder has files of several formats", path=path, formats=", ".join(sorted(formats))
@@ -496,7 +567,9 @@ def _readable(paths: list[Path], read: Iterator[_Read]) -> Iterator[_Read]:
         raise UnavailableError("a file cannot be read", file=named, reason=error) from error
 
 
-def stream_of_files(spark: SparkSession, path: str, text_columns: Collection[str]) -> DataFrame:
+def stream_of_files(
+    spark: SparkSession, path: str, text_columns: Collection[str], form: TextForm = _PLAIN_FORM
+) -> DataFrame:
     """Return a stream of the rows of a file or folder on this machine, or at a URL that Spark can read.
 
     The suffix of a URL determines the format; without one it is Parquet.
@@ -506,7 +579,7 @@ def stream_of_files(spark: SparkSession, path: str, text_columns: Collection[str
         name = format_of(Path(path)).name if Path(path).suffix else "parquet"
     else:
         here = Path(path).expanduser().resolve()
-        found, paths = files_in(here, text_columns)
+        found, paths = files_in(here, text_columns, form)
         name, path = found.name, str(here)
         if isinstance(found, Csv):
             # The types of the local runner, because Spark may infer others.
@@ -514,16 +587,19 @@ def stream_of_files(spark: SparkSession, path: str, text_columns: Collection[str
             schema = ", ".join(
                 f"`{column.replace('`', '``')}` {name_of_kind(kind)}" for column, kind in columns
             )
-    schema = schema or _schema_by_spark(spark, name, path, text_columns)
-    reader = spark.readStream.schema(schema).options(**_OPTIONS.get(name, {}))
+    options = form.spark_options(name)
+    schema = schema or _schema_by_spark(spark, name, path, text_columns, options)
+    reader = spark.readStream.schema(schema).options(**options)
     return reader.option("recursiveFileLookup", "true").format(name).load(path)
 
 
-def _schema_by_spark(spark: SparkSession, name: str, path: str, text_columns: Collection[str]) -> StructType:
+def _schema_by_spark(
+    spark: SparkSession, name: str, path: str, text_columns: Collection[str], options: Mapping[str, str]
+) -> StructType:
     from pyspark.errors import AnalysisException
     from pyspark.sql import types
 
-    reader = spark.read.options(**_OPTIONS.get(name, {})).option("recursiveFileLookup", "true")
+    reader = spark.read.options(**options).option("recursiveFileLookup", "true")
     if name == "csv":
         reader = reader.option("inferSchema", "true")
     try:

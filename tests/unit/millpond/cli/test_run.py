@@ -135,6 +135,15 @@ def test_inserted_files_are_refused(zookeeper_hosts: str) -> None:
     assert sum(sums().values()) == sum(range(10))
 
 
+def test_form_of_text_files_can_be_said(zookeeper_hosts: str) -> None:
+    Path("numbers.csv").write_bytes("key;n;at\nø;7;1\n".encode("latin-1"))
+    options = ("--input", "numbers=numbers.csv", "--delimiter", ";", "--encoding", "latin-1", "--json")
+
+    assert summary_of(run(zookeeper_hosts, *options))["run"]["injected"] == 1
+    refused = run(zookeeper_hosts, *options, "--delimiter", ";;")
+    assert (refused.exit_code, "one character" in refused.stderr) == (2, True)
+
+
 def test_interrupted_run_is_continued(
     here: Path, zookeeper_hosts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from millpond.cli.terminal.row_files import RowFiles
+from millpond.cli.terminal.row_files import RowFiles, TextForm
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record
@@ -78,6 +78,67 @@ def test_files_are_in_natural_order_of_names(tmp_path: Path) -> None:
         write(tmp_path / name, [{"file": name}])
 
     assert read(RowFiles(tmp_path)) == [{"file": "2/5.json"}, {"file": "9.json"}, {"file": "10.json"}]
+
+
+def test_digits_of_whole_numbers_are_kept(tmp_path: Path) -> None:
+    """Of more than 64 bits a CSV column is text, and a JSON number is of any size."""
+    numbers = [2**63 - 1 - 10**18, -(2**62), 12345678901234567890, 10**40]
+    for name, count in (("narrow", 2), ("wide", 4)):
+        path = tmp_path / f"{name}.csv"
+        path.write_text("\n".join(["n", *map(str, numbers[:count])]), encoding="utf-8")
+        assert [row["n"] for row in read(RowFiles(path))] == [
+            *map(int if count == 2 else str, numbers[:count])
+        ]
+    path = tmp_path / "wide.json"
+    path.write_text("\n".join(f'{{"n": {number}, "x": 1.5}}' for number in numbers), encoding="utf-8")
+
+    assert [row["n"] for row in read(RowFiles(path))] == numbers
+
+
+@pytest.mark.parametrize(
+    "line", ['{"n": 12345678901234567890, "x": NaN}', '{"n": 1234567890123456789' + "[" * 99_999]
+)
+def test_line_with_long_number_must_be_json_too(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "odd.json"
+    path.write_text(line, encoding="utf-8")
+
+    assert read(RowFiles(path)) == [line]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "mark"), [("utf-8", b"\xef\xbb\xbf"), ("latin-1", b""), ("utf-16", b""), ("cp1252", b"")]
+)
+@pytest.mark.parametrize("suffix", ["csv", "json", "json.gz"])
+def test_encoding_of_text_files_can_be_said(tmp_path: Path, encoding: str, mark: bytes, suffix: str) -> None:
+    """A byte order mark is no part of the first row; the other line ends of Unicode are none of JSON."""
+    word = "Ærø\u0085" if encoding in ("utf-8", "utf-16", "latin-1") else "Ærø €"
+    rows = [{"word": word}, {"word": "ö"}]
+    text = (
+        f"word\n{word}\nö\n"
+        if suffix == "csv"
+        else "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    )
+    content = mark + text.encode(encoding)
+    path = tmp_path / f"words.{suffix}"
+    path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+
+    assert read(RowFiles(path, form=TextForm(encoding=encoding))) == rows
+
+
+@pytest.mark.parametrize(("delimiter", "sign"), [(";", ";"), ("tab", "\t"), ("\\t", "\t"), ("|", "|")])
+def test_delimiter_of_csv_can_be_said(tmp_path: Path, delimiter: str, sign: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"a{sign}b\n1{sign}x,y\n", encoding="utf-8")
+
+    assert read(RowFiles(path, form=TextForm(delimiter))) == [{"a": 1, "b": "x,y"}]
+
+
+@pytest.mark.parametrize(
+    "form", [{"delimiter": ""}, {"delimiter": "ab"}, {"delimiter": '"'}, {"encoding": "latin-99"}]
+)
+def test_impossible_form_is_refused(form: dict[str, str]) -> None:
+    with pytest.raises(InvalidError, match=r"one character of ASCII|no such encoding"):
+        TextForm(**form)
 
 
 def test_malformed_json_line_is_passed_on_as_text(tmp_path: Path) -> None:
