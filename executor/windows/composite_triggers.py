@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -15,25 +15,33 @@ _POSITION: Final = "position"
 _INNER: Final = "r"
 _UNTIL: Final = "u"
 _COUNT: Final = "fired"
+_FINISHED: Final = "finished"
 
 
 class _NotifyingAll(Trigger):
-    """A composite whose children all listen at the same time."""
+    """A composite whose children listen at the same time."""
+
+    def listening(self, context: TriggerContext) -> Mapping[str, Trigger]:  # noqa: ARG002 - for subclasses
+        return self.children
 
     def on_arm(self, context: TriggerContext) -> None:
-        for name, trigger in self.children.items():
+        for name, trigger in self.listening(context).items():
             trigger.on_arm(context.child(name))
 
     def on_element(self, context: TriggerContext, element: Element) -> None:
-        for name, trigger in self.children.items():
+        for name, trigger in self.listening(context).items():
             trigger.on_element(context.child(name), element)
 
     def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:
-        for name, trigger in self.children.items():
+        for name, trigger in self.listening(context).items():
             trigger.on_elements(context.child(name), elements)
 
+    def on_signal(self, context: TriggerContext, name: str) -> None:
+        for child_name, trigger in self.listening(context).items():
+            trigger.on_signal(context.child(child_name), name)
+
     def on_merge(self, context: TriggerContext) -> None:
-        for name, trigger in self.children.items():
+        for name, trigger in self.listening(context).items():
             trigger.on_merge(context.child(name))
 
 
@@ -91,17 +99,8 @@ class _Composite(Trigger):
         return hash((type(self), self.triggers))
 
 
-class _Parallel(_Composite, _NotifyingAll):
-    def _fire_ready(self, context: TriggerContext) -> list[bool]:
-        return [
-            trigger.fire(context.child(name))
-            for name, trigger in self.children.items()
-            if trigger.should_fire(context.child(name))
-        ]
-
-
-class AfterAny(_Parallel):
-    """A trigger that fires when any of its triggers fires, and finishes when any of them has finished.
+class AfterAny(_Composite, _NotifyingAll):
+    """A trigger that fires once, when the first of its triggers does; at most one of them fires (the patent's ``FirstOf``).
 
     Example:
         >>> AfterAny(AfterCount(100), AfterProcessingTime("1m"))
@@ -112,25 +111,69 @@ class AfterAny(_Parallel):
         return any(trigger.should_fire(context.child(name)) for name, trigger in self.children.items())
 
     def on_fire(self, context: TriggerContext) -> bool:
-        return any(self._fire_ready(context))
+        for name, trigger in self.children.items():
+            if trigger.should_fire(context.child(name)):
+                trigger.fire(context.child(name))
+                break
+        return True
 
 
-class OrFinally(AfterAny):
-    """A trigger that fires as ``trigger`` does, until ``until`` fires, which ends both."""
+class OrFinally(_Composite, _NotifyingAll):
+    """A trigger that fires as ``trigger`` does, and a last time when ``until`` fires; it ends with either."""
 
     def __init__(self, trigger: Trigger, until: Trigger) -> None:
         super().__init__(trigger, until)
         self.trigger, self.until = trigger, until
 
-
-class AfterAll(_Parallel):
-    """A trigger that fires when all of its triggers are ready, and finishes when all of them have finished."""
-
     def should_fire(self, context: TriggerContext) -> bool:
-        return all(trigger.should_fire(context.child(name)) for name, trigger in self.children.items())
+        return any(trigger.should_fire(context.child(name)) for name, trigger in self.children.items())
 
     def on_fire(self, context: TriggerContext) -> bool:
-        return all(self._fire_ready(context))
+        inner, until = (context.child(name) for name in self.children)
+        # Asked before anything fires, because a firing may change the answer.
+        is_over = self.until.should_fire(until)
+        has_finished = self.trigger.should_fire(inner) and self.trigger.fire(inner)
+        if is_over:
+            self.until.fire(until)
+        return is_over or has_finished
+
+
+class AfterAll(_Composite, _NotifyingAll):
+    """A trigger that fires when all of its triggers are ready or have finished, and finishes with the last of them.
+
+    A merged window waits for those that have not finished in one of its sources.
+    """
+
+    def listening(self, context: TriggerContext) -> Mapping[str, Trigger]:
+        finished = context.get(_FINISHED, ())
+        return {name: trigger for name, trigger in self.children.items() if name not in finished}
+
+    def on_merge(self, context: TriggerContext) -> None:
+        by_source = [(source, self.listening(source)) for source in context.sources]
+        waiting = set[str]().union(*(listening for _, listening in by_source))
+        self._record(context, waiting)
+        for name in self.listening(context):
+            there = [source for source, listening in by_source if name in listening]
+            self.children[name].on_merge(context.merging(there).child(name))
+
+    def should_fire(self, context: TriggerContext) -> bool:
+        return all(
+            trigger.should_fire(context.child(name)) for name, trigger in self.listening(context).items()
+        )
+
+    def on_fire(self, context: TriggerContext) -> bool:
+        waiting = set[str]()
+        for name, trigger in self.listening(context).items():
+            if trigger.fire(context.child(name)):
+                trigger.reset(context.child(name))
+            else:
+                waiting.add(name)
+        self._record(context, waiting)
+        return not waiting
+
+    def _record(self, context: TriggerContext, waiting: Collection[str]) -> None:
+        if finished := [name for name in self.children if name not in waiting]:
+            context.set(_FINISHED, finished)
 
 
 class AfterEach(_Composite, NotifyingActive):

@@ -288,33 +288,90 @@ class _Repeated(OracleTrigger):
         return is_over or (self.times is not None and self.fired >= self.times)
 
 
-class _Together(OracleTrigger):
-    """Several at the same time: ready and finished when ``of`` (any or all) of them are."""
+class _FirstOf(OracleTrigger):
+    """The patent's: "At most one of the provided triggers will be allowed to fire"; then it is done."""
 
-    def __init__(self, of: Callable[[list[bool]], bool], specs: Sequence[TriggerSpec]) -> None:
+    def __init__(self, specs: Sequence[TriggerSpec]) -> None:
         super().__init__()
-        self.of, self.triggers = of, [oracle_trigger(spec) for spec in specs]
+        self.rivals = [oracle_trigger(spec) for spec in specs]
 
     def parts(self) -> Sequence[OracleTrigger]:
-        return self.triggers
+        return self.rivals
 
     def arm(self, moment: Moment) -> None:
-        for trigger in self.triggers:
-            trigger.arm(moment)
+        for rival in self.rivals:
+            rival.arm(moment)
 
     def element(self, at: int, value: int, moment: Moment) -> None:
-        for trigger in self.triggers:
-            trigger.element(at, value, moment)
+        for rival in self.rivals:
+            rival.element(at, value, moment)
 
     def merge(self, sources: Sequence[Self], moment: Moment) -> None:
-        for index, trigger in enumerate(self.triggers):
-            trigger.merge([source.triggers[index] for source in sources], moment)
+        for index, rival in enumerate(self.rivals):
+            rival.merge([source.rivals[index] for source in sources], moment)
 
     def is_ready(self, moment: Moment) -> bool:
-        return self.of([trigger.is_ready(moment) for trigger in self.triggers])
+        return any(rival.is_ready(moment) for rival in self.rivals)
 
     def fire(self, moment: Moment) -> bool:
-        return self.of([trigger.fire(moment) for trigger in self.triggers if trigger.is_ready(moment)])
+        winner = next(rival for rival in self.rivals if rival.is_ready(moment))
+        winner.fire(moment)
+        return True
+
+
+class _Finally(_FirstOf):
+    """Streaming 102: the second "terminates the parent trigger when the child fires"; until then the first one rules."""
+
+    def fire(self, moment: Moment) -> bool:
+        first, last = self.rivals
+        is_terminated = last.is_ready(moment)
+        has_ended = False
+        if first.is_ready(moment):
+            has_ended = first.fire(moment)
+        if is_terminated:
+            last.fire(moment)
+            has_ended = True
+        return has_ended
+
+
+class _Conjunction(OracleTrigger):
+    """Streaming 102: fires "only once all child triggers have fired"; who has finished has had its turn for good.
+
+    A merge waits for all who are still awaited in any of the windows.
+    """
+
+    def __init__(self, specs: Sequence[TriggerSpec]) -> None:
+        super().__init__()
+        self.specs = specs
+        self.awaited = {index: oracle_trigger(spec) for index, spec in enumerate(specs)}
+
+    def parts(self) -> Sequence[OracleTrigger]:
+        return list(self.awaited.values())
+
+    def arm(self, moment: Moment) -> None:
+        for part in self.parts():
+            part.arm(moment)
+
+    def element(self, at: int, value: int, moment: Moment) -> None:
+        for part in self.parts():
+            part.element(at, value, moment)
+
+    def merge(self, sources: Sequence[Self], moment: Moment) -> None:
+        self.awaited = {}
+        for index, spec in enumerate(self.specs):
+            known = [source.awaited[index] for source in sources if index in source.awaited]
+            if known:
+                self.awaited[index] = oracle_trigger(spec)
+                self.awaited[index].merge(known, moment)
+
+    def is_ready(self, moment: Moment) -> bool:
+        return not [part for part in self.parts() if not part.is_ready(moment)]
+
+    def fire(self, moment: Moment) -> bool:
+        gone = [index for index, part in self.awaited.items() if part.fire(moment)]
+        for index in gone:
+            del self.awaited[index]
+        return not self.awaited
 
 
 class _Sequence(OracleTrigger):
@@ -408,10 +465,12 @@ def _composed(spec: TriggerSpec) -> OracleTrigger | None:
             return _Repeated(inner, until=until)
         case ("AskingTo", asks, inner):
             return _Repeated(inner, asks=asks.strip("'"))
-        case ("AfterAny" | "OrFinally", *specs):
-            return _Together(any, specs)
+        case ("AfterAny", *specs):
+            return _FirstOf(specs)
+        case ("OrFinally", *specs):
+            return _Finally(specs)
         case ("AfterAll", *specs):
-            return _Together(all, specs)
+            return _Conjunction(specs)
         case ("AfterEach", *specs):
             return _Sequence(specs)
     return None
