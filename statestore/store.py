@@ -3,7 +3,7 @@
 ::
 
     pond/rows/              the Delta table; its log is the only source of truth
-    pond/catalog.sqlite     readers' horizons and code versions, for people and tools
+    pond/catalog.sqlite     readers' horizons and code versions, for people and tools; the newest of several files
     pond/zookeeper/         the embedded server's data, unless an ensemble is given
     pond/checkpoints/       Spark's streaming checkpoints
     pond/high_water/        the newest version that the table has reached, for readers without a ZooKeeper

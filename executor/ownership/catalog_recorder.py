@@ -1,7 +1,8 @@
 """Recording of a pipeline's topologies in the catalog.
 
 Nothing waits for the catalog and nothing depends on it, so an error is logged, and the pipeline continues. A thread
-writes, because a former owner that was stopped inside a transaction may hold SQLite's lock indefinitely.
+writes, because a former owner that was stopped inside a transaction holds SQLite's lock; after half a minute the
+catalog goes on in another file.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ No commit depends on it. A reader publishes the oldest version that it reads *be
 oldest version that it leaves readable *before* it deletes. One transaction refuses whatever contradicts the other side,
 so in either order a collector never deletes a file that a reader needs (architecture, section 9).
 
+A process that stands still inside a transaction holds SQLite's file, so the others go on in a copy of it. Once it
+continues, it finds that its transaction does not count, and repeats it there.
+
 Losing the catalog loses no data: `Catalog.rebuild` and the next start of a pipeline restore the code versions that the
 log still records, and readers restore their horizons when they renew them.
 """
@@ -14,10 +17,10 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import orjson
 from sqlalchemy import Connection, Engine, select
@@ -26,9 +29,13 @@ from millpond import migrations
 from millpond.statestore.catalog.engine import (
     CODE_VERSIONS,
     COMPUTATIONS,
+    FILES_MAX,
     HORIZONS,
     STORE,
+    HeldError,
     connect,
+    file_url,
+    newest_file,
     reading,
     replace_row,
     writing,
@@ -51,9 +58,11 @@ CODE_VERSIONS_MAX: Final = 100
 READER_LIFETIME_MS: Final = 15 * 60 * 1_000
 """Lifetime of a reader's horizon without renewal; afterwards the reader counts as dead."""
 
+_COPIED: Final = (STORE, COMPUTATIONS, CODE_VERSIONS, HORIZONS)
 _RENEWALS: Final = 5
 _PIN_TRIES: Final = 5
 _LOG = logging.getLogger("millpond")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +118,13 @@ class Catalog(Closeable):
         ()
     """
 
-    def __init__(self, engine: Engine, clock: Clock) -> None:
-        self._engine = engine
+    def __init__(self, url: str, clock: Clock, store_id: str | None, *, read_only: bool) -> None:
+        self._url = url
         self._clock = clock
+        self._store_id = store_id
+        self._read_only = read_only
+        self._lock = threading.Lock()
+        self._opened: tuple[int, Engine] | None = None
 
     @classmethod
     def open(
@@ -126,32 +139,87 @@ class Catalog(Closeable):
                 (with ``read_only`` also an older one).
             DataError: the file is not a catalog.
         """
-        own_clock = SystemClock() if clock is None else clock
-        catalog = cls(connect(url, own_clock, create=not read_only), own_clock)
-        try:
-            catalog._prepare(store_id, read_only=read_only)
-        except BaseException:
-            catalog.close()
-            raise
+        catalog = cls(url, SystemClock() if clock is None else clock, store_id, read_only=read_only)
+        catalog._in(reading, lambda _: None)
         return catalog
 
-    def _prepare(self, store_id: str | None, *, read_only: bool) -> None:
-        with reading(self._engine) as connection:
+    def _in(
+        self,
+        transaction: Callable[[Engine], AbstractContextManager[Connection]],
+        work: Callable[[Connection], _Result],
+    ) -> _Result:
+        """Do work in a transaction of the newest file; where another process holds that one, begin the next file."""
+        held = 0
+        while True:
+            number = max(newest_file(self._url), held + 1)
+            try:
+                with transaction(self._engine(number)) as connection:
+                    done = work(connection)
+            except HeldError as error:
+                # No other process knows a file that is begun here: held as well, its disk has no working locks.
+                if held or self._read_only or number == FILES_MAX:
+                    raise
+                _LOG.warning("the catalog goes on in another file: %s", error)
+                held = number
+                continue
+            # A newer file may lack this work: its copy of this one was perhaps made before. Whoever begins one after
+            # this look copies the work too.
+            if newest_file(self._url) <= number:
+                return done
+
+    def _engine(self, number: int) -> Engine:
+        with self._lock:
+            if self._opened is None or self._opened[0] != number:
+                engine = connect(file_url(self._url, number), self._clock, create=not self._read_only)
+                try:
+                    self._prepare(engine, number)
+                except BaseException:
+                    engine.dispose()
+                    raise
+                former, self._opened = self._opened, (number, engine)
+                if former is not None:
+                    former[1].dispose()
+            return self._opened[1]
+
+    def _prepare(self, engine: Engine, number: int) -> None:
+        with reading(engine) as connection:
             ready = migrations.current_revision(connection) == migrations.HEAD
-            if ready and _belongs(connection, store_id):
+            if ready and _belongs(connection, self._store_id):
                 return
-        if read_only:
+        if self._read_only:
             raise InvalidError("the catalog needs a migration: open the store for writing once")
-        with writing(self._engine) as connection:
+        with writing(engine) as connection:
             migrations.upgrade(connection)
-            if _belongs(connection, store_id):
+            if _belongs(connection, self._store_id):
                 return
-            if connection.execute(STORE.update().values(store_id=store_id)).rowcount == 0:
-                created_us = self._clock.now_us()
-                connection.execute(STORE.insert(), {"id": 1, "store_id": store_id, "created_us": created_us})
+            if connection.execute(STORE.update().values(store_id=self._store_id)).rowcount == 0:
+                row = {"id": 1, "store_id": self._store_id, "created_us": self._clock.now_us()}
+                connection.execute(STORE.insert(), row)
+                if number > 1:
+                    self._copy_file(number - 1, connection)
+
+    def _copy_file(self, number: int, target: Connection) -> None:
+        """Copy a file that another process holds; one that cannot be read either is lost, which loses no data."""
+        try:
+            former = connect(file_url(self._url, number), self._clock, create=False)
+            try:
+                with reading(former) as source:
+                    rows = [(table, source.execute(select(table)).mappings().all()) for table in _COPIED]
+            finally:
+                former.dispose()
+        except UnavailableError as error:
+            _LOG.info("the catalog's former file is not copied: %s", error)
+            return
+        for table, found in rows:
+            if found:
+                target.execute(table.delete())
+                target.execute(table.insert(), [dict(row) for row in found])
 
     def close(self) -> None:
-        self._engine.dispose()
+        with self._lock:
+            if self._opened is not None:
+                self._opened[1].dispose()
+                self._opened = None
 
     @property
     def created_us(self) -> WallTimeMicros:
@@ -160,15 +228,15 @@ class Catalog(Closeable):
         A catalog younger than the longest lifetime of a reader's horizon may lack readers, so collectors do not
         trust it before.
         """
-        with reading(self._engine) as connection:
-            return WallTimeMicros(connection.execute(select(STORE.c.created_us)).scalar_one())
+        query = select(STORE.c.created_us)
+        return WallTimeMicros(self._in(reading, lambda connection: connection.execute(query).scalar_one()))
 
     # -- code versions ---------------------------------------------------------------------
 
     def record_pipeline(self, definition: PipelineDefinition) -> None:
         """Record the computations of a pipeline, none of which may belong to another one, and retire its other ones."""
-        with writing(self._engine) as connection:
-            _write_definition(connection, definition, self._clock.now_us())
+        now_us = self._clock.now_us()
+        self._in(writing, lambda connection: _write_definition(connection, definition, now_us))
 
     def rebuild(self, commits: Iterable[LoggedCommit]) -> None:
         """Restore code versions from the topologies in commits, given newest first."""
@@ -179,31 +247,33 @@ class Catalog(Closeable):
         ]
         if not declared:
             return
-        with writing(self._engine) as connection:
+
+        def write(connection: Connection) -> None:
             for definition, at_us in reversed(declared):
                 known = _read_computations(connection)
                 is_of_it = (entry for entry in known if entry.pipeline == definition.name)
                 if all(entry.recorded_us <= at_us for entry in is_of_it):
                     _write_definition(connection, definition, at_us)
 
+        self._in(writing, write)
+
     def computations(self) -> tuple[ComputationEntry, ...]:
         """Return every computation ever declared, also retired ones, by name."""
-        with reading(self._engine) as connection:
-            return _read_computations(connection)
+        return self._in(reading, _read_computations)
 
     def code_versions(self, computation: str) -> tuple[CodeVersion, ...]:
         """Return the last code versions of a computation, oldest first."""
         query = select(CODE_VERSIONS).where(CODE_VERSIONS.c.computation == computation)
-        with reading(self._engine) as connection:
-            rows = connection.execute(query.order_by(CODE_VERSIONS.c.code_version)).mappings()
-            return tuple(CodeVersion(**row) for row in rows)
+        query = query.order_by(CODE_VERSIONS.c.code_version)
+        rows = self._in(reading, lambda connection: connection.execute(query).mappings().all())
+        return tuple(CodeVersion(**row) for row in rows)
 
     # -- horizons --------------------------------------------------------------------------
 
     def horizons(self) -> tuple[HorizonEntry, ...]:
         """Return the horizons that have not expired, by holder."""
-        with reading(self._engine) as connection:
-            return _read_horizons(connection, self._clock.now_us())
+        now_us = self._clock.now_us()
+        return self._in(reading, lambda connection: _read_horizons(connection, now_us))
 
     def publish_horizon(
         self,
@@ -224,34 +294,43 @@ class Catalog(Closeable):
         horizon = HorizonEntry(
             holder=holder, kind=kind, version=version, published_us=now_us, expires_us=expires_us
         )
+
         # One transaction with the write lock: otherwise a reader and a collector could publish past each other.
-        with writing(self._engine) as connection:
+        def publish(connection: Connection) -> None:
             live = _read_horizons(connection, now_us)
             connection.execute(HORIZONS.delete().where(HORIZONS.c.expires_us <= now_us))
-            oldest = collected_below(live)
-            if kind is HorizonKind.READER and version < oldest:
-                raise ConflictError("that version is being collected", version=version, oldest_kept=oldest)
-            if kind is HorizonKind.COLLECTOR:
-                needed = _oldest_needed(live)
-                if needed is not None and version > needed:
-                    raise ConflictError("an older version is still needed", version=version, needed=needed)
-                if expires_us is not None:
-                    raise InvalidError("a collector's horizon cannot expire", holder=holder)
-                last = next((other.version for other in live if other.holder == holder), version)
-                if version < last:
-                    raise ConflictError("a collector's horizon cannot fall", version=version, last=last)
+            _check_horizon(horizon, live)
             replace_row(connection, HORIZONS, {**asdict(horizon), "kind": kind.value})
+
+        self._in(writing, publish)
         return horizon
 
     def withdraw_horizon(self, holder: str) -> None:
         """Remove a reader's horizon; a collector's stays, because its deletions are final."""
         is_reader = HORIZONS.c.kind == HorizonKind.READER.value
-        with writing(self._engine) as connection:
-            connection.execute(HORIZONS.delete().where(HORIZONS.c.holder == holder, is_reader))
+        query = HORIZONS.delete().where(HORIZONS.c.holder == holder, is_reader)
+        self._in(writing, lambda connection: connection.execute(query))
 
     def oldest_needed(self) -> TableVersion | None:
         """Return the oldest version that a live reader needs, if any."""
         return _oldest_needed(self.horizons())
+
+
+def _check_horizon(horizon: HorizonEntry, live: tuple[HorizonEntry, ...]) -> None:
+    """Refuse a horizon that contradicts the live ones of the other side, or falls."""
+    version, oldest = horizon.version, collected_below(live)
+    if horizon.kind is HorizonKind.READER:
+        if version < oldest:
+            raise ConflictError("that version is being collected", version=version, oldest_kept=oldest)
+        return
+    needed = _oldest_needed(live)
+    if needed is not None and version > needed:
+        raise ConflictError("an older version is still needed", version=version, needed=needed)
+    if horizon.expires_us is not None:
+        raise InvalidError("a collector's horizon cannot expire", holder=horizon.holder)
+    last = next((other.version for other in live if other.holder == horizon.holder), version)
+    if version < last:
+        raise ConflictError("a collector's horizon cannot fall", version=version, last=last)
 
 
 def _belongs(connection: Connection, store_id: str | None) -> bool:

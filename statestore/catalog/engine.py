@@ -4,6 +4,9 @@ SQLite gets write-ahead logging and a busy timeout, so that readers never wait a
 writing transaction takes the write lock at its start, so that none fails half way for lack of it; on PostgreSQL that is
 an advisory lock. Other databases run with their defaults.
 
+A process that is stopped inside a transaction holds SQLite's lock until it continues or ends, so the catalog then goes
+on in a further file: ``catalog.sqlite.2``. Only the newest one counts.
+
 A new catalog gets the tables below, an old one the steps of the migrations; a test compares both.
 """
 
@@ -53,6 +56,9 @@ _OWN_PREFIX: Final = "millpond_"
 _REMOVE_IT: Final = "remove it, and it is rebuilt from the log"
 _WAL_ATTEMPTS: Final = 250
 _WAL_PAUSE_MS: Final = 20
+FILES_MAX: Final = 16
+"""The most files of a catalog; each but the last was held by a process that stood still."""
+
 _COMPILED_MAX: Final = 500
 _COMPILED: Final[LRUCache[Any, Any]] = LRUCache(_COMPILED_MAX)
 _ALIKE: Final = "sqlite.alike"
@@ -78,6 +84,10 @@ class AlikeSQLite(SQLiteDialect_pysqlite):
 registry.register(_ALIKE, __name__, AlikeSQLite.__name__)
 
 
+class HeldError(UnavailableError):
+    """Another process holds a SQLite file's lock for far longer than any transaction takes."""
+
+
 def default_catalog_url(folder: str) -> str:
     """Return the default URL of the catalog of a store in ``folder``.
 
@@ -87,6 +97,27 @@ def default_catalog_url(folder: str) -> str:
     """
     path = str(Path(folder).absolute() / "catalog.sqlite")
     return sa.URL.create("sqlite", database=path).render_as_string(hide_password=False)
+
+
+def file_url(url: str, number: int) -> str:
+    """Return the URL of a catalog's file: those after the first have their number in the name.
+
+    Example:
+        >>> [file_url("sqlite:////data/pond/catalog.sqlite", number) for number in (1, 2)]
+        ['sqlite:////data/pond/catalog.sqlite', 'sqlite:////data/pond/catalog.sqlite.2']
+    """
+    if number == 1:
+        return url
+    parsed = _parsed(url)
+    return parsed.set(database=f"{parsed.database}.{number}").render_as_string(hide_password=False)
+
+
+def newest_file(url: str) -> int:
+    """Return the number of a catalog's newest file; 1 for any other database."""
+    parsed, number = _parsed(url), 1
+    while _has_files(parsed) and number < FILES_MAX and Path(f"{parsed.database}.{number + 1}").exists():
+        number += 1
+    return number
 
 
 def connect(url: str, clock: Clock, *, create: bool) -> sa.Engine:
@@ -155,8 +186,12 @@ def _is_sqlite(url: sa.URL) -> bool:
     return url.get_backend_name() == "sqlite"
 
 
+def _has_files(url: sa.URL) -> bool:
+    return _is_sqlite(url) and url.database not in (None, "", ":memory:")
+
+
 def _sqlite_engine(url: sa.URL, *, create: bool) -> sa.Engine:
-    in_memory = url.database in (None, "", ":memory:")
+    in_memory = not _has_files(url)
     options: dict[str, Any] = {"poolclass": QueuePool}
     if in_memory:
         # With a single connection all threads share one in-memory database.
@@ -242,8 +277,10 @@ def _use_write_ahead_log(raw: Any, clock: Clock) -> None:
             raw.execute("PRAGMA journal_mode = WAL").fetchall()
             break
         except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or attempt == _WAL_ATTEMPTS:
+            if "locked" not in str(error):
                 raise UnavailableError("the catalog is busy", attempts=attempt) from error
+            if attempt == _WAL_ATTEMPTS:
+                raise HeldError("the catalog is busy", attempts=attempt) from error
             clock.sleep_ms(_WAL_PAUSE_MS)
     raw.execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT_MS}")
 
@@ -257,6 +294,8 @@ def _translated(engine: sa.Engine) -> Iterator[None]:
         url = _without_password(engine.url)
         if "interrupted" in str(error):
             raise DataError(f"the catalog takes too long to read: {_REMOVE_IT}", url=url) from error
+        if "database is locked" in str(error):
+            raise HeldError("the catalog's lock is held by another process", url=url) from error
         if isinstance(error, unavailable):
             raise UnavailableError("the catalog does not answer", url=url) from error
         if type(error) in {exc.DatabaseError, sqlite3.DatabaseError}:

@@ -9,17 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from millpond.statestore.catalog.catalog import Catalog
+from millpond.statestore.catalog import catalog as catalog_module
+from millpond.statestore.catalog import engine
+from millpond.statestore.catalog.catalog import Catalog, HorizonKind
 from millpond.statestore.catalog.engine import (
     _COMPILED,
     CODE_VERSIONS,
+    FILES_MAX,
     METADATA,
+    HeldError,
     connect,
     default_catalog_url,
     replace_row,
     writing,
 )
-from millpond.statestore.errors import InternalError, UnavailableError
+from millpond.statestore.errors import ConflictError, InternalError, UnavailableError
 from millpond.statestore.types import TableVersion
 from millpond.testing.fixtures.determinism import ManualClock
 
@@ -61,17 +65,64 @@ def test_opening_gives_up_after_bounded_time(tmp_path: Path, other: sqlite3.Conn
     assert other.in_transaction
 
 
+def test_held_file_is_left_for_the_next(tmp_path: Path, other: sqlite3.Connection) -> None:
+    """Whoever comes later finds the newest file, also when the first is free again."""
+    url = default_catalog_url(str(tmp_path))
+    with Catalog.open(url, ManualClock(0), store_id="pond") as catalog:
+        catalog.publish_horizon("reader", TableVersion(1))
+        assert other.in_transaction
+    other.execute("ROLLBACK")
+    with Catalog.open(url, ManualClock(0), store_id="pond", read_only=True) as catalog:
+        assert [each.holder for each in catalog.horizons()] == ["reader"]
+    assert (tmp_path / "catalog.sqlite.2").exists()
+
+
+def test_held_file_is_copied_with_its_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collector may trust the copy as it trusted the file, because no pin of a reader is lost."""
+    url = default_catalog_url(str(tmp_path))
+    with Catalog.open(url, ManualClock(5), store_id="pond") as catalog:
+        catalog.publish_horizon("reader", TableVersion(1))
+    monkeypatch.setitem(engine._SQLITE_ARGUMENTS, "timeout", 0)
+    monkeypatch.setattr(engine, "_BUSY_TIMEOUT_MS", 0)
+    with closing(sqlite3.connect(tmp_path / "catalog.sqlite", isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        with Catalog.open(url, ManualClock(9), store_id="pond") as catalog:
+            with pytest.raises(ConflictError, match="an older version is still needed"):
+                catalog.publish_horizon("gc", TableVersion(2), HorizonKind.COLLECTOR)
+            assert catalog.created_us == 5
+            assert [each.holder for each in catalog.horizons()] == ["reader"]
+
+
+def test_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where locks do not work, each call begins one file at most, up to a bound."""
+    tried: list[str] = []
+
+    def held(url: str, *_: object, **__: object) -> None:
+        path = Path(url.removeprefix("sqlite:///"))
+        path.touch()
+        tried.append(path.name)
+        raise HeldError("held")
+
+    monkeypatch.setattr(catalog_module, "connect", held)
+    for _ in range(20):
+        with pytest.raises(UnavailableError):
+            Catalog.open(default_catalog_url(str(tmp_path)))
+
+    assert tried[:3] == ["catalog.sqlite", "catalog.sqlite.2", "catalog.sqlite.2"]
+    assert len(list(tmp_path.iterdir())) == FILES_MAX
+
+
 def test_schema_violation_is_internal_error(tmp_path: Path) -> None:
-    engine = connect(default_catalog_url(str(tmp_path)), ManualClock(0), create=True)
-    with writing(engine) as connection:
+    database = connect(default_catalog_url(str(tmp_path)), ManualClock(0), create=True)
+    with writing(database) as connection:
         METADATA.create_all(connection)
-    with pytest.raises(InternalError, match="refused"), writing(engine) as connection:
+    with pytest.raises(InternalError, match="refused"), writing(database) as connection:
         replace_row(
             connection,
             CODE_VERSIONS,
             {"computation": "x", "code_version": 1, "code_hash": None, "recorded_us": 1},
         )
-    engine.dispose()
+    database.dispose()
 
 
 def test_statement_is_compiled_once_per_process(tmp_path: Path) -> None:
