@@ -139,5 +139,5 @@ $(CLASSES): build/%-classes.jsa: $(JARS) tests/%_classes.py
 	@$(PYTHON_IN_VENV) -m tests.$*_classes 2>build/$*-classes.log || { cat build/$*-classes.log; exit 1; }
 
 $(JARS): $(INSTALLED)
-	@$(PYTHON_IN_VENV) -m millpond.cli.jars
+	@$(PYTHON_IN_VENV) -m millpond.cli.jars --s3
 	@touch $@

@@ -24,6 +24,7 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.committer import PendingFiles, pending_files
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.objects.hadoop import refused_by_hadoop
 from millpond.statestore.objects.obstore import refuse_outside
 from millpond.statestore.rows.files import LARGE_BYTES, read_row_files
 from millpond.statestore.rows.key_columns import key_columns_in, key_lookup
@@ -176,11 +177,11 @@ class RowsView:
         """Return the rows as a DataFrame, read by Delta's own reader at the view's version.
 
         Spark's Python workers, which import this package, make the typed columns that a query names. Delta's reader
-        verifies no page checksums; use `to_arrow` where damage must raise an error. For a store on an object store,
-        configure the session's access to it (Hadoop's options).
+        verifies no page checksums; use `to_arrow` where damage must raise an error. For a store on S3, make the session
+        with ``mp.spark_session(store=…, storage_options=…)``; for other object stores, configure Hadoop's connector.
 
         Raises:
-            InvalidError: the store is in memory, where Spark cannot read it, or the session has no Delta.
+            InvalidError: Spark cannot read the store, because it is in memory or the session lacks Delta or access.
         """
         url = self.objects.url
         if url.startswith("memory:"):
@@ -189,6 +190,8 @@ class RowsView:
         try:
             table = reader.load(url)
         except Exception as error:
+            if (refused := refused_by_hadoop(error, url)) is not None:
+                raise refused from error
             if "DATA_SOURCE_NOT_FOUND" not in str(error):
                 raise
             raise InvalidError(

@@ -18,9 +18,11 @@ from millpond.executor.superstep.dead_letters import DeadLetterLimit
 from millpond.executor.superstep.options import PipelineOptions, check_at_least
 from millpond.statestore.durations import duration_ms, with_new_names
 from millpond.statestore.errors import InvalidError, did_you_mean
+from millpond.statestore.history.lineage import check_folder, local_folder, place_of
 from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
 from millpond.statestore.objects.disk_tier import DiskOptions
+from millpond.statestore.objects.obstore import refuse_passwords
 from millpond.statestore.store import Store
 from millpond.statestore.types import DURABILITIES, Clock, Durability, Rng
 
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 _Run = TypeVar("_Run")
 
 _MIB: Final = 1 << 20
+
+CHECKPOINTS_FOLDER: Final = "checkpoints"
+"""The folder of a store with the checkpoints of streaming queries."""
 
 
 class SharedRunnerOptions(TypedDict, total=False):
@@ -116,7 +121,7 @@ class LocalRunnerOptions(SharedRunnerOptions, total=False):
 
 
 class SparkRunnerOptions(SharedRunnerOptions, total=False):
-    """The options of `SparkRunner`: `SharedRunnerOptions` and three more."""
+    """The options of `SparkRunner`: `SharedRunnerOptions` and four more."""
 
     spark: SparkSession | None
     """The session; ``None``, the default, takes the active session or creates one."""
@@ -126,6 +131,12 @@ class SparkRunnerOptions(SharedRunnerOptions, total=False):
 
     accept_checkpoint: bool
     """Continue with a streaming checkpoint that is unknown to this store."""
+
+    checkpoint_location: str | Path | None
+    """The folder with the checkpoints of the streaming queries, one for each input: a path or URL that Spark's driver can
+    write. ``None``, the default, takes ``checkpoints`` in the store's folder. To move them, stop the pipeline and copy
+    the folder.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +156,7 @@ class RunnerOptions(PipelineOptions):
     checkpoint_weak_after: str | timedelta = "1s"
     spark: SparkSession | None = None
     tick: str | timedelta = "250ms"
+    checkpoint_location: str | Path | None = None
 
     @classmethod
     def given(
@@ -183,6 +195,19 @@ class RunnerOptions(PipelineOptions):
                 durability=self.durability,
                 store=self.store.durability,
             )
+
+        _check_place_of_checkpoints(self.checkpoint_location, self.place)
+
+    @property
+    def place(self) -> str:
+        """The store's location."""
+        return self.store.path if isinstance(self.store, Store) else place_of(self.store)
+
+    @property
+    def checkpoints(self) -> str:
+        """The folder with the checkpoints of the streaming queries."""
+        given = self.checkpoint_location
+        return f"{self.place}/{CHECKPOINTS_FOLDER}" if given is None else place_of(given)
 
     @property
     def cache_bytes(self) -> int:
@@ -240,3 +265,22 @@ class RunnerOptions(PipelineOptions):
     def progress_of(self, pipeline: str, *, log_every_ms: float = 0) -> Progress:
         """Return the reporter of a pipeline's supersteps; it logs at most once in ``log_every_ms``, or every superstep."""
         return Progress(pipeline, clock=self.clock, enabled=self.progress, log_every_ms=log_every_ms)
+
+
+def _check_place_of_checkpoints(given: str | Path | None, store: str) -> None:
+    if given is None:
+        return
+    if not isinstance(given, str | Path) or not str(given).strip():
+        raise InvalidError("checkpoint_location must be a path or a URL", checkpoint_location=given)
+    local, place = local_folder(given), place_of(given)
+    if local is not None:
+        check_folder(local, given, "checkpoints")
+    refuse_passwords(place, {})
+    own = f"{store}/{CHECKPOINTS_FOLDER}"
+    if place == store or (place.startswith(f"{store}/") and place != own and not place.startswith(f"{own}/")):
+        raise InvalidError(
+            f"checkpoint_location must not lie among the store's own files: take {CHECKPOINTS_FOLDER} in its folder, or "
+            "a folder elsewhere",
+            checkpoint_location=place,
+            store=store,
+        )

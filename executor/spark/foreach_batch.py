@@ -379,6 +379,11 @@ def stream_function(
             into=stream,
             injected=streams,
         )
+    if options.get("checkpoint_location") is not None:
+        raise InvalidError(
+            "the query has its own checkpoint: name its place in writeStream.option('checkpointLocation', …)",
+            checkpoint_location=options["checkpoint_location"],
+        )
     place = store.path if isinstance(store, Store) else place_of(store)
     with _MAKING:
         embedded = _RUNS.get((place, id(pipeline)))

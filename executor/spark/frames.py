@@ -105,9 +105,9 @@ _DELAY_KEY: Final = "spark.watermarkDelayMs"
 _MILLISECOND_US: Final = 1_000
 
 
-def checkpoint_path(root: str, stream: str) -> str:
-    """Return the path of the checkpoint of an input's streaming query, in the store's folder."""
-    return f"{root}/checkpoints/{quote(stream, safe='')}"
+def checkpoint_path(checkpoints: str, stream: str) -> str:
+    """Return the path of the checkpoint of an input's streaming query in the folder of all checkpoints."""
+    return f"{checkpoints}/{quote(stream, safe='')}"
 
 
 class InputFrames:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from pyspark import SparkContext
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.executor.maintenance.policy import CompactionWorkers, UpkeepPolicy
@@ -22,6 +22,7 @@ from millpond.executor.spark.engine import SparkEngine
 from millpond.executor.spark.frames import InputFrames, checkpoint_path
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.session import (
+    check_reach,
     check_session,
     is_one_machine,
     refuse_connect,
@@ -29,7 +30,7 @@ from millpond.executor.spark.session import (
     spark_session,
     worker_calls,
 )
-from millpond.statestore.history.lineage import local_folder, place_of
+from millpond.statestore.history.lineage import local_folder
 from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.store import Store
 
@@ -148,7 +149,7 @@ class SparkRunner:
         """
         with spark_calls(), worker_calls():
             topology = pipeline.check(inputs)
-            spark = self._options.spark or spark_session(pipeline.name)
+            spark = self._options.spark or self._session(pipeline.name)
             check_session(spark)
             frames = InputFrames(spark, inputs or {})
             topology = frames.fit(topology)
@@ -157,6 +158,8 @@ class SparkRunner:
             workers = self._compaction_workers(spark.sparkContext)
 
             def start(store: Store, release: Callable[[], None]) -> SparkRun:
+                if any(frame.isStreaming for frame in (inputs or {}).values()):
+                    check_reach(spark, options.checkpoints)
                 coordinator = options.open_coordinator(store, topology, compaction_workers=workers)
                 engine = SparkEngine(spark, coordinator, options)
                 return SparkRun(engine, coordinator, options, release=release, frames=frames)
@@ -170,13 +173,15 @@ class SparkRunner:
         return run
 
     def checkpoint(self, stream: str) -> str:
-        """Return the location of the checkpoint of a stream's query, in the store's folder."""
-        return checkpoint_path(self._root, stream)
+        """Return the location of the checkpoint of a stream's query."""
+        return checkpoint_path(self._options.checkpoints, stream)
 
-    @property
-    def _root(self) -> str:
-        store = self._options.store
-        return store.path if isinstance(store, Store) else place_of(store)
+    def _session(self, name: str) -> SparkSession:
+        options = self._options
+        storage_options = options.storage_options
+        if isinstance(options.store, Store):
+            storage_options = options.store.storage_options
+        return spark_session(name, store=options.place, storage_options=storage_options)
 
     def _compaction_workers(self, context: SparkContext) -> CompactionWorkers | None:
         """Return the maker of compaction jobs; ``None`` on one machine, where they would take the supersteps' slots."""
@@ -189,10 +194,10 @@ class SparkRunner:
     def _start_queries(
         self, run: SparkRun, inputs: Mapping[str, DataFrame], trigger: Mapping[str, Any]
     ) -> None:
-        root = local_folder(self._root)
-        if root is not None:
+        folder = local_folder(self._options.checkpoints)
+        if folder is not None:
             # Spark would write through a link.
-            LocalObjects(root / "checkpoints", "os_cache").refuse_links()
+            LocalObjects(folder, "os_cache").refuse_links()
         starts = {
             stream: partial(self._start_query, run, stream, frame, trigger)
             for stream, frame in inputs.items()

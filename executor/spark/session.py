@@ -14,12 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from millpond.executor.spark.delta_jars import check_jars, files_in
+from millpond.executor.spark.jars import check_jars, files_in
 from millpond.statestore import errors
 from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError
 from millpond.statestore.leases.zookeeper_process import java_of_spark, refuse_old_java
+from millpond.statestore.objects.hadoop import S3_SCHEMES, hadoop_properties, scheme_of, unreachable
 from millpond.statestore.visible import options_without_secrets
 
 if TYPE_CHECKING:
@@ -65,18 +66,25 @@ Without Hadoop's native library, Spark's default manager for local paths forks a
 170 ms a micro-batch.
 """
 
+_ABORTABLE_MANAGER: Final = "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
+"""It puts each file of a checkpoint on S3 once, where others copy it from a temporary name. In Spark's hadoop-cloud."""
+
 _LOG: Final = logging.getLogger("millpond")
 
 DAEMON: Final = "millpond.executor.spark.daemon"
 """The module that forks the Python workers of a local session, after their imports."""
 
 _PACKAGES: Final = "spark.jars.packages"
+_EXCLUDES: Final = "spark.jars.excludes"
 _JARS: Final = "spark.jars"
 _EXTENSIONS: Final = "spark.sql.extensions"
 _CATALOG: Final = "spark.sql.catalog.spark_catalog"
 _LISTS: Final = frozenset({_PACKAGES, _JARS, _EXTENSIONS})
 _DELTA_EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 _DELTA_CATALOG: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+
+_FAST_FAILURE: Final = {"fs.s3a.attempts.maximum": "2", "fs.s3a.retry.limit": "2"}
+"""Properties of a first look: with their defaults, a wrong endpoint takes minutes to fail."""
 
 _LOCAL_IP: Final = "SPARK_LOCAL_IP"
 _ADDRESSES: Final = frozenset({"spark.driver.bindAddress", "spark.driver.host"})
@@ -86,13 +94,41 @@ _DELTA: Final = re.compile(
 )
 """Delta's jar, as a package or a file."""
 
+_AWS_SDK: Final = "2.35.4"
+S3_PACKAGES: Final = (
+    "org.apache.hadoop:hadoop-aws:3.5.0",
+    f"software.amazon.awssdk:s3:{_AWS_SDK}",
+    f"software.amazon.awssdk:s3-transfer-manager:{_AWS_SDK}",
+    f"software.amazon.awssdk:sts:{_AWS_SDK}",
+    f"software.amazon.awssdk:apache-client:{_AWS_SDK}",
+    f"software.amazon.awssdk:netty-nio-client:{_AWS_SDK}",
+)
+"""Hadoop's S3A in the version of Spark's Hadoop, and the parts of Amazon's SDK that it calls."""
+
+S3_EXCLUDES: Final = (
+    "software.amazon.awssdk:bundle",
+    "org.wildfly.openssl:wildfly-openssl",
+    "io.netty:*",
+    "org.apache.httpcomponents:*",
+    "commons-codec:*",
+)
+"""The SDK as one jar of 600 MiB, OpenSSL for Java, and what Spark has itself."""
+
+_REDACTED: Final = "(?i)secret|password|token|access[.]?key|encryption[.]key"
+"""The names of settings whose values Spark hides in its web pages and logs: Spark's own, and S3A's."""
+
 _SPARK_MIN: Final = (4, 2)
 _NUMBERS: Final = re.compile(r"(\d+)\.(\d+)")
 _CORE_JAR: Final = re.compile(r"spark-core_[\d.]+-(?P<version>\d.*)\.jar")
 
 
 def spark_session(
-    application: str = "millpond", *, master: str | None = None, options: Mapping[str, str] | None = None
+    application: str = "millpond",
+    *,
+    master: str | None = None,
+    options: Mapping[str, str] | None = None,
+    store: str | Path | None = None,
+    storage_options: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Return the active Spark session, or a new one with Delta Lake's jars and fast local checkpoints.
 
@@ -107,18 +143,25 @@ def spark_session(
             are added to Delta's. Your Delta jar, as a package or in ``spark.jars``, replaces the jar of the Python
             package. A warning names both versions if they differ. Without Delta's ``spark.sql.catalog.spark_catalog``,
             SQL does not find Delta's tables by name.
+        store: the store that the session is for. With an ``s3://`` URL the session also gets Hadoop's S3A, for inputs,
+            checkpoints and tables under ``s3://`` and ``s3a://``: its jars are resolved like Delta's, unless Spark or
+            ``options`` have it. For other object stores, give their connector in ``options``.
+        storage_options: the store's credentials and endpoint, as for `Store.open`; missing ones come from the
+            environment. They become S3A's properties for all buckets, after Spark has started, so that no command line
+            has secrets. ``spark.hadoop.fs.s3a.…`` in ``options`` wins over them.
 
     Returns:
-        An active session is returned unchanged, and a warning names the ``options`` that it lacks.
+        An active session is returned unchanged, and a warning names the ``options`` and properties that it lacks.
 
     Raises:
-        InvalidError: the session is, or would be, one of Spark Connect, or its Spark and the Python package have
-            different versions.
+        InvalidError: the session is, or would be, one of Spark Connect, its Spark and the Python package have
+            different versions, or a storage option has no counterpart in S3A.
         UnavailableError: there is no Java that Spark could start, or it is too old.
 
     Example::
 
         mp.spark_session(options={"spark.jars.packages": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"})
+        mp.spark_session(store="s3://bucket/pond", storage_options={"aws_region": "eu-central-1"})
     """
     # Otherwise workers start the first `python3` on the path, which may lack our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -129,16 +172,72 @@ def spark_session(
     refuse_connect(active)
     if (setting := asks_for_connect(given, os.environ if active is None else {})) is not None:
         raise InvalidError(f"this does not run on Spark Connect: {INSTEAD}", setting=setting)
+    properties = {
+        name: value
+        for name, value in _properties_for(store, storage_options or {}).items()
+        if f"spark.hadoop.{name}" not in given
+    }
     if active is not None:
-        _warn_of_missing(active, given)
+        _warn_of_missing(active, given, properties)
         return active
-    builder = session_builder(application, master, given)
+    builder = session_builder(application, master, given, for_s3=scheme_of(store) in S3_SCHEMES)
     with _on_loopback(given.get("spark.master") or master or os.environ.get("MASTER", "local[*]"), given):
-        return _made(builder)
+        spark = _made(builder)
+    configuration = _hadoop_configuration(spark)
+    for name, value in properties.items():
+        configuration.set(name, value)
+    return spark
+
+
+def _properties_for(store: str | Path | None, storage_options: Mapping[str, str]) -> dict[str, str]:
+    if scheme_of(store) in S3_SCHEMES:
+        return hadoop_properties(str(store), storage_options, os.environ)
+    if storage_options and scheme_of(store):
+        _LOG.warning(
+            "storage options reach Spark for s3:// only: give the connector of this store and its properties in the "
+            "session's options store=`%s`",
+            store,
+        )
+    return {}
+
+
+def _hadoop_configuration(spark: SparkSession) -> Any:
+    """Return the Hadoop properties of all queries of a session, which Spark sends to its executors."""
+    context: Any = spark.sparkContext._jsc  # noqa: SLF001 - the only way to properties after the start
+    return context.hadoopConfiguration()
+
+
+def check_reach(spark: SparkSession, place: str) -> None:
+    """Make a folder of an object store with Spark's JVM, or raise `InvalidError` with the settings that it lacks."""
+    if not scheme_of(place):
+        return
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    session: Any = spark
+    jvm = session._jvm  # noqa: SLF001 - Spark has no public call for any of this
+    configuration = session._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
+    for name, value in _FAST_FAILURE.items():
+        configuration.set(name, value)
+    path = jvm.org.apache.hadoop.fs.Path(place)
+    try:
+        # Not the cached file system, whose settings all later calls would have.
+        system = jvm.org.apache.hadoop.fs.FileSystem.newInstance(path.toUri(), configuration)
+        try:
+            system.mkdirs(path)
+        finally:
+            system.close()
+    except (Py4JError, PySparkException) as error:
+        raise unreachable(error, place) from error
 
 
 def session_builder(
-    application: str, master: str | None, options: Mapping[str, str], *, has_delta: bool | None = None
+    application: str,
+    master: str | None,
+    options: Mapping[str, str],
+    *,
+    has_delta: bool | None = None,
+    for_s3: bool = False,
 ) -> SparkSession.Builder:
     """Return the builder of a new session; see `spark_session`. ``has_delta=None`` looks for Delta's jars in Spark's."""
     from delta import configure_spark_with_delta_pip
@@ -149,14 +248,19 @@ def session_builder(
     # Spark starts workers with ``python -m``, for which a ``json.py`` of the current folder comes before Python's own.
     imports_from_here = {"", str(Path.cwd())} & set(sys.path)
     is_safe_path = is_one_machine(asked_master) and not imports_from_here
+    packages, jars = _listed(options.get(_PACKAGES)), _listed(options.get(_JARS))
+    manager = CHECKPOINT_MANAGER
+    if for_s3 and _has_jar(_HADOOP_CLOUD, [*packages, *jars]):
+        manager = _ABORTABLE_MANAGER
     settings = {
         _CATALOG: _DELTA_CATALOG,
-        "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_MANAGER,
+        "spark.sql.streaming.checkpointFileManagerClass": manager,
         "spark.databricks.delta.snapshotPartitions": "1",
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.showConsoleProgress": "false",
         **({"spark.executorEnv.PYTHONSAFEPATH": "1"} if is_safe_path else {}),
         **daemon_settings(asked_master, os.environ),
+        **({"spark.redaction.regex": _REDACTED} if for_s3 else {}),
         **options,
     }
     extensions = dict.fromkeys([_DELTA_EXTENSION, *_listed(options.get(_EXTENSIONS))])
@@ -168,13 +272,15 @@ def session_builder(
             _CATALOG,
             settings[_CATALOG],
         )
-    packages = _listed(settings.pop(_PACKAGES, None))
+    settings.pop(_PACKAGES, None)
+    has_own_delta = _brings_delta([*packages, *jars])
+    if for_s3 and not _has_jar(_HADOOP_AWS, [*packages, *jars]):
+        packages += S3_PACKAGES
+        settings[_EXCLUDES] = ",".join([*_listed(options.get(_EXCLUDES)), *S3_EXCLUDES])
     builder = SparkSession.builder.appName(application).master(master)
     for name, value in settings.items():
         builder = builder.config(name, value)
-    if not _brings_delta([*packages, *_listed(options.get(_JARS))]) and not (
-        spark_has_delta() if has_delta is None else has_delta
-    ):
+    if not has_own_delta and not (spark_has_delta() if has_delta is None else has_delta):
         return configure_spark_with_delta_pip(builder, packages)
     return builder.config(_PACKAGES, ",".join(packages)) if packages else builder
 
@@ -232,23 +338,38 @@ def _brings_delta(jars: Iterable[str]) -> bool:
     return False
 
 
+_HADOOP_AWS: Final = re.compile(r"(?:^|[:/_])hadoop-aws[-:]")
+_HADOOP_CLOUD: Final = re.compile(r"(?:^|[:/_])spark-hadoop-cloud_")
+
+
+def _has_jar(name: re.Pattern[str], given: Iterable[str]) -> bool:
+    """Return True if a jar is among packages and files, or in the Spark installation."""
+    return any(map(name.search, [*given, *(jar.name for jar in spark_jars())]))
+
+
 def _listed(text: str | None) -> list[str]:
     return [part for part in map(str.strip, (text or "").split(",")) if part]
 
 
-def _warn_of_missing(active: SparkSession, options: Mapping[str, str]) -> None:
-    missing = {}
+def _warn_of_missing(
+    active: SparkSession, options: Mapping[str, str], properties: Mapping[str, str] | None = None
+) -> None:
+    missing: dict[str, object] = {}
     for name, value in options.items():
         known = active.conf.get(name, None)
         if name in _LISTS and set(_listed(value)) <= set(_listed(known)):
             continue
         if known != value:
-            missing[name] = known
+            missing[name] = value
+    if properties:
+        configuration = _hadoop_configuration(active)
+        lacking = (name for name, value in properties.items() if configuration.get(name) != value)
+        missing |= {f"spark.hadoop.{name}": properties[name] for name in lacking}
     if missing:
         _LOG.warning(
             "a Spark session is active, and is taken as it is: it does not have these options; stop it, or give them "
             "to the program that makes it missing=`%s`",
-            options_without_secrets({name: options[name] for name in missing}),
+            options_without_secrets(missing),
         )
 
 
@@ -284,10 +405,14 @@ def daemon_settings(
 
 def spark_has_delta() -> bool:
     """Return True if Delta's jars are in the Spark installation, so that none need be resolved."""
+    return any(jar.match("delta-spark_*.jar") for jar in spark_jars())
+
+
+def spark_jars() -> list[Path]:
     import pyspark
 
     home = os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent
-    return any(Path(home, "jars").glob("delta-spark_*.jar"))
+    return list(Path(home, "jars").glob("*.jar"))
 
 
 def check_session(spark: SparkSession) -> None:
@@ -386,7 +511,7 @@ def _cause_in_worker(text: str) -> MillpondError | None:
 
 
 def _has_ended() -> bool:
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError
     from pyspark import SparkContext
 
     # A stopped context has no gateway, and Spark has no public name for it.

@@ -31,6 +31,7 @@ from millpond.executor.replay.spark_checkpoint import (
     forget_later_files,
     rewind_checkpoints,
 )
+from millpond.executor.run.options import CHECKPOINTS_FOLDER
 from millpond.executor.spark.frames import checkpoint_path
 from millpond.executor.spark.key_sql import arrow_key_columns
 from millpond.executor.spark.session import refuse_connect, spark_session
@@ -309,7 +310,7 @@ def _beginning(
     positions = store.committer.refresh().txns
     # A second checkpoint for an input in use would make Spark read its records twice, or skip some.
     known = input_positions(positions, pipeline, stream)
-    target = Path(checkpoint_path(str(root), stream))
+    target = Path(checkpoint_path(str(root / CHECKPOINTS_FOLDER), stream))
     own = checkpoints_in(target).keys()
     if known or by_query(positions).keys() & own:
         raise InvalidError(

@@ -10,10 +10,17 @@ import click
 from millpond.cli.completion import complete_store
 from millpond.cli.terminal.cli_help import Example, command
 from millpond.cli.terminal.inputs import load_function, workers_import_from_here
-from millpond.cli.terminal.opening import StoreAt, storage_option, store_argument, zookeeper_options
+from millpond.cli.terminal.opening import (
+    StoreAt,
+    read_options,
+    storage_option,
+    store_argument,
+    zookeeper_options,
+)
 from millpond.cli.terminal.options import flag, json_option, number, option
 from millpond.cli.terminal.output import note, print_json, print_table, say, size_text, stages_bar, time_text
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
+from millpond.statestore.objects.hadoop import scheme_of
 from millpond.statestore.rows.codec import BytesCodec, Codec, JsonCodec, MsgpackCodec
 from millpond.statestore.rows.key_text import decode_key
 
@@ -149,7 +156,11 @@ def import_checkpoint(
     store = StoreAt(into, storage_options, zookeeper, zookeeper_security)
     convert = None if convert_name is None else load_function(convert_name)
     workers_import_from_here()
-    session = spark_session("millpond import-checkpoint")
+    # Spark reads the checkpoint; the store it leaves to Python.
+    place = checkpoint if scheme_of(checkpoint) else into
+    session = spark_session(
+        "millpond import-checkpoint", store=place, storage_options=read_options(storage_options)
+    )
     options |= {
         "input": None if no_sources else stream,
         "timeout": None if timeout is None else _TIMEOUTS[timeout],

@@ -155,7 +155,7 @@ def _run_on_spark(
     from millpond.executor.spark.session import spark_session
 
     workers_import_from_here()
-    session = spark_session(pipeline.name)
+    session = spark_session(pipeline.name, store=store, storage_options=options["storage_options"])
     with wrong_usage():
         given = read_frames(pipeline, inputs, session)
     return SparkRunner(store, spark=session, **options).run(pipeline, given, finish=finish)

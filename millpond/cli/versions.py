@@ -180,7 +180,7 @@ def replay(
             from millpond.executor.replay.replay import replay_on_spark
             from millpond.executor.spark.session import spark_session
 
-            session = spark_session(pipeline.name)
+            session = spark_session(pipeline.name, store=store.path, storage_options=opened.storage_options)
             with wrong_usage():
                 options["inputs"] = read_frames(pipeline, given, session)
             done = replay_on_spark(pipeline=pipeline, spark=session, progress=True, **options)

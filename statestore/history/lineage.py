@@ -270,9 +270,8 @@ def local_folder(path: str | Path) -> Path | None:
     return None if "://" in text else Path(path).resolve()
 
 
-def check_location(local: Path | None, path: str | Path, *, create: bool) -> None:
-    if local is None:
-        return
+def check_folder(local: Path, path: str | Path, what: str) -> None:
+    """Refuse a local path that cannot be the folder of ``what``."""
     if _ONE_SLASH.match(str(path)):
         raise InvalidError(
             "this is a URL with one slash, or a path that only Spark knows: write s3://…, or the folder's path on this "
@@ -281,15 +280,21 @@ def check_location(local: Path | None, path: str | Path, *, create: bool) -> Non
         )
     if local.exists() and not local.is_dir():
         raise InvalidError(
-            "the path of a store must be a folder, but it is a file: name another place", path=path
+            f"the path of {what} must be a folder, but it is a file: name another place", path=path
         )
     blocking = next((parent for parent in local.parents if parent.is_file()), None)
     if blocking is not None:
         raise InvalidError(
-            "the path of a store must be a folder, but there is a file on the way to it",
+            f"the path of {what} must be a folder, but there is a file on the way to it",
             path=path,
             file=blocking,
         )
+
+
+def check_location(local: Path | None, path: str | Path, *, create: bool) -> None:
+    if local is None:
+        return
+    check_folder(local, path, "a store")
     log = local / ROWS_FOLDER / "_delta_log"
     if log.is_dir():
         return

@@ -102,7 +102,7 @@ class ObstoreObjects:
         self._options = dict(storage_options or {})
         self.url: Final[str] = url.rstrip("/")
         _check_scheme(self.url)
-        _refuse_passwords(self.url, self._options)
+        refuse_passwords(self.url, self._options)
         client, bucket = _split_options(self._options)
         retries: Any = _CLIENT_RETRIES
         connect = partial(from_url, config=bucket, client_options=client or None, retry_config=retries)
@@ -330,7 +330,7 @@ def _check_scheme(url: str) -> None:
         )
 
 
-def _refuse_passwords(url: str, options: Mapping[str, str]) -> None:
+def refuse_passwords(url: str, options: Mapping[str, str]) -> None:
     """Refuse a password where neither the service nor its library hides it: the URL and the endpoint are in errors."""
     given = {name: value for name, value in {**os.environ, **options}.items() if name.lower() in _ENDPOINTS}
     wrong = [name for name, value in given.items() if _USER.search(value)]

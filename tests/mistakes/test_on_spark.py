@@ -164,6 +164,25 @@ def test_deleted_checkpoint(told: Told, spark: SparkSession, store: mp.Store, st
         run(counting(), store, stream, finish=False)
 
 
+@pytest.mark.mistake("session-without-s3a")
+def test_session_that_cannot_reach_the_checkpoints(
+    told: Told, spark: SparkSession, store: mp.Store, stream: DataFrame
+) -> None:
+    """Otherwise Spark answers with a hundred lines of Java."""
+    runner = mp.SparkRunner(store, progress=False, upkeep=None, checkpoint_location="s3://bucket/checkpoints")
+
+    with told.by_error("s3://bucket/checkpoints", "S3AFileSystem"):
+        runner.start(counting(), {"queries": stream})
+    assert store.committer.refresh().version == 0, "no lease was taken"
+
+
+@pytest.mark.mistake("checkpoints-among-rows")
+def test_checkpoints_among_the_files_of_the_store(told: Told, store: mp.Store) -> None:
+    """Garbage collection would delete them, or find foreign files."""
+    with told.by_error("rows/checkpoints", store.path):
+        mp.SparkRunner(store, checkpoint_location=f"{store.path}/rows/checkpoints")
+
+
 @pytest.mark.mistake("code-raises-on-spark")
 def test_code_that_fails_in_a_worker(
     told: Told, spark: SparkSession, store: mp.Store, frame: DataFrame

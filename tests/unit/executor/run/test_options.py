@@ -80,3 +80,34 @@ def test_store_opened_by_the_caller_stays_open() -> None:
     with pytest.raises(InvalidError, match="no start"):
         options.open_run(fail)
     assert store.committer.refresh().version == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("", "must be a path or a URL"),
+        (" ", "must be a path or a URL"),
+        (7, "must be a path or a URL"),
+        ("s3:/bucket/checkpoints", "one slash"),
+        ("s3://user:password@bucket/checkpoints", "no user and password"),
+        (__file__, "must be a folder"),
+        ("pond", "store's own files"),
+        ("pond/rows", "store's own files"),
+        ("pond/checkpoints-2", "store's own files"),
+    ],
+)
+def test_nonsensical_checkpoint_locations_are_refused(given: Any, words: str) -> None:
+    with pytest.raises(InvalidError, match=words):
+        SparkRunner("pond", checkpoint_location=given)
+
+
+def test_checkpoint_location_moves_the_checkpoints_of_all_streams(tmp_path: Path) -> None:
+    """By default they lie in the store's folder; a stream's name is one folder."""
+    assert SparkRunner("s3://bucket/pond").checkpoint("a/b") == "s3://bucket/pond/checkpoints/a%2Fb"
+    assert SparkRunner(tmp_path).checkpoint("a") == str(tmp_path / "checkpoints/a")
+    elsewhere: Any
+    for elsewhere in ("s3a://other/folder/", tmp_path / "checkpoints" / "mine", tmp_path.parent):
+        runner = SparkRunner(tmp_path, checkpoint_location=elsewhere)
+        assert runner.checkpoint("a") == f"{elsewhere}/a".replace("//a", "/a")
+    with pytest.raises(InvalidError, match="no such option"):
+        LocalRunner(tmp_path, checkpoint_location="elsewhere")  # type: ignore[call-arg]

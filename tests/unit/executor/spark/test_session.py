@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +16,12 @@ import pytest
 
 from millpond.executor.spark.daemon import MODULES
 from millpond.executor.spark.session import (
+    CHECKPOINT_MANAGER,
     DAEMON,
+    S3_EXCLUDES,
+    S3_PACKAGES,
     _on_loopback,
+    _properties_for,
     _warn_of_missing,
     daemon_settings,
     session_builder,
@@ -107,6 +112,59 @@ def test_users_other_jars_do_not_replace_delta(caplog: pytest.LogCaptureFixture)
     assert not caplog.messages
 
 
+def _settings_for_s3(**options: str) -> dict[str, str]:
+    given = {name.replace("__", "."): value for name, value in options.items()}
+    return dict(session_builder("a", "local[1]", given, has_delta=True, for_s3=True)._options)
+
+
+def test_session_for_s3_resolves_s3a_and_not_the_whole_sdk() -> None:
+    settings = _settings_for_s3(spark__jars__packages=KAFKA, spark__jars__excludes="a:b")
+
+    assert settings["spark.jars.packages"].split(",") == [KAFKA, *S3_PACKAGES]
+    assert settings["spark.jars.excludes"].split(",") == ["a:b", *S3_EXCLUDES]
+    assert "spark.jars.excludes" not in _settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("spark__jars__packages", "org.apache.hadoop:hadoop-aws:3.4.2"),
+        ("spark__jars", "/opt/bundle.jar,/opt/hadoop-aws-3.4.2.jar"),
+    ],
+)
+def test_users_s3a_replaces_ours(name: str, given: str) -> None:
+    settings = _settings_for_s3(**{name: given})
+
+    assert settings[name.replace("__", ".")] == given
+    assert "software.amazon.awssdk" not in settings.get("spark.jars.packages", "")
+    assert "spark.jars.excludes" not in settings
+
+
+def test_checkpoint_manager_for_s3_is_the_one_without_copies_where_spark_has_it() -> None:
+    manager = "spark.sql.streaming.checkpointFileManagerClass"
+    cloud = "org.apache.spark:spark-hadoop-cloud_2.13:4.2.0"
+
+    assert _settings_for_s3()[manager] == _settings()[manager] == CHECKPOINT_MANAGER
+    assert _settings(spark__jars__packages=cloud)[manager] == CHECKPOINT_MANAGER
+    abortable = _settings_for_s3(spark__jars__packages=cloud)[manager]
+    assert abortable.endswith(".AbortableStreamBasedCheckpointFileManager")
+
+
+def test_keys_of_encryption_are_hidden_in_sparks_pages() -> None:
+    hidden = re.compile(_settings_for_s3()["spark.redaction.regex"])
+
+    for name in ("access.key", "secret.key", "session.token", "encryption.key", "proxy.password"):
+        assert hidden.search(f"fs.s3a.{name}")
+
+
+def test_storage_options_of_other_stores_are_not_passed_silently(caplog: pytest.LogCaptureFixture) -> None:
+    assert _properties_for("gs://bucket/pond", {"google_service_account": "a.json"}) == {}
+    assert "reach Spark for s3:// only" in caplog.text
+    caplog.clear()
+    assert _properties_for("pond", {"timeout": "10s"}) == _properties_for(None, {}) == {}
+    assert not caplog.messages
+
+
 @pytest.mark.parametrize(
     ("given", "extensions"),
     [
@@ -155,6 +213,13 @@ def test_active_session_is_reused_with_a_warning_of_missing_options(
     assert spark_session(options={"spark.jars.packages": KAFKA}) is spark
     [warning] = caplog.messages
     assert f"missing=`{{'spark.jars.packages': '{KAFKA}'}}`" in warning
+
+    caplog.clear()
+    options = {"aws_secret_access_key": "SECRET", "aws_region": "mars"}
+    assert spark_session(store="s3://bucket/pond", storage_options=options) is spark
+    [warning] = caplog.messages
+    assert "'spark.hadoop.fs.s3a.endpoint.region': 'mars'" in warning
+    assert "'spark.hadoop.fs.s3a.secret.key': '***'" in warning
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""Checksums of the jars that Spark resolves for Delta Lake.
+"""Checksums of the jars that Spark resolves for Delta Lake and for Hadoop's S3A.
 
 Ivy believes the repository that it asks, or a mirror of it. The digests here are of the jars that this version was
-tested with; ``python -m millpond.cli.jars --pin`` writes them anew after an update of Delta.
+tested with; ``python -m millpond.cli.jars --s3 --pin`` writes them anew after an update.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 from millpond.statestore.errors import DataError
 
-PINS: Final = Path(__file__).with_name("delta_jars.sha256")
+PINS: Final = Path(__file__).with_name("jars.sha256")
 """A line for each jar, as ``sha256sum`` writes them."""
 
 
