@@ -28,6 +28,7 @@ from millpond.executor.local.rows import RowSource, source_of
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.worker import BUNDLE_RECORDS_MAX
 from millpond.executor.pipeline.topology import Topology
+from millpond.executor.superstep.admission import check_seconds
 from millpond.executor.superstep.plan import InputPosition
 from millpond.executor.time.clocks import PercentileTimes
 from millpond.executor.time.watermark_policies import IngressTime, ManualWatermark, Perfect
@@ -211,11 +212,21 @@ def _rest_of(run: LocalRun, stream: str, source: RowSource) -> InputRest | None:
         )
     consumed = known.get(LOCAL_SOURCE, 0)
     rest = _continued(stream, source, consumed, _recorded_place(run, stream, consumed))
-    run.check_rows(stream, next((rows for _, rows in source.read_pieces(consumed, BUNDLE_RECORDS_MAX)), []))
+    _check_first(
+        run, stream, next((rows for _, rows in source.read_pieces(consumed, BUNDLE_RECORDS_MAX)), [])
+    )
     if consumed:
         share = "all" if consumed == source.count else f"{consumed:,} of"
         run.note_skipped(stream, f"{share} {source.count:,} rows were consumed before")
     return rest
+
+
+def _check_first(run: LocalRun, stream: str, rows: Rows) -> None:
+    run.check_rows(stream, rows)
+    node = run.topology.injectors[stream]
+    at = np.zeros(0) if isinstance(node.at, IngressTime) else readable_times(node, rows)
+    if len(at):
+        check_seconds(node, len(at), int(at.min()), int(at.max()))
 
 
 def _recorded_place(run: LocalRun, stream: str, consumed: int) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def check_fit(topology: Topology, stream: str, rows: Rows, only: str | None = No
         with told_of_stream(stream):
             refuse_reserved(rows.column_names)
             for key in keys:
-                read_injected(injector, key, rows.slice(0, 0))
+                read_injected(injector, key, rows.slice(0, 1))
     elif rows:
         check_fields(injector, keys, rows)
 

@@ -232,11 +232,13 @@ class EnginePipeline(Generic[StreamT_co]):
                 wall clock since it first arrived and in event time since ``at``; a later repetition counts as new. A
                 longer slack keeps more ids, about 20 bytes of disk each. A computation with several streams keeps all
                 ids for the longest slack.
-            at_unit: the unit of times that are whole numbers: ``"s"``, ``"ms"``, ``"us"`` or ``"ns"``. By
-                default microseconds; then numbers that are dates from 2000 to 2099 in milliseconds are
-                unreadable, because they would be days in January and February of 1970.
-            at_zone: the zone of times without one: ``"UTC"`` or an offset such as ``"+02:00"``. By default such
-                times are unreadable.
+            at_unit: the unit of times that are numbers: ``"s"``, ``"ms"``, ``"us"`` or ``"ns"``; fractions are
+                rounded to the microsecond. By default whole microseconds; then numbers that are dates from 2000 to
+                2099 in milliseconds or nanoseconds are unreadable, and a run whose first records are all dates
+                in seconds is refused.
+            at_zone: the zone of times without one: ``"UTC"``, an offset such as ``"+02:00"``, or a place such as
+                ``"Europe/Oslo"``. Of an hour that comes twice the first is taken; a time that never comes is as long
+                after the change as without it. By default such times are unreadable.
             change: the column with the kind of change, if the rows are the changes of a table: Debezium's
                 envelope (``op``, with ``before`` and ``after``), Delta's change data feed (``_change_type``),
                 or ``+I -U +U -D``. The stream then has an element for each row that appears and a retraction

@@ -39,11 +39,10 @@ from millpond.executor.spark.task_plan import (
     unreadable_target,
 )
 from millpond.executor.time.instants import (
+    DATES_IN,
     INSTANT_MAX_US,
     INSTANT_MIN_US,
     INSTANT_TEXT,
-    MILLISECONDS_MAX,
-    MILLISECONDS_MIN,
     NO_ZONE,
     TimeReading,
 )
@@ -254,6 +253,9 @@ def _parts_of_change(
     return (names, None, None) if node.change is None else (image_names(names), CHANGE_SIGN, CHANGE_ERROR)
 
 
+_FLOAT_MAX: Final = 2**62
+
+
 def _target(key: str, at: str, error: str | None, route: Route) -> str:
     # A null key or time makes the condition null, which counts as false.
     taken = "" if error is None else f" AND {error} IS NULL"
@@ -298,13 +300,22 @@ def _time(schema: T.StructType, name: str, reading: TimeReading) -> tuple[str, s
         return _micros_of_number(f"CAST({column} AS BIGINT)", reading), name if is_plain else None
     if isinstance(kind, T.StringType):
         return f"unix_micros(try_cast({_whole_instant(column, reading)} AS TIMESTAMP))", None
+    if isinstance(kind, T.DoubleType | T.FloatType) and reading.is_unit_given:
+        factor, divisor = reading.factors
+        # A number that is not finite becomes null.
+        scaled = f"rint(CAST({column} AS DOUBLE) * {factor}D / {divisor}D)"
+        return f"CASE WHEN abs({scaled}) < {_FLOAT_MAX}D THEN CAST({scaled} AS BIGINT) END", None
     if isinstance(kind, T.TimestampNTZType):
-        if reading.offset_us is None:
+        if reading.zone is None:
             raise InvalidError(NO_ZONE, column=name, type=kind.simpleString())
+        if reading.is_region:
+            local = f"concat(CAST({column} AS STRING), ' {reading.zone}')"
+            return f"unix_micros(try_cast({local} AS TIMESTAMP))", None
         since_1970 = f"timestampdiff(MICROSECOND, TIMESTAMP_NTZ'1970-01-01 00:00:00', {column})"
         return f"{since_1970} - {reading.offset_us}L", None
     raise InvalidError(
-        "the time column is no time: cast it to a timestamp, to whole microseconds or to ISO 8601 text",
+        "the time column is no time: cast it to a timestamp, to whole microseconds or to ISO 8601 text, or say the unit of "
+        "its numbers with at_unit",
         column=name,
         type=kind.simpleString(),
     )
@@ -318,8 +329,8 @@ def _micros_of_number(number: str, reading: TimeReading) -> str:
         return f"try_multiply({number}, {factor}L)"
     if reading.is_unit_given:
         return number
-    in_milliseconds = f"{number} BETWEEN {MILLISECONDS_MIN}L AND {MILLISECONDS_MAX}L"
-    return f"CASE WHEN {in_milliseconds} THEN NULL ELSE {number} END"
+    mistaken = " OR ".join(f"{number} BETWEEN {first}L AND {last}L" for first, last in DATES_IN.values())
+    return f"CASE WHEN {mistaken} THEN NULL ELSE {number} END"
 
 
 def _whole_instant(column: str, reading: TimeReading) -> str:
@@ -336,10 +347,11 @@ def _whole_instant(column: str, reading: TimeReading) -> str:
         f"{minute}{zone}": f"concat(left({text}, 16), ':00', substring({text}, 17))",
     }
     if reading.zone is not None:
+        ours = f" {reading.zone}" if reading.is_region else reading.zone
         cases |= {
-            second: f"concat({text}, '{reading.zone}')",
-            date: f"concat({text}, 'T00:00:00{reading.zone}')",
-            minute: f"concat({text}, ':00{reading.zone}')",
+            second: f"concat({text}, '{ours}')",
+            date: f"concat({text}, 'T00:00:00{ours}')",
+            minute: f"concat({text}, ':00{ours}')",
         }
     # Not "$", which also matches before a final newline.
     whens = (f"WHEN {text} RLIKE r'^{pattern}\\z' THEN {whole}" for pattern, whole in cases.items())

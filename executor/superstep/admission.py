@@ -8,14 +8,14 @@ on. A computation without a record has plain keys.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Final
 
 import pyarrow as pa
 
-from millpond.executor.inputs.extraction import Rows
+from millpond.executor.inputs.extraction import InjectorNode, Rows
 from millpond.executor.inputs.keys import KeyExtractor, key_names
 from millpond.executor.inputs.positions import admit_batch, consumed_elsewhere, input_positions
 from millpond.executor.ownership.ownership import Ownership
@@ -95,44 +95,56 @@ _SECONDS_MIN: Final = 1_262_304_000
 _SECONDS_MAX: Final = 2_208_988_799
 """The end of 2039 in seconds; in microseconds it is 37 minutes after 1970 begins."""
 
+_FEW_RECORDS: Final = 10
+"""So many records in one quarter of an hour of 1970 are no examples any more."""
+
 _AHEAD_US: Final = 366 * 86_400_000_000
 """Clocks and zones differ by less than a day; bookings are made for months ahead."""
 
 
-class SuspectTimes:
-    """Warnings about possible but unlikely event times, once per stream.
+def check_seconds(node: InjectorNode, records: int, oldest: int, newest: int) -> None:
+    """Refuse the first records of a stream if all of their times are dates in seconds, taken for microseconds.
 
-    Times in seconds, read as microseconds, lie in the first hour of 1970. A time far ahead of the clock moves the
-    watermark there, so that all later records are late. Both may be meant, so the records are accepted.
+    A few records are accepted with a warning, because they may be examples.
+    """
+    is_declared = isinstance(node.at, IngressTime) or node.times.is_unit_given
+    if is_declared or not records or oldest < _SECONDS_MIN or newest > _SECONDS_MAX:
+        return
+    refusal = InvalidError(
+        "the times of the stream all lie in the first hour of 1970, as dates in seconds do that are taken for "
+        'microseconds: say inject(..., at_unit="s"), or at_unit="us" if they mean 1970',
+        stream=node.stream,
+        oldest=oldest,
+        newest=newest,
+    )
+    if records >= _FEW_RECORDS:
+        raise refusal
+    _LOG.warning("%s", refusal)
+
+
+class SuspectTimes:
+    """Looks for possible but unlikely event times, once per stream.
+
+    Times in seconds, read as microseconds, lie in the first hour of 1970; see `check_seconds`. A time far ahead of the
+    clock moves the watermark there, so that all later records are late: it may be meant, so it is accepted with a warning.
     """
 
     def __init__(self, topology: Topology) -> None:
-        timed = {
+        self._timed = {
             name: node for name, node in topology.injectors.items() if not isinstance(node.at, IngressTime)
         }
-        self._new = {name for name, node in timed.items() if not node.times.is_unit_given}
-        self._on_time = set(timed)
+        self._new = set(self._timed)
+        self._on_time = set(self._timed)
+
+    def check(self, inputs: Sequence[InputObservation]) -> None:
+        """Check the observations of a superstep before its commit; see `check_seconds`."""
+        for stream, (records, oldest, newest) in _bounds(inputs, self._new).items():
+            self._new.discard(stream)
+            check_seconds(self._timed[stream], records, oldest, newest)
 
     def observe(self, inputs: Sequence[InputObservation], now_us: int) -> None:
         """Check the observations of a committed superstep, of which a stream may have several."""
-        bounds: dict[str, tuple[int, int]] = {}
-        for seen in inputs:
-            times = seen.times
-            if times is not None and seen.stream in self._on_time:
-                oldest, newest = bounds.get(seen.stream, (times.oldest_at, times.newest_at))
-                bounds[seen.stream] = min(oldest, times.oldest_at), max(newest, times.newest_at)
-        for stream, (oldest, newest) in bounds.items():
-            if stream in self._new:
-                self._new.discard(stream)
-                if oldest >= _SECONDS_MIN and newest <= _SECONDS_MAX:
-                    _LOG.warning(
-                        "the times of the stream all lie in the first hour of 1970, as dates in seconds do that are taken "
-                        'for microseconds: say inject(..., at_unit="s"), or at_unit="us" if they mean 1970: stream=`%s` '
-                        "oldest=`%s` newest=`%s`",
-                        stream,
-                        oldest,
-                        newest,
-                    )
+        for stream, (_, _, newest) in _bounds(inputs, self._on_time).items():
             if newest > now_us + _AHEAD_US:
                 self._on_time.discard(stream)
                 shown = [datetime.fromtimestamp(at // 1_000_000, UTC).isoformat() for at in (newest, now_us)]
@@ -143,6 +155,19 @@ class SuspectTimes:
                     stream,
                     *shown,
                 )
+
+
+def _bounds(inputs: Sequence[InputObservation], streams: Collection[str]) -> dict[str, tuple[int, int, int]]:
+    """Return the number of records, the oldest and the newest time of each of these streams."""
+    found: dict[str, tuple[int, int, int]] = {}
+    for seen in inputs:
+        times = seen.times
+        if times is not None and seen.stream in streams:
+            records, oldest, newest = found.get(seen.stream, (0, times.oldest_at, times.newest_at))
+            found[seen.stream] = (
+                records + seen.records, min(oldest, times.oldest_at), max(newest, times.newest_at),
+            )  # fmt: skip
+    return found
 
 
 class ForgottenWatermarks:

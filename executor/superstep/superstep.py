@@ -169,6 +169,7 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
         position = batch.position
         if position is not None and results.rows is not None:
             position = replace(position, rows=results.rows)
+        coordinator.suspects.check(results.observations)
         return Prepared(plan=plan, results=results, position=position, promised=batch.after or {})
 
     def commit(self, prepared: Prepared[_Results]) -> SuperstepReport:
@@ -177,7 +178,6 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
 
         # A flood of dead letters ends the run before the commit, so that a mended program gets the same records.
         letters = coordinator.letters.judge(results.manifests, results.letters)
-
         # The commit journals the watermarks, so observe the inputs first: a restart must not see an earlier time
         # than this run. What was observed takes effect after the commit, because a commit that fails moves no time.
         for stream, at in prepared.promised.items():

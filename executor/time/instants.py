@@ -2,17 +2,22 @@
 
 Inside Millpond a time is an ``int`` of microseconds since 1970 UTC. Users write an aware `datetime` or
 ISO 8601 text. Nothing is guessed: a time without a zone, or a number that looks like a
-date in milliseconds, is refused unless the injector declares zone or unit (`TimeReading`). `INSTANT_TEXT`
+date in another unit, is refused unless the injector declares zone or unit (`TimeReading`). `INSTANT_TEXT`
 defines the accepted text for both runners.
+
+A zone with summer time has hours that come twice and hours that never come. As in Java's and Spark's functions, the
+first of two is taken, and a time that never comes is as long after the change as it would have been without it.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Any, Final, Literal, SupportsIndex, TypeAlias, get_args
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 import numpy as np
 import numpy.typing as npt
@@ -20,18 +25,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.durations import INT64_MAX, MICROSECOND, whole_number
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros
 
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
 """The unit of a time that is a whole number since 1970 UTC."""
 
-MILLISECONDS_MIN: Final = 946_684_800_000
-"""The year 2000 in milliseconds; in microseconds it is 11 January 1970."""
+DATES_S: Final = (946_684_800, 4_102_444_799)
+"""The years 2000 to 2099 in seconds."""
 
-MILLISECONDS_MAX: Final = 4_102_444_799_999
-"""The end of the year 2099 in milliseconds; in microseconds it is 17 February 1970."""
+DATES_IN: Final[Mapping[TimeUnit, tuple[int, int]]] = {
+    "ms": (946_684_800_000, 4_102_444_799_999),
+    "ns": (946_684_800_000_000_000, 4_102_444_799_999_999_999),
+}
+"""The same years in units that a number in microseconds shows to be mistaken; in seconds they are its first 68 minutes."""
 
+_MISTAKEN: Final[Mapping[TimeUnit, str]] = {"s": "seconds", "ms": "milliseconds", "ns": "nanoseconds"}
 _FACTORS: Final = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
 _OFFSET: Final = re.compile(r"[+-](0[0-9]|1[0-7]):[0-5][0-9]")
 
@@ -41,8 +50,9 @@ class TimeReading:
     """An injector's reading of times that lack a unit or a zone.
 
     Attributes:
-        is_unit_given: the user has declared the unit; otherwise dates in milliseconds are refused.
-        zone: the offset of times without a zone, as ``Z`` or ``+02:00``; ``None`` refuses them.
+        is_unit_given: the user has declared the unit; otherwise dates in milliseconds or nanoseconds are refused,
+            and so are numbers with fractions.
+        zone: the zone of times without one, as ``Z``, ``+02:00`` or ``Europe/Oslo``; ``None`` refuses them.
     """
 
     unit: TimeUnit = "us"
@@ -54,15 +64,8 @@ class TimeReading:
         """Return the reading that an injector declares with ``at_unit`` and ``at_zone``."""
         if unit is not None and unit not in get_args(TimeUnit):
             raise InvalidError("at_unit must be s, ms, us or ns", stream=stream, at_unit=unit)
-        if zone in {"UTC", "Z"}:
-            zone = "Z"
-        elif zone is not None and (not isinstance(zone, str) or _OFFSET.fullmatch(zone) is None):
-            raise InvalidError(
-                "at_zone must be UTC or an offset such as +02:00: a place has one hour twice when summer ends, "
-                "so add a zone to the times first",
-                stream=stream,
-                at_zone=zone,
-            )
+        if zone is not None:
+            zone = _zone(zone, stream)
         return cls(unit=unit or "us", is_unit_given=unit is not None, zone=zone)
 
     @property
@@ -71,22 +74,74 @@ class TimeReading:
         return _FACTORS[self.unit]
 
     @property
-    def offset_us(self) -> int | None:
-        """Offset from UTC of times without a zone, in microseconds; ``None`` where such times are refused."""
+    def is_region(self) -> bool:
+        """The zone is a place with a history of offsets."""
+        return self.zone is not None and self.zone != "Z" and _OFFSET.fullmatch(self.zone) is None
+
+    @property
+    def zone_info(self) -> tzinfo | None:
+        """The zone of times without one; ``None`` where such times are refused."""
+        if self.zone is None or self.is_region:
+            return None if self.zone is None else ZoneInfo(self.zone)
+        return timezone(timedelta(microseconds=self.offset_us))
+
+    @property
+    def offset_us(self) -> int:
+        """Offset from UTC, in microseconds, of a zone with one offset."""
         if self.zone is None or self.zone == "Z":
-            return None if self.zone is None else 0
+            return 0
         minutes = 60 * int(self.zone[1:3]) + int(self.zone[4:])
         return (-minutes if self.zone[0] == "-" else minutes) * 60_000_000
 
-    def number_us(self, number: int) -> int:
-        if not self.is_unit_given and MILLISECONDS_MIN <= number <= MILLISECONDS_MAX:
-            raise InvalidError(self.unit_mistake, value=number)
+    def number_us(self, number: int | float) -> int:  # noqa: PYI041 - a float is converted in another way
+        """Convert a number of the unit; a float is rounded to the microsecond."""
         factor, divisor = self.factors
+        if isinstance(number, float):
+            if not self.is_unit_given or not math.isfinite(number):
+                raise InvalidError(float_mistake(number), value=number)
+            return round(number * factor / divisor)
+        unit = None if self.is_unit_given else date_unit(number)
+        if unit is not None:
+            raise InvalidError(unit_mistake(unit), value=number)
         return number * factor // divisor
 
-    @property
-    def unit_mistake(self) -> str:
-        return 'the time is a date in milliseconds: say at_unit="ms", or at_unit="us" if it means 1970'
+
+def _zone(zone: object, stream: str) -> str:
+    if zone in ("UTC", "Z"):
+        return "Z"
+    try:
+        if isinstance(zone, str):
+            _ = None if _OFFSET.fullmatch(zone) else ZoneInfo(zone)
+            return zone
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        pass
+    hint = did_you_mean(str(zone), available_timezones())
+    raise InvalidError(
+        f"at_zone must be UTC, an offset such as +02:00 or a zone such as Europe/Oslo{hint}",
+        stream=stream,
+        at_zone=zone,
+    )
+
+
+def date_unit(number: float) -> TimeUnit | None:
+    """Return the unit in which a number is a date from 2000 to 2099; ``None`` also for microseconds.
+
+    Example:
+        >>> date_unit(1_767_225_600_000), date_unit(1_767_225_600_000_000)
+        ('ms', None)
+    """
+    return next((unit for unit, (first, last) in DATES_IN.items() if first <= number <= last), None)
+
+
+def unit_mistake(unit: TimeUnit) -> str:
+    return f'the time is a date in {_MISTAKEN[unit]}: say at_unit="{unit}", or at_unit="us" if it means another year'
+
+
+def float_mistake(number: float) -> str:
+    unit = "s" if DATES_S[0] <= number <= DATES_S[1] else date_unit(number)
+    if unit is None:
+        return "the time is a number with fractions: say its unit with at_unit, or give whole microseconds"
+    return f'the time is a date in {_MISTAKEN[unit]} with fractions: say at_unit="{unit}"'
 
 
 PLAIN: Final = TimeReading()
@@ -100,6 +155,8 @@ Instant: TypeAlias = int | datetime
 """A point in time: microseconds since 1970 UTC, or a `datetime` with a time zone."""
 
 _PARSED_TYPES: Final = frozenset({pa.string(), pa.large_string(), pa.string_view(), pa.null(), pa.uint64()})
+_FLOAT_MAX: Final = 2.0**62
+_QUARTER_US: Final = 15 * 60_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 INSTANT_MIN_US: Final = EventTimeMicros((datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // MICROSECOND)
@@ -166,12 +223,14 @@ def parse_instant_us(value: Any, reading: TimeReading = PLAIN) -> EventTimeMicro
     if isinstance(value, str):
         return _parse_text_us(value, reading)
     if isinstance(value, datetime):
-        offset_us = reading.offset_us
-        if offset_us is not None and value.utcoffset() is None:
-            value = value.replace(tzinfo=timezone(timedelta(microseconds=offset_us)))
+        zone = reading.zone_info
+        if zone is not None and value.utcoffset() is None:
+            value = value.replace(tzinfo=zone)
         return instant_us(value)
     if isinstance(value, bool):
         return instant_us(value)
+    if isinstance(value, float | np.floating):
+        return _bounded_instant(reading.number_us(float(value)), value)
     number = whole_number(value, "a time must be a whole number, a datetime with a zone or ISO 8601 text")
     return _bounded_instant(reading.number_us(number), value)
 
@@ -181,12 +240,13 @@ def _parse_text_us(text: str, reading: TimeReading) -> EventTimeMicros:
     if parts is None:
         raise InvalidError(_NO_INSTANT, value=text)
     date, minute, second, zone = parts.groups()
-    named = (zone or reading.zone or "").strip()
-    if not named:
+    if zone is None and reading.zone is None:
         raise InvalidError(NO_ZONE, value=text)
-    offset = "+00:00" if named in {"Z", "UTC"} else named
+    offset = (zone or "").strip().replace("UTC", "Z")
     try:
         parsed = datetime.fromisoformat(f"{date}T{minute or '00:00'}{second or ':00'}{offset}")
+        if zone is None:
+            parsed = parsed.replace(tzinfo=reading.zone_info)
     except ValueError as cause:
         raise InvalidError(_NO_INSTANT, value=text) from cause
     return instant_us(parsed)
@@ -206,18 +266,17 @@ def instant_column_us(
     """Convert an Arrow column of integers, timestamps or ISO text; ``name`` is for errors."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if pa.types.is_timestamp(array.type):
-        is_local = array.type.tz is None
-        if is_local and reading.offset_us is None:
-            raise InvalidError(NO_ZONE, column=name, type=array.type)
-        ahead_us = (reading.offset_us or 0) if is_local else 0
-        return _checked_column(array, _scaled(array.cast(pa.int64()), *_FACTORS[array.type.unit]) - ahead_us)
+        at = _scaled(array.cast(pa.int64()), *_FACTORS[array.type.unit])
+        if array.type.tz is None:
+            if reading.zone is None:
+                raise InvalidError(NO_ZONE, column=name, type=array.type)
+            at = _of_region(at, reading.zone) if reading.is_region else at - reading.offset_us
+        return _checked_column(array, at)
     if pa.types.is_integer(array.type) and not pa.types.is_uint64(array.type):
-        mistakes: dict[int, str] = {}
-        if not reading.is_unit_given:
-            numbers = _integer_values(array)
-            for row in np.flatnonzero((numbers >= MILLISECONDS_MIN) & (numbers <= MILLISECONDS_MAX)).tolist():
-                mistakes[row] = str(InvalidError(reading.unit_mistake, value=int(numbers[row])))
+        mistakes = {} if reading.is_unit_given else _mistaken_units(_integer_values(array))
         return _checked_column(array, _scaled(array, *reading.factors), mistakes)
+    if pa.types.is_floating(array.type):
+        return _float_column(array, name, reading)
     if array.type in _PARSED_TYPES:
         return _parsed_column(array, reading)
     raise InvalidError(
@@ -225,6 +284,47 @@ def instant_column_us(
         column=name,
         type=array.type,
     )
+
+
+def _mistaken_units(numbers: npt.NDArray[np.int64]) -> dict[int, str]:
+    return {
+        row: str(InvalidError(unit_mistake(unit), value=int(numbers[row])))
+        for unit, (first, last) in DATES_IN.items()
+        for row in np.flatnonzero((numbers >= first) & (numbers <= last)).tolist()
+    }
+
+
+def _float_column(array: pa.Array, name: str, reading: TimeReading) -> InstantColumn:
+    values = pc.fill_null(array.cast(pa.float64()), 0).to_numpy(zero_copy_only=False)
+    if not reading.is_unit_given:
+        number = next((value for value in array.to_pylist() if value is not None), 0.0)
+        raise InvalidError(float_mistake(number), column=name, type=array.type, value=number)
+    factor, divisor = reading.factors
+    # What is no number and what is too large lies outside of all years.
+    bounded = np.clip(np.nan_to_num(values, nan=np.inf), -1e100, 1e100)
+    scaled = np.rint(np.clip(bounded * factor / divisor, -_FLOAT_MAX, _FLOAT_MAX))
+    return _checked_column(array, scaled.astype(np.int64))
+
+
+def _of_region(local_us: npt.NDArray[np.int64], zone: str) -> npt.NDArray[np.int64]:
+    """Return the instants of local times, with one look at the zone for most quarters of an hour."""
+    info = ZoneInfo(zone)
+    quarters, places = np.unique(local_us // _QUARTER_US, return_inverse=True)
+    firsts = [_offset_us(info, quarter * _QUARTER_US) for quarter in quarters.tolist()]
+    lasts = [_offset_us(info, (quarter + 1) * _QUARTER_US - 1) for quarter in quarters.tolist()]
+    at = local_us - np.array(firsts, np.int64)[places]
+    # Long ago offsets changed at any second.
+    for row in np.flatnonzero((np.array(firsts) != np.array(lasts))[places]).tolist():
+        at[row] = local_us[row] - _offset_us(info, int(local_us[row]))
+    return at
+
+
+def _offset_us(zone: ZoneInfo, local_us: int) -> int:
+    if not INSTANT_MIN_US <= local_us <= INSTANT_MAX_US:
+        # Outside of these years a time is refused with any offset.
+        return 0
+    local = datetime(1970, 1, 1, tzinfo=zone) + timedelta(microseconds=local_us)
+    return (local.utcoffset() or timedelta()) // MICROSECOND
 
 
 def _scaled(array: pa.Array, multiplier: int, divisor: int) -> npt.NDArray[np.int64]:
@@ -245,10 +345,9 @@ def _checked_column(
 ) -> InstantColumn:
     null = array.is_null().to_numpy(zero_copy_only=False)
     outside = ((at < INSTANT_MIN_US) | (at > INSTANT_MAX_US)) & ~null
-    errors = dict(mistakes or {})
-    errors |= {int(row): "the time is null" for row in np.flatnonzero(null)}
+    errors = {int(row): "the time is null" for row in np.flatnonzero(null)}
     errors |= {int(row): "the time lies outside the years 1 to 9999" for row in np.flatnonzero(outside)}
-    return InstantColumn(at=at, errors=errors)
+    return InstantColumn(at=at, errors=errors | dict(mistakes or {}))
 
 
 def _parsed_column(array: pa.Array, reading: TimeReading) -> InstantColumn:

@@ -224,6 +224,13 @@ def test_changed_rows_of_a_bounded_input(told: Told) -> None:
         run(counting(), ROWS[:1], store, finish=False)
 
 
+@pytest.mark.mistake("input-changed")
+def test_other_rows_of_a_bounded_input(told: Told) -> None:
+    with mp.Store.in_memory() as store, told.by_error("queries", "first 1", "consumed=`1`"):
+        run(counting(), ROWS[:1], store, finish=False)
+        run(counting(), ROWS[1:], store, finish=False)
+
+
 @pytest.mark.mistake("run-stopped")
 def test_input_for_a_stopped_run(told: Told) -> None:
     """A stopped run has released its leases."""

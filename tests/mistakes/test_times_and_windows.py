@@ -44,9 +44,15 @@ def test_date_not_in_iso_format(told: Told) -> None:
 
 
 @pytest.mark.mistake("time-of-no-type")
+def test_time_column_of_another_type(told: Told) -> None:
+    with told.by_error("column=`at`", "bool"):
+        run(counting(), pa.table({"query": ["cat"], "at": [True]}))
+
+
+@pytest.mark.mistake("time-in-float-seconds")
 def test_time_column_of_floats(told: Told) -> None:
-    """A float cannot hold microseconds of these years exactly."""
-    with told.by_error("column=`at`", "double"):
+    """They are read with the unit that is said, to the microsecond."""
+    with told.by_error("column=`at`", "double", 'at_unit="s"'):
         run(counting(), pa.table({"query": ["cat"], "at": [1.7e9]}))
 
 
@@ -63,15 +69,27 @@ def test_milliseconds_for_microseconds(told: Told) -> None:
         run(counting(), at_times([DAY_US // 1_000]))
 
 
+@pytest.mark.mistake("time-in-nanoseconds")
+def test_nanoseconds_for_microseconds(told: Told) -> None:
+    with told.by_error("counter", "queries", str(DAY_US * 1_000), "at_unit"):
+        run(counting(), at_times([DAY_US * 1_000]))
+
+
 @pytest.mark.mistake("time-in-seconds")
 def test_seconds_for_microseconds(told: Told) -> None:
-    """Seconds are possible times in 1970, so they are accepted with a warning."""
+    with told.by_error("queries", str(DAY_US // 1_000_000), 'at_unit="s"'):
+        run(counting(), at_times([DAY_US // 1_000_000 + second for second in range(10)]))
+
+
+@pytest.mark.mistake("time-in-seconds-of-few")
+def test_few_seconds_for_microseconds(told: Told) -> None:
+    """They may be examples in 1970, so they are accepted with a warning."""
     with (
         told.by_warning("queries", str(DAY_US // 1_000_000), 'at_unit="s"'),
         mp.Store.in_memory() as store,
         mp.LocalRunner(store, progress=False).start(counting(), stepping=True) as running,
     ):
-        running.inject_durably("queries", at_times([DAY_US // 1_000_000]))
+        running.inject_durably("queries", at_times([DAY_US // 1_000_000])[:9])
 
 
 @pytest.mark.mistake("time-in-the-future")

@@ -17,7 +17,7 @@ from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.spark.routing import Routed, Router, check_frame, slot_of_row
 from millpond.executor.spark.slots import OneMachine
 from millpond.executor.spark.task_plan import TARGET, Route
-from millpond.executor.time.instants import MILLISECONDS_MAX, MILLISECONDS_MIN, TimeReading, TimeUnit
+from millpond.executor.time.instants import DATES_IN, TimeReading, TimeUnit
 from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import locate
@@ -208,7 +208,7 @@ def test_jvm_and_python_parse_the_same_times_in_text(spark: SparkSession, zone: 
     rows = [(number, "k", text) for number, text in enumerate(texts)]
     frame = spark.createDataFrame(rows, "n long, k string, text string").coalesce(1)
     readable = []
-    for at_zone in (None, "UTC", "-03:30"):
+    for at_zone in (None, "UTC", "-03:30", "Europe/Berlin"):
         node = injector(times=TimeReading.of(None, at_zone, stream="in"))
         routed_rows = {row[0]: row for row in routed(Router(node).route(frame, ONE))}
         wanted = {row[0]: row for row in expected(node, ONE, frame.toArrow())}
@@ -220,9 +220,9 @@ def test_jvm_and_python_parse_the_same_times_in_text(spark: SparkSession, zone: 
 
 @pytest.mark.parametrize("unit", [None, "s", "ms", "us", "ns"])
 def test_jvm_and_python_read_the_same_times_in_numbers(spark: SparkSession, unit: TimeUnit | None) -> None:
-    """The numbers lie around 1970 and around the range taken for milliseconds."""
-    numbers = [0, 1, -1, 999, -999, -1_001, 1_700_000_000, MILLISECONDS_MIN - 1, MILLISECONDS_MIN]
-    numbers += [MILLISECONDS_MAX, MILLISECONDS_MAX + 1, 17 * 10**14, 17 * 10**17, 2**62, -(2**62)]
+    """The numbers lie around 1970 and around the ranges taken for other units."""
+    numbers = [0, 1, -1, 999, -999, -1_001, 1_700_000_000, 17 * 10**14, 17 * 10**17, 2**62, -(2**62)]
+    numbers += [bound + step for bounds in DATES_IN.values() for bound in bounds for step in (-1, 0, 1)]
     frame = spark.createDataFrame(
         [(n, "k", number) for n, number in enumerate(numbers)], "n long, k string, at long"
     )
@@ -231,6 +231,36 @@ def test_jvm_and_python_read_the_same_times_in_numbers(spark: SparkSession, unit
     assert routed(Router(node).route(frame.coalesce(1), ONE)) == expected(
         node, ONE, frame.coalesce(1).toArrow()
     )
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_jvm_and_python_read_the_same_times_in_floats(spark: SparkSession, unit: TimeUnit) -> None:
+    numbers = [0.0, -0.5, 0.5, 1.5, 1_767_225_600.1, 1_767_225_600.123_456_7, 1e9 / 3, -1e9 / 7, 1e30, 17e17]
+    numbers += [float("nan"), float("inf"), float("-inf"), 2.0**53 + 1, 1e-9]
+    frame = spark.createDataFrame(
+        [(n, "k", number) for n, number in enumerate(numbers)], "n long, k string, at double"
+    ).coalesce(1)
+    node = injector(at="at", times=TimeReading.of(unit, None, stream="in"))
+
+    assert routed(Router(node).route(frame, ONE)) == expected(node, ONE, frame.toArrow())
+
+
+def test_timestamp_ntz_has_the_offset_of_its_place(spark: SparkSession) -> None:
+    """Also where an hour comes twice or never."""
+    texts = [
+        "2026-01-01 12:00:00",
+        "2026-03-29 02:30:00",
+        "2026-10-25 02:30:00",
+        "1890-01-01 00:00:00",
+        "0100-01-01 00:00:00",
+    ]
+    rows = " UNION ALL ".join(
+        f"SELECT {n}L AS n, 'k' AS k, timestamp_ntz'{text}' AS at" for n, text in enumerate(texts)
+    )
+    frame = spark.sql(rows).coalesce(1)
+    node = injector(at="at", times=TimeReading.of(None, "Europe/Berlin", stream="in"))
+
+    assert routed(Router(node).route(frame, ONE)) == expected(node, ONE, frame.toArrow())
 
 
 def test_timestamp_ntz_takes_the_injectors_zone(spark: SparkSession) -> None:

@@ -11,6 +11,7 @@ from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.superstep.admission import SuspectTimes
 from millpond.executor.time.observations import InputObservation, TimesSeen
 from millpond.executor.time.watermark_policies import IngressTime
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import EventTimeMicros
 
 NOW_S = 1_714_521_600
@@ -18,9 +19,9 @@ NOW_US = NOW_S * 1_000_000
 YEAR_US = 366 * 86_400_000_000
 
 
-def seen(oldest: int, newest: int) -> InputObservation:
+def seen(oldest: int, newest: int, records: int = 2) -> InputObservation:
     times = TimesSeen(oldest_at=EventTimeMicros(oldest), newest_at=EventTimeMicros(newest))
-    return InputObservation(stream="s", records=2, times=times)
+    return InputObservation(stream="s", records=records, times=times)
 
 
 def suspects(**options: object) -> SuspectTimes:
@@ -32,6 +33,7 @@ def suspects(**options: object) -> SuspectTimes:
 def told(caplog: pytest.LogCaptureFixture, times: SuspectTimes, *inputs: InputObservation) -> list[str]:
     caplog.clear()
     with caplog.at_level(logging.WARNING, "millpond"):
+        times.check(inputs)
         times.observe(inputs, NOW_US)
     return caplog.messages
 
@@ -43,6 +45,14 @@ def test_times_in_seconds_are_warned_of_once(caplog: pytest.LogCaptureFixture) -
     assert told(caplog, times, seen(NOW_S, NOW_S)) == []
     assert told(caplog, suspects(), seen(NOW_S, NOW_S), seen(0, NOW_S)) == []
     assert told(caplog, suspects(), seen(NOW_S, NOW_US)) == []
+
+
+def test_many_times_in_seconds_are_refused() -> None:
+    """Of all observations of the superstep together."""
+    with pytest.raises(InvalidError, match=r'say inject\(\.\.\., at_unit="s"'):
+        suspects().check([seen(NOW_S, NOW_S + 5, records=6), seen(NOW_S, NOW_S, records=4)])
+    suspects().check([seen(NOW_S, NOW_S, records=9), seen(0, 0, records=1)])
+    suspects(at_unit="us").check([seen(NOW_S, NOW_S, records=99)])
 
 
 def test_declared_unit_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
