@@ -45,14 +45,22 @@ class Version:
 
     code: Path
 
-    def run(self, *command: object, ends: int = 0) -> str:
-        program = [sys.executable, version_leg.__file__, *map(str, command)]
-        environment = os.environ | {"PYTHONPATH": str(self.code)}
-        done = subprocess.run(
-            program, cwd=self.code, env=environment, capture_output=True, text=True, timeout=120, check=False
+    def start(self, *command: object) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, version_leg.__file__, *map(str, command)],
+            cwd=self.code,
+            env=os.environ | {"PYTHONPATH": str(self.code)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
-        assert done.returncode == ends, done.stderr[-4_000:]
-        return done.stdout
+
+    def run(self, *command: object, ends: int = 0) -> str:
+        with self.start(*command) as process:
+            output, errors = process.communicate(timeout=120)
+        assert process.returncode == ends, errors[-4_000:]
+        return output
 
     def read(self, store: Path) -> dict[str, Any]:
         answer = orjson.loads(self.run("read", store))
@@ -64,7 +72,7 @@ TODAY: Final = Version(ROOT)
 
 
 @pytest.fixture(scope="module")
-def former(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Version]:
+def code(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Version]:
     """Former versions by commit, each whole in a folder of its own."""
 
     @cache
@@ -85,28 +93,67 @@ def test_writer_of_each_kept_store_is_known() -> None:
     assert sorted(WRITERS) == RELEASED
 
 
-@pytest.mark.parametrize("begins", ["writer", "today"])
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    ("name", "former", "begins"),
+    [
+        ("v0.1", "v0.1", "former"),
+        ("v0.1", "v0.1", "today"),
+        ("v0.1", "v0.1-f74ef24", "former"),
+        ("v0.1-f74ef24", "v0.1-f74ef24", "former"),
+        ("v0.1-f74ef24", "v0.1-f74ef24", "today"),
+    ],
+)
 def test_kept_store_is_continued_in_turns(
-    name: str, begins: str, former: Callable[[str], Version], tmp_path: Path
+    name: str, former: str, begins: str, code: Callable[[str], Version], tmp_path: Path
 ) -> None:
     """Its contents are those of one version alone, and both versions read the same."""
-    old, writer = Old.copied(HERE / name, tmp_path / "old"), former(WRITERS[name])
-    turns = [writer, TODAY, writer] if begins == "writer" else [TODAY, writer, TODAY]
+    old, before = Old.copied(HERE / name, tmp_path / "old"), code(WRITERS[former])
+    turns = [before, TODAY, before] if begins == "former" else [TODAY, before, TODAY]
     for version, step in zip(turns, ("known", "new", "end"), strict=True):
         version.run("harbour", old.harbour.folder, old.contents["now_us"], step)
 
     expected, found = old.contents["continued"], old.sinks()
-    assert writer.read(old.path) == TODAY.read(old.path)
+    assert before.read(old.path) == TODAY.read(old.path)
     assert old.states() == expected["newest"]
     assert {sink: found[sink] for sink in expected["sinks"]} == flat(expected["sinks"])
 
 
+def test_version_that_cannot_read_a_store_refuses_it(code: Callable[[str], Version], tmp_path: Path) -> None:
+    """Record ids of stores made after the first version have the time of arrival; nothing is harmed."""
+    old = Old.copied(HERE / "v0.1-f74ef24", tmp_path / "old")
+    given = "harbour", old.harbour.folder, old.contents["now_us"]
+    with code(WRITERS["v0.1"]).start(*given, "known") as process:
+        assert "DataError: the file has nested fields that rows do not have" in process.communicate()[1]
+    for step in ("known", "new", "end"):
+        TODAY.run(*given, step)
+
+    assert old.states() == old.contents["continued"]["newest"]
+
+
+@pytest.mark.parametrize("begins", ["former", "today"])
+def test_running_pipeline_is_taken_over_by_the_other_version(
+    begins: str, code: Callable[[str], Version], tmp_path: Path, zookeeper_hosts: str
+) -> None:
+    """The one that runs is fenced, and nothing is lost or counted twice."""
+    before = code(NEWEST)
+    running, other = (before, TODAY) if begins == "former" else (TODAY, before)
+    TODAY.run("shop", tmp_path / "alone", zookeeper_hosts, 0, 8, "stop")
+    with running.start("shop", tmp_path / "turns", zookeeper_hosts, 0, 4, "fenced") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        other.run("shop", tmp_path / "turns", zookeeper_hosts, 4, 8, "stop")
+        output, errors = process.communicate("\n", timeout=60)
+
+    assert output == "fenced\n", errors[-4_000:]
+    assert TODAY.read(tmp_path / "turns" / "pond")[""] == TODAY.read(tmp_path / "alone" / "pond")[""]
+    assert sinks(tmp_path / "turns") == sinks(tmp_path / "alone")
+
+
 def test_killed_versions_continue_one_another(
-    former: Callable[[str], Version], tmp_path: Path, zookeeper_hosts: str
+    code: Callable[[str], Version], tmp_path: Path, zookeeper_hosts: str
 ) -> None:
     """States, timers, windows, dead letters, savepoints and sinks are those of a run of today's version alone."""
-    before = former(NEWEST)
+    before = code(NEWEST)
     alone, turns = tmp_path / "alone", tmp_path / "turns"
     for number, version in enumerate([before, TODAY, before, TODAY, before]):
         first, last = max(6 * number - 1, 0), 6 * number + 6  # a leg begins with the last one's last batch
@@ -120,6 +167,9 @@ def test_killed_versions_continue_one_another(
     assert found == TODAY.read(alone / "pond") == before.read(turns / "pond")
     assert len(found) == 6  # five savepoints and the newest version
     assert len(rows_of(turns / "counts")) == 300 - len(found[""]["dead_letters"]) == 300 - 12
-    for sink in ("counts", "windows"):
-        assert sorted(map(str, rows_of(turns / sink))) == sorted(map(str, rows_of(alone / sink)))
+    assert sinks(turns) == sinks(alone)
     assert verify_store(open_objects(f"{turns}/pond/rows")).findings == ()
+
+
+def sinks(folder: Path) -> dict[str, list[str]]:
+    return {name: sorted(map(str, rows_of(folder / name))) for name in ("counts", "windows")}

@@ -4,7 +4,8 @@ It uses only names that all of these versions have, and each version's own `test
 
 - ``harbour FOLDER NOW_US STEP`` continues a checked-in store: known rows, a new row, or the end of the input;
 - ``shop FOLDER HOSTS FIRST LAST END`` runs batches of a pipeline of its own, makes a savepoint before the last,
-  and with the end ``kill`` dies in the middle of it;
+  and with the end ``kill`` dies in the middle of it; with ``fenced`` it goes on once a line of input comes, and
+  expects to be refused;
 - ``read FOLDER`` prints every row, savepoint versions included, as one line of JSON.
 """
 
@@ -78,6 +79,15 @@ def shop(folder: str, hosts: str, first: str, last: str, end: str) -> None:
                 run.step()
                 os.kill(os.getpid(), signal.SIGKILL)
             run.run_until_quiet()
+        if end == "fenced":
+            print("ready", flush=True)
+            sys.stdin.readline()
+            try:
+                run.inject("orders", _orders(int(last)))
+                run.run_until_quiet()
+            except mp.FencedError:
+                print("fenced")
+                os._exit(0)
         run.stop()
 
 
