@@ -21,13 +21,13 @@ from millpond.gc.survey import Collection, Horizons, Survey, survey, version_at,
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError
 from millpond.statestore.failpoint import reach
-from millpond.statestore.history.replayed_log import ReplayedLog, replay_log
+from millpond.statestore.history.replayed_log import ReplayedLog, read_commit, replay_log
 from millpond.statestore.history.savepoint import write_checkpoint_of
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import Add
 from millpond.statestore.log.checkpoint import checkpoint_path
 from millpond.statestore.log.commit_file import decode
-from millpond.statestore.log.log import Log, commit_path
+from millpond.statestore.log.log import AHEAD_MAX, Log, commit_path
 from millpond.statestore.log.writer import publish_log_boundary
 from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.system import SystemClock
@@ -162,21 +162,30 @@ def _added_since_horizon(survey: Survey, unnamed: Iterable[str]) -> frozenset[st
 
 
 def collect_log(
-    survey: Survey, clock: Clock, seen: TableVersion | None, *, dry_run: bool, at_once: bool = False
+    survey: Survey,
+    clock: Clock,
+    seen: TableVersion | None,
+    *,
+    dry_run: bool,
+    at_once: bool = False,
+    keeps_successors: bool = False,
 ) -> Collection:
     """Delete commit files and checkpoints behind a checkpoint that the horizon has passed.
 
     The checkpoint's own commit file stays, and with it the digest that the next commit is chained to and that the
     high-water mark is compared with. ``seen`` is the newest version as the caller saw it `KEPT_MS` ago, by a monotonic
     clock; ``None`` if the caller has not run for that long and relies on the commits' own times. ``at_once`` writes a
-    checkpoint where one is lacking, instead of leaving the commits for a later round.
+    checkpoint where one is lacking, instead of leaving the commits for a later round. ``keeps_successors`` is for tables
+    whose writers rely on it (`LogWriter.successors_kept`).
     """
     limit = _log_limit(survey, clock, seen, dry_run=dry_run, at_once=at_once)
-    kept = {int(savepoint.version) for savepoint in survey.savepoints}
     matches = ((path, _OF_VERSION.match(path)) for path in sorted(survey.log_files))
-    numbered = ((path, int(match[1])) for path, match in matches if match)
+    old = [(path, number) for path, match in matches if match and (number := int(match[1])) < limit]
+    kept = {int(savepoint.version) for savepoint in survey.savepoints}
+    if keeps_successors:
+        kept |= _last_commits(survey, sorted({number for _, number in old}))
     # Oldest first, so that a collection that is killed leaves a shorter log without a hole.
-    paths = tuple(path for path, number in numbered if number < limit and number not in kept)
+    paths = tuple(path for path, number in old if number not in kept)
     if paths and not dry_run:
         _write_checkpoints_of_savepoints(survey, limit)
         # Before the first deletion: a writer that puts a commit into a freed version finds the boundary after its
@@ -184,6 +193,29 @@ def collect_log(
         publish_log_boundary(survey.objects, limit)
         delete_files(survey.objects, paths)
     return Collection(kind="log", paths=paths)
+
+
+def _last_commits(survey: Survey, versions: Sequence[int]) -> set[int]:
+    """Return the versions, and those after them, at which transactions stand that have not moved since.
+
+    A writer that sleeps since its last commit takes the version after it next. As long as that version is taken the put
+    fails, and the writer learns of the commits that it missed. The commit itself stays for the next collection to find.
+    """
+    settled = {} if survey.settled is None else survey.settled.txns
+    now = survey.newest.txns
+    # Checkpoints of other engines may leave out old transactions.
+    standing = {
+        app_id: txn.version for app_id, txn in settled.items() if now.get(app_id, txn).version == txn.version
+    }
+    kept: set[int] = set()
+    for begin in range(0, len(versions) if standing else 0, AHEAD_MAX):
+        some = versions[begin : begin + AHEAD_MAX]
+        ahead = Log(survey.objects).ahead(some)
+        commits = (read_commit(ahead, TableVersion(version)) for version in some)
+        for commit in commits:
+            if commit is not None and commit.txns.items() & standing.items():
+                kept |= {commit.version, commit.version + 1}
+    return kept
 
 
 def _write_checkpoints_of_savepoints(survey: Survey, limit: TableVersion) -> None:

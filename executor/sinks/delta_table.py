@@ -151,6 +151,7 @@ class TableWriter:
         # A commit by upkeep's thread changes the snapshot that a delivery reads.
         self._lock = threading.RLock()
         self._writer = open_table(objects, clock, rng, name, self._columns, whole=self.is_whole)
+        self._writer.successors_kept = True
         record.check_on_opening(self._writer.snapshot, objects.url)
 
     @property
@@ -183,7 +184,15 @@ class TableWriter:
             rows = pa.concat_tables(tables, promote_options="default")
         except pa.ArrowException as error:
             raise DataError("files of the sink's table have different columns", sink=self._name) from error
-        yield self._put(superstep_of(files), rows)
+        add = self._put(superstep_of(files), rows)
+        self._remember(add.path, rows)
+        yield add
+
+    def _remember(self, path: str, rows: pa.Table) -> None:
+        if rows.nbytes <= _RECENT_BYTES_MAX:
+            self._recent[path] = rows
+            for old in list(self._recent)[:-_RECENT_MAX]:
+                self._recent.pop(old, None)
 
     def _put(self, superstep: Superstep, rows: pa.Table, tags: Mapping[str, str] | None = None) -> Add:
         """Write rows to a Parquet file, which takes effect once a commit adds it."""
@@ -236,10 +245,7 @@ class DeltaSinkWriter(TableWriter):
             return
         table = sink_table(productions, self._schema, self._name, self._watch)
         add = self._put(superstep, table)
-        if table.nbytes <= _RECENT_BYTES_MAX:
-            self._recent[add.path] = table
-            for path in list(self._recent)[:-_RECENT_MAX]:
-                self._recent.pop(path, None)
+        self._remember(add.path, table)
         # Data and superstep in one commit, guarded by the record: otherwise a crash between them would deliver
         # the superstep twice, and another copy of the store could mix its rows with these.
         self._writer.write(

@@ -96,7 +96,7 @@ class UpsertSinkWriter(TableWriter):
         for _ in range(_TRIES):
             with self._lock:
                 # Read the leaves again after each conflict: they are rewritten from their current rows.
-                snapshot = self._writer.refresh()
+                snapshot = self._writer.known()
                 # Another process of this store may have delivered it meanwhile.
                 if superstep <= self.delivered:
                     return

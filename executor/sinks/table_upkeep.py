@@ -22,12 +22,13 @@ from millpond.statestore.errors import DataError, MillpondError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.history.replayed_log import ReplayedLog, replay_log
 from millpond.statestore.history.savepoint import write_checkpoint_of
-from millpond.statestore.log.action import Add
+from millpond.statestore.log.action import Add, Metadata
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.log.table import Compact
 from millpond.statestore.log.writer import LogWriter
+from millpond.statestore.objects.ranges import ParallelObjects
 from millpond.statestore.types import Clock, Objects, TableVersion
 
 COMPACTION: Final = CompactionPolicy(fan_in=16, memory_bytes_max=1 << 25)
@@ -39,8 +40,12 @@ FILE_BYTES_MAX: Final = 1 << 24
 _LOG: Final = logging.getLogger("millpond")
 _LOOK_EVERY: Final = 4
 _CHECKPOINTS_A_CLEANUP: Final = 16
+# In an object store, where a cleanup takes some thirty requests for each of its two horizons …
+_FAR_CHECKPOINTS_A_CLEANUP: Final = 64
 _CHECKPOINT_INTERVAL: Final = 10
 _ACTIONS_A_COMMIT: Final = 256
+# … and a start one for each commit after the last checkpoint.
+_FAR_ACTIONS_A_COMMIT: Final = 1_024
 _DAY_MS: Final = 86_400_000
 _INTERVAL: Final = re.compile(r"(\d+)\s*(week|day|hour|minute|second|millisecond)s?")
 _UNIT_MS: Final = {
@@ -87,6 +92,10 @@ class TableUpkeep:
             opened - opened % checkpoint_interval(self.writer.snapshot.configuration)
         )
 
+    @property
+    def _is_far(self) -> bool:
+        return isinstance(self.objects, ParallelObjects)
+
     def due(self) -> Callable[[], None] | None:
         """Return the work that the commits since the last call have made due, for any thread; else ``None``."""
         snapshot = self.writer.snapshot
@@ -100,9 +109,9 @@ class TableUpkeep:
         every = self._checkpoint_every(snapshot)
         if now - self._checkpointed >= every:
             work.append(self._write_checkpoint)
-            cleanup_every = every * _CHECKPOINTS_A_CLEANUP
-            if self._checkpointed // cleanup_every < now // cleanup_every:
-                work.append(partial(self._clean_up, snapshot.configuration))
+            cleanup_every = every * (_FAR_CHECKPOINTS_A_CLEANUP if self._is_far else _CHECKPOINTS_A_CLEANUP)
+            if self._checkpointed // cleanup_every < now // cleanup_every and snapshot.metadata is not None:
+                work.append(partial(self._clean_up, snapshot.metadata))
             self._checkpointed = now
         self._is_busy = bool(work)
         return partial(self._do, work) if work else None
@@ -117,7 +126,7 @@ class TableUpkeep:
             if self._replayed is None
             else len(self._replayed.adds) + len(self._replayed.removes)
         )
-        return max(every, known // _ACTIONS_A_COMMIT)
+        return max(every, known // (_FAR_ACTIONS_A_COMMIT if self._is_far else _ACTIONS_A_COMMIT))
 
     def _do(self, work: Sequence[Callable[[], object]]) -> None:
         try:
@@ -155,12 +164,29 @@ class TableUpkeep:
             self.writer.write(Compact(removed=tuple(files), added=added, rows=rows, guard=self.guard))
         reach("compaction.committed")
 
-    def _clean_up(self, configuration: Mapping[str, str]) -> None:
+    def _clean_up(self, metadata: Metadata) -> None:
         """Delete removed files and old entries of the log, once nothing may read them as the table's properties have it."""
-        log = Log(self.objects)
+        configuration = metadata.configuration
         keep_ms = retention_ms(configuration, "delta.deletedFileRetentionDuration", 7 * _DAY_MS)
         # Files first: the log that is deleted records their removal.
-        surveyed = survey(self.objects, Horizons(log, None, self.clock, keep_ms), dry_run=False)
+        if self._is_older(metadata, keep_ms):
+            self._delete_removed(keep_ms)
+        if configuration.get("delta.enableExpiredLogCleanup", "true").lower() == "true":
+            keep_ms = retention_ms(configuration, "delta.logRetentionDuration", 30 * _DAY_MS)
+            if self._is_older(metadata, keep_ms):
+                old = survey(
+                    self.objects, Horizons(Log(self.objects), None, self.clock, keep_ms), dry_run=False
+                )
+                # The writers of sinks do without a look at the boundary while their next version stays taken.
+                collect_log(old, self.clock, None, keeps_successors=True, dry_run=False)
+
+    def _is_older(self, metadata: Metadata, keep_ms: int) -> bool:
+        """Return False for a table that is too young to have anything to delete, so that it need not be surveyed."""
+        created_ms = metadata.created_ms
+        return created_ms is None or created_ms <= self.clock.now_us() // 1_000 - keep_ms
+
+    def _delete_removed(self, keep_ms: int) -> None:
+        surveyed = survey(self.objects, Horizons(Log(self.objects), None, self.clock, keep_ms), dry_run=False)
         # What is deleted is garbage only because of these commits and checkpoints: no power cut may revert them.
         self.objects.sync(surveyed.rests_on)
         gone = set(collect_removed(surveyed, dry_run=False).paths)
@@ -169,10 +195,6 @@ class TableUpkeep:
             removes = self._replayed.removes
             for path in [path for path in removes if path in gone or path not in surveyed.data_files]:
                 del removes[path]
-        if configuration.get("delta.enableExpiredLogCleanup", "true").lower() == "true":
-            keep_ms = retention_ms(configuration, "delta.logRetentionDuration", 30 * _DAY_MS)
-            old = survey(self.objects, Horizons(log, None, self.clock, keep_ms), dry_run=False)
-            collect_log(old, self.clock, None, dry_run=False)
 
 
 def checkpoint_interval(configuration: Mapping[str, str]) -> int:

@@ -6,6 +6,7 @@ file to see whose commit it is. A commit of unknown outcome is resolved before a
 
 A cleanup of the log frees old versions again, and a writer that slept through it could win one that no reader looks at. So a
 cleanup publishes a boundary before it deletes, writers check it after each put, and a commit below it does not count.
+A sink's writer need not check while it follows itself, because cleanups of its table keep the version that it takes next.
 This relies on no clock.
 """
 
@@ -22,6 +23,7 @@ from typing import Final, Protocol, TypeVar
 
 from millpond.statestore.errors import (
     ConflictError,
+    DataError,
     InvalidError,
     MillpondError,
     ObjectExistsError,
@@ -111,6 +113,10 @@ class _Attempt:
     outcome: _Outcome = _Outcome.UNKNOWN
 
     @property
+    def app_ids(self) -> frozenset[str]:
+        return frozenset(action.app_id for action in self.actions if isinstance(action, Txn))
+
+    @property
     def committed(self) -> Committed | None:
         done = self.outcome is _Outcome.DONE
         return Committed(version=self.version, digest=self.digest) if done else None
@@ -135,6 +141,7 @@ class LogWriter:
         retry: RetryPolicy | None = None,
         high_water: HighWater | None = None,
         failpoints: Callable[[str], None] | None = None,
+        seen_us: int | None = None,  # when the snapshot was read, by the monotonic clock; by default now
     ) -> None:
         self.snapshot: Snapshot = snapshot
         self.writer_id: str = writer_id or rng.token()
@@ -148,13 +155,26 @@ class LogWriter:
         self.applied: deque[tuple[TableVersion, tuple[Action, ...]]] | None = None
         self._lock = threading.RLock()
         self._is_alone = True
+        # True for a table whose cleanups keep the commit after the last one of each transaction; see `collect_log`.
+        self.successors_kept: bool = False
+        # The last commit of this writer that is known to count, and its transactions.
+        self._counted: tuple[TableVersion, frozenset[str]] = (NO_TABLE, frozenset())
         # The newest commits, one after the other, for whoever writes a checkpoint.
         self.recent: deque[tuple[TableVersion, bytes]] = deque(maxlen=0)
         self._in_flight: _Attempt | None = None
         self._unknown: _Attempt | None = None
-        self._seen_us = clock.monotonic_us()
+        # When the version of the snapshot was seen to exist, by the monotonic clock.
+        self.seen_us: int = clock.monotonic_us() if seen_us is None else seen_us
         if snapshot.version != NO_TABLE:
             self._retrying(partial(log.sync, snapshot.version))
+
+    def known(self) -> Snapshot:
+        """Return the snapshot to build on: as it is if no other writer is likely to have moved on, otherwise the newest."""
+        with self._lock:
+            return self.refresh() if self._needs_look() else self.snapshot
+
+    def _needs_look(self) -> bool:
+        return self.snapshot.version == NO_TABLE or not self._is_alone or self._may_be_stale()
 
     def refresh(self) -> Snapshot:
         """Follow the log to its newest version."""
@@ -166,10 +186,7 @@ class LogWriter:
             # A refresh reads the next version by name, so a log that was cleaned up while this writer slept looks
             # like a log without news. After a long sleep, check that the writer's own version still exists.
             if self._may_be_stale() and not self._retrying(self._is_there):
-                self._reload()
-                attempt = self._in_flight
-                if attempt is not None and attempt.version <= self.snapshot.version:
-                    self._recognise(attempt.version, self._log.read(attempt.version))
+                self._reload_past_cleanup()
             return self.snapshot
 
     def _follow(self) -> Iterator[tuple[TableVersion, bytes, tuple[Action, ...]]]:
@@ -183,22 +200,35 @@ class LogWriter:
             # Commits, the high-water mark and sinks build on this version, so it must survive a power cut; its
             # writer may have died before it synced the commit.
             self._retrying(partial(self._log.sync, version))
-            actions = self.snapshot.apply(version, data)
+            try:
+                actions = self.snapshot.apply(version, data)
+            except DataError:
+                # What another writer that slept has put into the part that was cleaned up is no part of the table.
+                if version > self._retrying(partial(log_boundary, self._log.objects)):
+                    raise
+                self._reload_past_cleanup()
+                return
             self.recent.append((version, data))
             self._moved(started_us)
             self._record(version, actions)
             yield version, data, actions
 
     def _may_be_stale(self) -> bool:
-        slept_us = self._clock.monotonic_us() - self._seen_us
+        slept_us = self._clock.monotonic_us() - self.seen_us
         return slept_us > _TRUSTED_US and self.snapshot.version != NO_TABLE
 
     def _is_there(self) -> bool:
         started_us = self._clock.monotonic_us()
         there = self._log.read(self.snapshot.version) is not None
         if there:
-            self._seen_us = started_us
+            self.seen_us = started_us
         return there
+
+    def _reload_past_cleanup(self) -> None:
+        self._reload()
+        attempt = self._in_flight
+        if attempt is not None and attempt.version <= self.snapshot.version:
+            self._recognise(attempt.version, self._log.read(attempt.version))
 
     def _reload(self) -> None:
         """Load the table again; raise `DataError` if the log ends before the version that was read earlier."""
@@ -217,7 +247,7 @@ class LogWriter:
             self.applied.append((version, actions))
 
     def _moved(self, seen_us: int) -> None:
-        self._seen_us = seen_us
+        self.seen_us = seen_us
         if self._high_water is not None:
             self._high_water.advance(self.snapshot.version, self.snapshot.digest)
 
@@ -239,8 +269,7 @@ class LogWriter:
                 self._resolve_earlier(plan)
             repeated = self._unknown if self._unknown is not None and self._unknown.plan == plan else None
             # The put itself finds out if another writer was faster. Only where that is likely a look comes first.
-            is_new = self.snapshot.version == NO_TABLE
-            is_fresh = is_new or repeated is not None or not self._is_alone or self._may_be_stale()
+            is_fresh = repeated is not None or self._needs_look()
             if is_fresh:
                 self.refresh()
             if repeated is not None:
@@ -372,7 +401,7 @@ class LogWriter:
 
     def _accept(self, attempt: _Attempt, started_us: int) -> None:
         """Count a landed attempt, unless a cleanup has passed its version."""
-        if self._was_passed(attempt.version):
+        if self._was_passed(attempt):
             # The log was cleaned up past this writer while it slept. If it slept before its put, the put went
             # to a part that no reader looks at; if after it, its commit was cleaned up with the others.
             self._reload()
@@ -391,12 +420,14 @@ class LogWriter:
             self._moved(started_us)
             self._record(attempt.version, attempt.actions)
         attempt.outcome = _Outcome.DONE
+        self._counted = attempt.version, attempt.app_ids
         self._failpoint("commit.done")
 
-    def _was_passed(self, version: TableVersion) -> bool:
+    def _was_passed(self, attempt: _Attempt) -> bool:
+        version = attempt.version
         # Checked after the put: a cleanup publishes its boundary before it deletes, so a put into a freed version
         # always finds the boundary above itself.
-        if version < log_boundary(self._log.objects):
+        if not self._takes_kept_version(attempt) and version < log_boundary(self._log.objects):
             return True
         # Other engines clean up without a boundary, behind a checkpoint.
         if not self._may_be_stale() or self._is_there():
@@ -406,6 +437,14 @@ class LogWriter:
         if newest < self.snapshot.version:
             self._log.require(self.snapshot.version)
         return newest >= version
+
+    def _takes_kept_version(self, attempt: _Attempt) -> bool:
+        # The version follows a commit of this writer that counts and moved the same transaction. If another writer had
+        # taken the version, a cleanup would have kept that commit, and the put would have found it.
+        before, app_ids = self._counted
+        return (
+            self.successors_kept and before == attempt.version - 1 and not app_ids.isdisjoint(attempt.app_ids)
+        )
 
     def _outcome_from_txns(self, attempt: _Attempt) -> _Outcome:
         """Return the outcome of a commit whose file is gone or no longer counts, from a reloaded table's transactions.

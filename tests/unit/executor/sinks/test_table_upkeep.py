@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from millpond.executor.sinks.columns import SinkRecord
-from millpond.executor.sinks.delta_table import DeltaSinkWriter, take_back_sink, version_within
+from millpond.executor.sinks.delta_table import DeltaSinkWriter, read_rows, take_back_sink, version_within
 from millpond.executor.sinks.delta_upsert import UpsertSinkWriter
 from millpond.executor.superstep.delivery import PRODUCTION_SCHEMA
-from millpond.statestore.errors import DataError
+from millpond.statestore.errors import ConflictError, DataError, OutcomeUnknownError
 from millpond.statestore.failpoint import FAILPOINTS, listening
 from millpond.statestore.history.lineage import Lineage
 from millpond.statestore.log.action import Add, Remove
 from millpond.statestore.log.commit_file import decode
 from millpond.statestore.log.log import Log
+from millpond.statestore.log.table import ChangeSchema
+from millpond.statestore.log.writer import BOUNDARY_FOLDER
 from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.rows.row import change_envelope
@@ -286,3 +292,188 @@ def test_older_version_is_found_behind_many_checkpoints() -> None:
         assert txns == reached
     with pytest.raises(DataError):
         version_within(sink.log, {RECORD.app_id: -1})
+
+
+class Looks(MemoryObjects):
+    """A store that counts the looks at the boundary of a cleanup."""
+
+    looks = 0
+
+    def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
+        self.looks += prefix == BOUNDARY_FOLDER
+        return super().list(prefix, start_after)
+
+
+class Table:
+    """One table, and the sinks of several stores that write to it; entries of its log may go at once."""
+
+    def __init__(self, stores: int = 2) -> None:
+        self.objects = Looks()
+        self.clock = ManualClock()
+        self.stores = range(stores)
+        self.opened = 0
+        self.writers = [self._open(store) for store in self.stores]
+        self.reached = [0] * stores
+        self.asleep: set[int] = set()
+        self.former: list[DeltaSinkWriter] = []
+        before = self.writers[0]._writer.snapshot.metadata
+        properties = {"delta.logRetentionDuration": "interval 0 seconds", "delta.checkpointInterval": "100"}
+        self.metadata = replace(before, configuration=properties)
+        self.writers[0]._writer.write(ChangeSchema(before=before, after=self.metadata))
+
+    def _open(self, store: int) -> DeltaSinkWriter:
+        self.opened += 1
+        record = SinkRecord(Lineage.of(f"store{store}", {}), "p", "out")
+        rng = SeededRng(self.opened)
+        writer = DeltaSinkWriter(self.objects, self.clock, rng, name="out", record=record, schema=None)
+        writer.keep_up()
+        return writer
+
+    def restart(self, store: int) -> None:
+        """Let another process take the pipeline over; the former one may be asleep, and its store refuses it from now on."""
+        self.former.append(self.writers[store])
+        self.writers[store] = self._open(store)
+        self.asleep.discard(store)
+        # The successor delivers the last superstep of the store once more.
+        self._write(self.writers[store], store, self.reached[store])
+
+    def deliver(self, store: int, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Deliver the next superstep, asleep between the last check and the put while something else happens."""
+        if store in self.asleep:
+            return
+        writer, self.reached[store] = self.writers[store], self.reached[store] + 1
+        superstep = self.reached[store]
+        pending = [meanwhile]
+
+        def sleep(name: str) -> None:
+            if name == "commit.before_put" and pending:
+                self.asleep.add(store)
+                with listening(lambda _: None):
+                    pending.pop()()
+
+        with listening(sleep):
+            while True:
+                try:
+                    self._write(writer, store, superstep)
+                    break
+                except ConflictError:
+                    # The runner delivers again.
+                    continue
+                except OutcomeUnknownError:
+                    # Only a former owner may be left without an answer.
+                    assert self.writers[store] is not writer
+                    break
+        if self.writers[store] is writer:
+            self.asleep.discard(store)
+
+    def _write(self, writer: DeltaSinkWriter, store: int, superstep: int) -> None:
+        key = f"{store}.{superstep}"
+        rows = [{"stream": "s", "key": key, "value": "1", "value_bytes": None, "at": superstep}]
+        if superstep:
+            writer.write(
+                superstep, pa.Table.from_pylist(rows, schema=PRODUCTION_SCHEMA).drop_columns(["stream"])
+            )
+
+    def clean_up(self, writer: DeltaSinkWriter) -> None:
+        """Write a checkpoint, and delete all of the log before it; no process sees time pass, as on a suspended machine."""
+        self.clock.jump_ms(60_000)
+        writer.upkeep._write_checkpoint()
+        writer.upkeep._clean_up(self.metadata)
+
+    def compact(self, writer: DeltaSinkWriter) -> None:
+        files = sorted(writer._writer.refresh().files, key=lambda file: file.path)
+        if len(files) > 1:
+            writer.upkeep._compact(files[:2])
+
+    def check(self) -> None:
+        """Each delivery that was reported is in the table once."""
+        version = Log(self.objects).latest_version()
+        keys = [row["key"] for row in read_rows(self.objects, version).to_pylist()]
+        wanted = [f"{store}.{step}" for store in self.stores for step in range(1, self.reached[store] + 1)]
+        assert sorted(keys) == sorted(wanted)
+
+
+def test_delivery_after_an_own_one_needs_no_look_at_the_boundary() -> None:
+    table = Table()
+    looks = []
+    for store in (0, 0, 0, 1, 0, 0, 1, 1):
+        before = table.objects.looks
+        table.deliver(store)
+        looks.append(table.objects.looks - before)
+
+    # The first of a process, and those after another writer's commit.
+    assert looks == [1, 0, 0, 1, 1, 0, 1, 0]
+    table.compact(table.writers[0])
+    before = table.objects.looks
+    table.deliver(0)
+    assert table.objects.looks == before + 1
+
+
+@pytest.mark.parametrize("has_compacted", [False, True])
+def test_sink_that_slept_through_cleanups_of_another_delivers_once(*, has_compacted: bool) -> None:
+    table = Table()
+
+    def others() -> None:
+        for _ in range(3):
+            for _ in range(5):
+                table.deliver(1)
+            table.clean_up(table.writers[1])
+
+    for store in (1, 0, 0):
+        table.deliver(store)
+    if has_compacted:
+        table.compact(table.writers[0])
+    table.deliver(0, others)
+
+    table.check()
+    # The sleeper's last commit and the one after it were kept. It put version 6, which did not count, before it knew.
+    versions = Log(table.objects).inventory().versions
+    assert versions[:3] == (4, 5, 6)
+    assert versions[3] > 16
+
+
+def test_cleanup_of_a_former_owner_spares_what_its_successor_takes() -> None:
+    table = Table()
+    for _ in range(3):
+        table.deliver(0)
+    table.restart(0)
+    table.deliver(0)
+    table.deliver(0)
+
+    def others() -> None:
+        for _ in range(5):
+            table.deliver(1)
+        table.clean_up(table.former[0])
+
+    table.deliver(0, others)
+    table.check()
+
+
+# Two sleepers, of which one leaves a commit where the other looks for the next one; and one that its successor replaces.
+@example([("d", 0, 1), ("s", 1, 1), ("s", 2, 1), ("c", 0, 1)])
+@example([("s", 0, 3), ("r", 0, 1), ("d", 0, 1), ("c", 0, 1)])
+@given(
+    st.lists(st.tuples(st.sampled_from("ddddsssccfkr"), st.integers(0, 2), st.integers(1, 8)), max_size=60)
+)
+def test_sinks_that_sleep_at_any_time_deliver_once(actions: Sequence[tuple[str, int, int]]) -> None:
+    table, left = Table(3), deque(actions)
+
+    def act() -> None:
+        kind, store, number = left.popleft()
+        match kind:
+            case "d":
+                table.deliver(store)
+            case "s":
+                table.deliver(store, lambda: [act() for _ in range(number) if left])
+            case "c":
+                table.clean_up(table.writers[store])
+            case "f" if table.former:
+                table.clean_up(table.former[number % len(table.former)])
+            case "k" if store not in table.asleep:
+                table.compact(table.writers[store])
+            case "r":
+                table.restart(store)
+
+    while left:
+        act()
+    table.check()
