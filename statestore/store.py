@@ -59,6 +59,7 @@ from millpond.statestore.log.high_water import (
     check_high_water,
     list_marks,
     newest_mark,
+    version_marked,
 )
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load, load_existing
@@ -139,16 +140,18 @@ class KnownCatalog:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A store's marks, and the table as it was read after them; ``None`` without a table."""
+    """A store's marks, and the table as it was read after them and after ``at_us``; ``None`` without a table."""
 
     marks: Sequence[str]
     snapshot: Snapshot | None
+    at_us: int
 
     @staticmethod
-    def of(objects: Objects, marks: Objects | None) -> _Read:
+    def of(objects: Objects, marks: Objects | None, clock: Clock) -> _Read:
         # Marks are listed before the table is read, so that a live writer does not look like a rollback.
         listed = () if marks is None else list_marks(marks)
-        return _Read(listed, load_existing(Log(objects)))
+        at_us = clock.monotonic_us()
+        return _Read(listed, load_existing(Log(objects), near=version_marked(listed)), at_us)
 
 
 class Store(Closeable):
@@ -180,7 +183,7 @@ class Store(Closeable):
         self._rng = rng
         self._resources = resources
         self._lease_factory = leases
-        read = read or _Read.of(objects, marks)
+        read = read or _Read.of(objects, marks, clock)
         snapshot = load(self.log) if read.snapshot is None else read.snapshot
         check_format(snapshot)
         self.store_id: str = store_id_of(snapshot)
@@ -216,7 +219,13 @@ class Store(Closeable):
                 resources.callback(self._mark.close)
                 high_water = BothHighWaters(high_water, self._mark)
             self._committer = Committer(
-                self.log, clock, rng, high_water, loaded=snapshot, writer_id=writer_id
+                self.log,
+                clock,
+                rng,
+                high_water,
+                loaded=snapshot,
+                loaded_us=read.at_us,
+                writer_id=writer_id,
             )
 
     @classmethod
@@ -308,18 +317,18 @@ class Store(Closeable):
             leases = ZooKeeperService.at(root, zookeeper, security, clock, rng, resources, session_ms)
         objects = open_objects(root, options, folder=ROWS_FOLDER, durability=durability)
         marks = open_objects(root, options) if check_mark or not read_only else None
-        read = _Read.of(objects, marks)
+        read = _Read.of(objects, marks, clock)
         if read.snapshot is None:
             if read_only or not create:
                 raise InvalidError(NO_STORE, path=root)
             # A conflict means that another process created it at the same moment: its table is as good as ours.
             with suppress(ConflictError):
                 create_rows_table(Log(objects), clock, rng, location=root)
-            read = _Read.of(objects, marks)
+            read = _Read.of(objects, marks, clock)
         with resources:
             if adopt is not None and leases is not None:
                 adopt_store(Log(objects), root, adopt, leases, clock, rng, marks=marks)
-                read = _Read.of(objects, marks)
+                read = _Read.of(objects, marks, clock)
             store = cls(
                 root,
                 objects,

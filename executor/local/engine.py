@@ -97,8 +97,7 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
     def __init__(self, coordinator: Coordinator, options: RunnerOptions, *, writers: int = 0) -> None:
         self._coordinator = coordinator
         self._store = coordinator.store
-        self._objects = options.disk.tier_of(coordinator.store.objects, options.clock)
-        coordinator.sinks.row_files = self._objects
+        self._objects = coordinator.row_files
         self._options = options
         self._memory = MemoryBudget(options.cache_bytes, lambda: PAGE_INDEXES.size_bytes)
         self._writer: Executor = ThreadPoolExecutor(writers, "millpond-writer") if writers else INLINE

@@ -126,7 +126,12 @@ class LocalRunner:
             options = replace(
                 self._options, upkeep=None if upkeep is None else replace(upkeep, background=bool(writers))
             )
-            coordinator = options.open_coordinator(store, topology, threads=bool(writers))
+            coordinator = options.open_coordinator(
+                store,
+                topology,
+                threads=bool(writers),
+                row_files=options.disk.tier_of(store.objects, options.clock),
+            )
             engine = LocalEngine(coordinator, options, writers=writers)
             worker = LocalWorker(engine, coordinator, options)
             run = LocalRun(worker, self._options.clock, release)

@@ -36,7 +36,15 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.rows.record_ids import ID_SLACK_US, IdRetention
 from millpond.statestore.store import Store
-from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, Clock, EventTimeMicros, Rng, Superstep
+from millpond.statestore.types import (
+    TIME_MAX_US,
+    TIME_MIN_US,
+    Clock,
+    EventTimeMicros,
+    Objects,
+    Rng,
+    Superstep,
+)
 
 _LOG = logging.getLogger("millpond")
 _PER_COMMIT_MAX: Final = 32
@@ -68,6 +76,7 @@ class Schedule(ABC):
     """One kind of rewrite of one pipeline's files; subclasses decide when work is due.
 
     The topology bounds how long the senders of each computation may repeat their records; ``rng`` makes file names.
+    ``row_files`` is where small compactions read: the store, or this machine's copies in front of it.
     """
 
     store: Store
@@ -77,6 +86,7 @@ class Schedule(ABC):
     rng: Rng
     policy: UpkeepPolicy
     workers: UpkeepWorkers
+    row_files: Objects
 
     @property
     @abstractmethod
@@ -155,9 +165,11 @@ class Schedule(ABC):
             self.clock.now_us(),
             ID_SLACK_US if is_control else self.topology.id_slack_us(interval.computation),
         )
+        # Large files go through the disk anyway, and would crowd out others there.
+        objects = self.store.objects if self._is_large(compaction) else self.row_files
         return partial(
             compact_files,
-            self.store.objects,
+            objects,
             compaction,
             CompactionRules(pending_from=superstep, ids=ids),
             fence=self.ownership.owned[interval].fence,

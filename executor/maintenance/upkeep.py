@@ -35,18 +35,23 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.objects.ranges import ParallelObjects
 from millpond.statestore.store import Store
-from millpond.statestore.types import TIME_MAX_US, Clock, Rng, Superstep, TableVersion
+from millpond.statestore.types import TIME_MAX_US, Clock, Objects, Rng, Superstep, TableVersion
 
 _LOG = logging.getLogger("millpond")
 _FIRST_ROUND_AFTER: Final = 64
+# A round takes forty requests of an object store.
+_FAR_FIRST_ROUND_AFTER: Final = 256
 _CHECKPOINT_EVERY: Final = 32
 """Number of versions after which the close of a run writes a checkpoint, and collects garbage."""
 
 _FAR_CHECKPOINT_EVERY: Final = 8
-_ENTRIES_A_COMMIT: Final = 256
+# A checkpoint takes 13 us for each of its entries, in the helper process.
+_ENTRIES_A_COMMIT: Final = 1_024
 # Commits in memory until a checkpoint has them; more are read again.
 _RECENT_MAX: Final = 64
 _REPLACED_BYTES_MIN: Final = 1 << 18
+# Its requests cost as much as some MiB for a month.
+_FAR_REPLACED_BYTES_MIN: Final = 1 << 24
 _ROUNDS_A_RETENTION: Final = 6
 _ROUND_EVERY_US_MIN: Final = 60_000_000
 _WAITING_SHARE: Final = 8
@@ -82,6 +87,7 @@ class CollectionSchedule:
         worker: ExecutorWorker,
     ) -> None:
         self._store = store
+        self._is_far = isinstance(store.objects, ParallelObjects)
         self._ownership = ownership
         self._clock = clock
         self._policy = policy
@@ -132,18 +138,20 @@ class CollectionSchedule:
 
     def _live_bytes(self) -> int:
         # A small store counts as larger than it is, so that it is not collected after every compaction.
-        return max(self._store.committer.snapshot.size_bytes, _REPLACED_BYTES_MIN)
+        least = _FAR_REPLACED_BYTES_MIN if self._is_far else _REPLACED_BYTES_MIN
+        return max(self._store.committer.snapshot.size_bytes, least)
 
     def open(self) -> None:
         """Plan the first round: soon, but not while the run starts."""
         self._opened_at = version = self._store.committer.snapshot.version
-        self._due_at = TableVersion(version + min(_FIRST_ROUND_AFTER, self._policy.collect_every))
+        soon = _FAR_FIRST_ROUND_AFTER if self._is_far else _FIRST_ROUND_AFTER
+        self._due_at = TableVersion(version + min(soon, self._policy.collect_every))
 
     def is_due_at_close(self) -> bool:
         """Return True if a run that ends should do a round, because no run of its length would ever reach one."""
         every = min(_CHECKPOINT_EVERY, self._policy.collect_every)
         version = self._store.committer.snapshot.version
-        if isinstance(self._store.objects, ParallelObjects):
+        if self._is_far:
             # Its checkpoints come anyway, so their age says nothing of the last round.
             return version // every > self._opened_at // every
         known = self._store.log.inventory().checkpoints
@@ -250,7 +258,7 @@ class Upkeep:
     """Keeps the store of one pipeline small; for the coordinator's thread, between supersteps.
 
     ``policy=None`` turns upkeep off. ``compaction_workers`` makes workers on other machines; by default helper processes of this
-    one do the work.
+    one do the work, and read the files of small compactions from ``row_files``.
 
     Attributes:
         files: the files that each interval has got since its last compaction; add those of each superstep.
@@ -268,6 +276,7 @@ class Upkeep:
         rng: Rng,
         policy: UpkeepPolicy | None,
         compaction_workers: CompactionWorkers | None = None,
+        row_files: Objects | None = None,
     ) -> None:
         self._ownership = ownership
         self._pipeline = topology.name
@@ -281,7 +290,9 @@ class Upkeep:
             in_thread=used.place == "thread",
             elsewhere=compaction_workers,
         )
-        parts = (store, ownership, topology, clock, rng, used, self._workers)
+        # Other machines do not have this one's copies.
+        near = store.objects if row_files is None or compaction_workers is not None else row_files
+        parts = (store, ownership, topology, clock, rng, used, self._workers, near)
         self._compactions, partings = CompactionSchedule(*parts), PartingSchedule(*parts)
         self._schedules: tuple[Schedule, ...] = (self._compactions, partings)
         self.files: defaultdict[Interval, int] = self._compactions.files

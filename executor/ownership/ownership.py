@@ -55,6 +55,7 @@ from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.log.writer import Committed
+from millpond.statestore.objects.disk_tier import without_keeping
 from millpond.statestore.outage import Outage
 from millpond.statestore.rows.files import LARGE_BYTES, RowFile, read_row_files
 from millpond.statestore.rows.merge import MERGE_COLUMNS, combine_updates
@@ -308,8 +309,10 @@ class Ownership:
         rng: Rng | None = None,  # lets the tries of several processes come at different times
         on_taken: Callable[[CommitRequest, Committed], None] | None = None,
         keep_undelivered: KeepUndelivered | None = None,
+        row_files: Objects | None = None,  # where small row files are read; by default the store
     ) -> None:
         self._store = store
+        self._row_files = row_files or store.objects
         self.committer: Committer = store.committer
         self._topology = topology
         self._intervals = intervals
@@ -329,12 +332,14 @@ class Ownership:
         times = (owned.pending.next_wall_timer for owned in self.owned.values())
         return min((at for at in times if at is not None), default=None)
 
-    def open(self) -> None:
+    def open(self, *, is_current: bool = False) -> None:
         """Take every interval that the table has for this pipeline, and the control interval.
 
         Renamed and dropped computations leave the table before this returns. See `plan_evolution` for refused changes.
+        ``is_current`` means that the caller has just followed the log.
         """
-        self.committer.refresh()
+        if not is_current:
+            self.committer.refresh()
         # Before any lease is taken, so that a refused pipeline disturbs no running one.
         new_names = frozenset(self._plan_evolution(self._topology).renames.values())
         self._take_known(new_names)
@@ -359,6 +364,7 @@ class Ownership:
         and all others are taken, as `open` takes them. The last commit names in the log the pipeline that runs from
         it on. `check_update` must have accepted ``topology``.
         """
+        self.committer.refresh()
         former, self._topology = self._topology, topology
         # No superstep runs, so no write of this process can follow the release.
         for interval in [one for one in self.owned if one != self._control_interval]:
@@ -542,8 +548,9 @@ class Ownership:
         ``above`` maps intervals to the former ones whose rows they receive and whose sequencers they must exceed. The
         intervals that a ``cut`` replaces are fenced too, and released.
         """
-        # Claims and sequencers come from the newest version: an older one could miss a rival's commit.
-        snapshot = self.committer.refresh()
+        # Claims and sequencers come from the version that the caller has just read or committed: an older one could miss
+        # a rival's commit.
+        snapshot = self.committer.snapshot
         names = frozenset(
             interval.computation for interval in intervals if interval != self._control_interval
         )
@@ -597,8 +604,11 @@ class Ownership:
         for interval in intervals:
             if interval != self._control_interval:
                 files = fenced.files_of(interval)
+                # A small interval is read once more by its first superstep; a large one would crowd out other copies.
+                is_small = sum(file.size_bytes for file in files) < LARGE_BYTES
+                objects = self._row_files if is_small else without_keeping(self._row_files)
                 self.owned[interval].pending = scan_interval(
-                    self._store.objects, interval, files, self._topology.percentiles
+                    objects, interval, files, self._topology.percentiles
                 )
         reach("recovery.scanned")
 

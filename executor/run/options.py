@@ -24,7 +24,7 @@ from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
 from millpond.statestore.objects.disk_tier import DiskOptions
 from millpond.statestore.objects.obstore import refuse_passwords
 from millpond.statestore.store import Store
-from millpond.statestore.types import DURABILITIES, Clock, Durability, Rng
+from millpond.statestore.types import DURABILITIES, Clock, Durability, Objects, Rng
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -247,10 +247,12 @@ class RunnerOptions(PipelineOptions):
         *,
         threads: bool = True,
         compaction_workers: CompactionWorkers | None = None,
+        row_files: Objects | None = None,
     ) -> Coordinator:
         """Take the leases of a pipeline and recover its state.
 
-        With ``threads`` sinks are written in parallel with the next superstep.
+        With ``threads`` sinks are written in parallel with the next superstep. ``row_files`` is where row files are read, by
+        default the store.
         """
         coordinator = Coordinator(
             store,
@@ -258,8 +260,9 @@ class RunnerOptions(PipelineOptions):
             self,
             threads=threads,
             compaction_workers=compaction_workers,
+            row_files=row_files,
         )
-        coordinator.open()
+        coordinator.open(is_current=True)
         return coordinator
 
     def progress_of(self, pipeline: str, *, log_every_ms: float = 0) -> Progress:

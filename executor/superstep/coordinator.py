@@ -49,12 +49,14 @@ from millpond.statestore.durations import duration_ms
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.committer import Committer
+from millpond.statestore.objects.disk_tier import without_keeping
 from millpond.statestore.store import Store
 from millpond.statestore.system import collector_paused
 from millpond.statestore.types import (
     TIME_MIN_US,
     Clock,
     EventTimeMicros,
+    Objects,
     Superstep,
     TableVersion,
     WallTimeMicros,
@@ -67,6 +69,7 @@ class Coordinator:
     Everything that depends on the topology is an attribute, which `update` replaces between two supersteps.
 
     Attributes:
+        row_files: where row files are read, by default the store; a runner may put the machine's disk in front of it.
         names: source of file names that are unique to this owner; usable once it is open.
         on_recut: called after each cut of a computation's keys.
     """
@@ -79,8 +82,10 @@ class Coordinator:
         *,
         threads: bool = True,
         compaction_workers: CompactionWorkers | None = None,
+        row_files: Objects | None = None,
     ) -> None:
         self.store = store
+        self.row_files: Objects = row_files or store.objects
         self.clock: Clock = options.clock
         self._options = options
         self._threads = threads
@@ -97,6 +102,7 @@ class Coordinator:
             keep_undelivered=lambda computations, fence: keep_undelivered(
                 store, topology.name, computations, fence=fence, token=self.names.token()
             ),
+            row_files=self.row_files,
         )
         self.committer: Committer = self.ownership.committer
         self.names: OwnedNames = OwnedNames(
@@ -110,6 +116,7 @@ class Coordinator:
             rng=self.names,
             policy=options.upkeep,
             compaction_workers=compaction_workers,
+            row_files=without_keeping(self.row_files),
         )
         self.on_recut: Callable[[Cut], None] | None = None
         self.superstep: Superstep = Superstep(0)
@@ -119,10 +126,13 @@ class Coordinator:
 
     # -- life cycle ------------------------------------------------------------------------
 
-    def open(self) -> None:
-        """Take the leases, fence former owners, and recover pending productions."""
+    def open(self, *, is_current: bool = False) -> None:
+        """Take the leases, fence former owners, and recover pending productions.
+
+        ``is_current`` means that the caller has just followed the log.
+        """
         # Own first, read afterwards: a former owner may change the table until the fence is committed.
-        self.ownership.open()
+        self.ownership.open(is_current=is_current)
         self._restore()
         # The last owner may have died between its commit and the sinks: they get the last superstep before a new one.
         self.sinks.open(self.superstep)
@@ -149,6 +159,7 @@ class Coordinator:
             self.names,
             in_background=self._threads,
             has_upkeep=self._options.upkeep is not None,
+            row_files=self.row_files,
         )
 
     def _serve(self, topology: Topology, sinks: SinkDelivery) -> None:
@@ -175,7 +186,7 @@ class Coordinator:
         self.superstep = superstep_of(positions, pipeline)
         self.watermarks.restore(positions, former)
         self.totals = Totals.restored(positions, pipeline)
-        self._await(recover_pending(self.store, self.topology, self.superstep))
+        self._await(recover_pending(self.committer.snapshot, self.row_files, self.topology, self.superstep))
         reach("recovery.productions_found")
         for owned in self.ownership.owned.values():
             self._observe(owned)
@@ -198,7 +209,7 @@ class Coordinator:
         """
         # The old sinks end first: a sink of both pipelines would have two writers otherwise.
         self.sinks.close()
-        sinks.on_failure, sinks.row_files = self.sinks.on_failure, self.sinks.row_files
+        sinks.on_failure = self.sinks.on_failure
         version = self.ownership.update(topology)
         watermarks, balancer = self.watermarks, self.balancer
         self._serve(topology, sinks)

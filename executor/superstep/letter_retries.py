@@ -40,6 +40,7 @@ from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
 from millpond.statestore.log.rules import CommitRequest
 from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.objects.ranges import ParallelObjects
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, EventTimeMicros, Objects
 from millpond.statestore.view import RowsView
@@ -367,8 +368,12 @@ class LetterRetries:
 
     def look_again(self) -> None:
         """Read the log for requests, unless the store is away; called once a second by an idle pipeline."""
+        committer = self._store.committer
+        unseen_us = self._clock.monotonic_us() - committer.seen_us
         try:
-            self._store.committer.refresh()
+            # The put of a superstep has followed the log, and saves the request that a look costs in an object store.
+            if unseen_us >= _LOOK_EVERY_US or not isinstance(self._store.objects, ParallelObjects):
+                committer.refresh()
             self._look()
         except UnavailableError as error:
             _LOG.debug("no request for dead letters can be read now: %s", error)

@@ -28,20 +28,21 @@ from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.files import RowFile, write_row_file
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.store import Store
-from millpond.statestore.types import Superstep
+from millpond.statestore.types import Objects, Superstep
 
 
-def recover_pending(store: Store, topology: Topology, superstep: Superstep) -> PendingProductions:
+def recover_pending(
+    snapshot: Snapshot, row_files: Objects, topology: Topology, superstep: Superstep
+) -> PendingProductions:
     if not superstep:
         return PendingProductions()
-    snapshot = store.committer.snapshot
     control = control_interval(topology.name)
     # Former computations count: their productions are committed, so their consumers must get them.
     producers = claimed_by(snapshot.txns, topology.name) | topology.computations.keys()
     sources: list[ProductionSource] = []
     summaries: list[ProductionSummary] = []
     for file in undelivered_sources(snapshot, producers, control, superstep):
-        stored = read_productions(store.objects, [file])
+        stored = read_productions(row_files, [file])
         streams_of_file = pc.unique(stored.column("stream")).to_pylist()
         pairs = ((stream, topology.current_stream(stream)) for stream in streams_of_file)
         source = replace(file, renames=tuple((former, name) for former, name in pairs if former != name))

@@ -33,7 +33,6 @@ class SinkDelivery:
     """Delivery of each committed superstep's productions to the sinks, in parallel with the next superstep.
 
     Attributes:
-        row_files: where committed productions are read; a runner may put the machine's disk in front of the store.
         on_failure: called in the sinks' thread with a sink's error: on a quiet stream the next superstep, which
             would `wait`, may never come.
     """
@@ -47,9 +46,10 @@ class SinkDelivery:
         *,
         in_background: bool,
         has_upkeep: bool,
+        row_files: Objects | None = None,
     ) -> None:
         self._store = store
-        self.row_files: Objects = store.objects
+        self._row_files = row_files or store.objects
         self._topology = topology
         self._clock = clock
         self._rng = rng
@@ -134,7 +134,7 @@ class SinkDelivery:
             return
         names = [kept for stream, _ in behind for kept in _kept_as(stream)]
         wanted = [source for source in sources if source.concerns(names)]
-        productions = read_productions(self.row_files, wanted)
+        productions = read_productions(self._row_files, wanted)
         for stream, writer in behind:
             part = productions.filter(pc.is_in(productions.column("stream"), pa.array(_kept_as(stream))))
             if part.num_rows:

@@ -31,7 +31,8 @@ class Committer(LogWriter):
     """The `LogWriter` of one store's table: it commits requests under fences.
 
     Opening a committer reads the log and compares it with the high-water mark; a table that is damaged or older than the
-    mark is a `DataError`. ``loaded`` is a snapshot that the caller has just loaded; it becomes the committer's own.
+    mark is a `DataError`. ``loaded`` is a snapshot that the caller has just loaded, at the monotonic time ``loaded_us``; it
+    becomes the committer's own.
     """
 
     def __init__(
@@ -42,13 +43,20 @@ class Committer(LogWriter):
         high_water: HighWater,
         *,
         loaded: Snapshot | None = None,
+        loaded_us: int | None = None,
         writer_id: str | None = None,
         retry: RetryPolicy | None = None,
         failpoints: Callable[[str], None] | None = None,
     ) -> None:
         # Read the mark before the log is listed: a commit in between would make a sound log look rolled back.
         mark = high_water.read()
-        snapshot = load(log) if loaded is None else catch_up(log, loaded)
+        if loaded is None:
+            snapshot = load(log)
+        elif mark is None or mark.version <= loaded.version:
+            # As good as one that is read now: the first put finds out what is newer.
+            snapshot = loaded
+        else:
+            snapshot = catch_up(log, loaded)
         check_high_water(mark, snapshot, log)
         super().__init__(
             log,
@@ -59,6 +67,7 @@ class Committer(LogWriter):
             retry=retry,
             high_water=high_water,
             failpoints=failpoints,
+            seen_us=loaded_us,
         )
         # Only now has the version been synced. A mark above it would accuse a sound table after a power cut.
         high_water.advance(snapshot.version, snapshot.digest)

@@ -198,6 +198,11 @@ def list_marks(objects: Objects) -> Sequence[str]:
     return objects.list(MARK_FOLDER)
 
 
+def version_marked(paths: Iterable[str]) -> int:
+    """Return the highest version among the names from `list_marks`, of whatever incarnation; 0 for none."""
+    return max((int(match[1]) for path in paths if (match := _NAME.search(path))), default=0)
+
+
 def newest_mark(paths: Iterable[str], incarnations: Iterable[str]) -> Mark | None:
     """Return the newest mark of the last incarnation among the names from `list_marks`.
 

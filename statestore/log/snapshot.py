@@ -6,7 +6,7 @@ The cost of `Snapshot.apply` depends on the commit, not on the size of the table
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +24,7 @@ from millpond.statestore.log.log import (
     is_of_store,
     refuse_foreign_change,
 )
+from millpond.statestore.objects.ranges import ParallelObjects
 from millpond.statestore.rows.row import Fence, unpack_fence
 from millpond.statestore.system import collector_paused
 from millpond.statestore.types import TableVersion
@@ -180,21 +181,24 @@ def live_intervals(txns: Mapping[str, int], computation: str | None = None) -> d
     return {interval: fences[interval] for interval in ordered}
 
 
-def load(log: Log, version: TableVersion | None = None) -> Snapshot:
-    """Open a table cold, at its newest or an older version; `ObjectMissingError` if there is none."""
+def load(log: Log, version: TableVersion | None = None, *, near: int = 0) -> Snapshot:
+    """Open a table cold, at its newest or an older version; `ObjectMissingError` if there is none.
+
+    ``near`` is a version that the table is thought to have reached lately; it only shortens the way.
+    """
     for _ in range(_LOAD_TRIES - 1):
         try:
-            return _load_once(log, version)
+            return _load_once(log, version, near)
         except ObjectMissingError:
             # A cleanup may have removed old commits between the listing and the reading.
             continue
     return _load_once(log, version)
 
 
-def load_existing(log: Log) -> Snapshot | None:
-    """Open a table cold, at its newest version; ``None`` if there is none."""
+def load_existing(log: Log, *, near: int = 0) -> Snapshot | None:
+    """Open a table cold, at its newest version; ``None`` if there is none. See `load`."""
     try:
-        return load(log)
+        return load(log, near=near)
     except ObjectMissingError:
         if log.latest_version() is not None:
             raise
@@ -216,8 +220,8 @@ def catch_up(log: Log, snapshot: Snapshot) -> Snapshot:
     return snapshot
 
 
-def _load_once(log: Log, version: TableVersion | None) -> Snapshot:
-    start = find_start(log, version)
+def _load_once(log: Log, version: TableVersion | None, near: int = 0) -> Snapshot:
+    start = find_start(log, version, near)
     snapshot = start.snapshot()
     for following, data in start.log.commits(range(snapshot.version + 1, start.target + 1)):
         snapshot.apply(following, data)
@@ -251,16 +255,23 @@ class Start:
         return begun
 
 
-def find_start(log: Log, version: TableVersion | None = None) -> Start:
+def find_start(log: Log, version: TableVersion | None = None, near: int = 0) -> Start:
     """Find where to begin reading the table at its newest or an older version; `ObjectMissingError` if there is none."""
-    since = log.named_checkpoint()
-    if since > 0 and (version is None or since <= version):
-        # What the pointer names is not believed: if no sound checkpoint is there, all of the log is listed.
-        found = _nearest_start(log, log.inventory(since), version)
-        if found is not None:
-            return found
+    for since in _recent_versions(log, near):
+        # No hint is believed: if no sound checkpoint is there, all of the log is listed.
+        if since > 0 and (version is None or since <= version):
+            found = _nearest_start(log, log.inventory(since), version)
+            if found is not None:
+                return found
     inventory = log.inventory()
     return _nearest_start(log, inventory, version) or _farther_start(log, inventory, version)
+
+
+def _recent_versions(log: Log, near: int) -> Iterator[int]:
+    """Yield versions from which a listing may find a checkpoint, the cheaper hint first."""
+    if isinstance(log.objects, ParallelObjects):
+        yield near - AHEAD_MAX
+    yield log.named_checkpoint()
 
 
 def _nearest_start(log: Log, inventory: LogInventory, version: TableVersion | None) -> Start | None:

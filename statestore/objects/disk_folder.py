@@ -208,7 +208,7 @@ class DiskFolder:
 
     def __init__(self, path: str | Path, budget_bytes: int, clock: Clock) -> None:
         self.path: Final[str] = str(path)
-        self._budget_bytes = budget_bytes
+        self.budget_bytes: Final[int] = budget_bytes
         self._share_bytes = max(budget_bytes // _SHARE, _SHARE_BYTES_MIN)
         self._clock = clock
         self._lock = threading.Lock()
@@ -218,7 +218,7 @@ class DiskFolder:
     @property
     def large_bytes(self) -> int:
         """The size above which an object is not kept whole, because it would evict too much else."""
-        return self._budget_bytes // _LARGE_SHARE
+        return self.budget_bytes // _LARGE_SHARE
 
     def open(self, name: bytes) -> DiskCopy | None:
         try:
@@ -299,7 +299,7 @@ class DiskFolder:
         files = sorted(self._files())
         held_bytes = sum(counted for _, counted, _ in files)
         for _, counted, path in files:
-            if held_bytes * 10 <= self._budget_bytes * _KEPT_OF_TEN:
+            if held_bytes * 10 <= self.budget_bytes * _KEPT_OF_TEN:
                 return
             Path(path).unlink(missing_ok=True)
             held_bytes -= counted

@@ -29,6 +29,7 @@ from millpond.statestore.objects.disk_folder import (
 from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.obstore import ObstoreObjects, download, upload
 from millpond.statestore.objects.ranges import ByteRange, Tail, WrappedObjects, is_written_once
+from millpond.statestore.system import SystemClock
 from millpond.statestore.types import Clock, Objects
 
 _LOG = logging.getLogger("millpond")
@@ -39,16 +40,26 @@ _REST_US: Final = 60_000_000
 
 
 class DiskTier(WrappedObjects):
-    """`Objects` that keeps the row files read and written through it in a folder of the local disk."""
+    """`Objects` that keeps the row files read and written through it in a folder of the local disk.
 
-    def __init__(self, objects: Objects, folder: DiskFolder, clock: Clock) -> None:
+    ``keeps=False`` reads what is there and keeps nothing more. A tier pickles as one that keeps nothing.
+    """
+
+    def __init__(self, objects: Objects, folder: DiskFolder, clock: Clock, *, keeps: bool = True) -> None:
         super().__init__(objects)
         self._folder = folder
         self._clock = clock
+        self._keeps = keeps
         self._resumes_us: int | None = None
         self._has_warned = False
         # The number of parts found damaged on the disk and read from the store again.
         self.damaged: int = 0
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return (_reader_of, (self._objects, self._folder.path, self._folder.budget_bytes))
+
+    def without_keeping(self) -> DiskTier:
+        return DiskTier(self._objects, self._folder, self._clock, keeps=False)
 
     def get(self, path: str) -> bytes:
         kept = self._kept(path, lambda copy: [ByteRange(0, copy.size_bytes)])
@@ -62,7 +73,7 @@ class DiskTier(WrappedObjects):
         kept = self._kept(path, lambda _: ranges)
         if kept is not None:
             return kept[0]
-        if self._is_kept(path):
+        if self._keeps and self._is_kept(path):
             with self._begun(path, super().read_tail(path, 1).size_bytes) as copy:
                 parts = None if copy is None else self._parts(path, copy, ranges)
             if parts is not None:
@@ -75,7 +86,7 @@ class DiskTier(WrappedObjects):
         )
         if kept is not None:
             return Tail(kept[0][0], kept[1])
-        if not self._is_kept(path):
+        if not self._keeps or not self._is_kept(path):
             return super().read_tail(path, size_bytes)
         # Read enough more that the chunk in which the tail begins is whole, because only whole chunks are kept.
         tail = super().read_tail(path, size_bytes + CHUNK_BYTES - 1)
@@ -152,14 +163,14 @@ class DiskTier(WrappedObjects):
                 starts = range(0, len(data), CHUNK_BYTES)
                 pieces = (data[start : start + CHUNK_BYTES] for start in starts)
                 found |= dict(zip(run, pieces, strict=True))
-            if sum(map(len, fetched)) <= self._folder.large_bytes:
+            if self._keeps and sum(map(len, fetched)) <= self._folder.large_bytes:
                 for run, data in zip(runs, fetched, strict=True):
                     self._keep(copy, run.start, data)
         self._try(lambda: self._folder.record_use(copy, is_written=bool(runs)))
         return [_joined(found, part) for part in cut]
 
     def _keep_whole(self, path: str, data: bytes) -> None:
-        if self._is_kept(path) and len(data) <= self._folder.large_bytes:
+        if self._keeps and self._is_kept(path) and len(data) <= self._folder.large_bytes:
             with self._begun(path, len(data)) as copy:
                 if copy is not None:
                     self._keep(copy, 0, data)
@@ -193,6 +204,16 @@ class DiskTier(WrappedObjects):
                 error,
             )
             return None
+
+
+def _reader_of(objects: Objects, folder: str, budget_bytes: int) -> DiskTier:
+    clock = SystemClock()
+    return DiskTier(objects, DiskFolder(folder, budget_bytes, clock), clock, keeps=False)
+
+
+def without_keeping(objects: Objects) -> Objects:
+    """Return a disk tier as one that keeps nothing more, for files that are read once; any other store unchanged."""
+    return objects.without_keeping() if isinstance(objects, DiskTier) else objects
 
 
 def _joined(found: dict[int, bytes], part: ByteRange) -> bytes:

@@ -57,7 +57,8 @@ def test_checkpoint_forgets_files_that_were_deleted() -> None:
     keen = UpkeepPolicy(
         compaction=CompactionPolicy(fan_in=2), retention="0s", collect_every=every, background=False
     )
-    run(objects, range(2 * every), keen)
+    # A checkpoint follows the last round.
+    run(objects, range(2 * every + 3 * EVERY), keen)
 
     replayed = replay_log(Log(objects), load(Log(objects)).version)
     gone = replayed.removes.keys() - set(objects.list(""))

@@ -18,7 +18,14 @@ def schedule(fan_in: int) -> CompactionSchedule:
     """Make a schedule that is only asked for due intervals."""
     policy = UpkeepPolicy(compaction=CompactionPolicy(fan_in=fan_in))
     return CompactionSchedule(
-        UNUSED, UNUSED, UNUSED, clock=ManualClock(), rng=SeededRng(1), policy=policy, workers=UNUSED
+        UNUSED,
+        UNUSED,
+        UNUSED,
+        clock=ManualClock(),
+        rng=SeededRng(1),
+        policy=policy,
+        workers=UNUSED,
+        row_files=UNUSED,
     )
 
 

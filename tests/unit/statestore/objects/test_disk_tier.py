@@ -6,6 +6,7 @@ import errno
 import logging
 import multiprocessing
 import os
+import pickle
 import shutil
 import stat
 import threading
@@ -196,6 +197,24 @@ class TestReading:
         with pytest.raises(UnavailableError):
             tier.read_ranges(OTHER, [ByteRange(0, 1)])
         assert copies(folder) == []
+
+    def test_tier_without_keeping_reads_copies_and_makes_none(self, tmp_path: Path, folder: Path) -> None:
+        """Another process that gets the tier has such a one."""
+        store = LocalObjects(tmp_path / "store")
+        store.put_if_absent(PATH, DATA)
+        tier = DiskTier(store, DiskFolder(folder, BUDGET_BYTES, SystemClock()), SystemClock())
+        tier.get(PATH)
+        kept = copies(folder)
+        store.delete([PATH])
+
+        for reader in (tier.without_keeping(), pickle.loads(pickle.dumps(tier))):
+            assert reader.get(PATH) == DATA
+            reader.put_if_absent(OTHER, DATA)
+            assert reader.get(OTHER) == DATA
+            assert reader.read_tail(OTHER, 9) == Tail(DATA[-9:], len(DATA))
+            assert reader.read_ranges(OTHER, [ByteRange(1, 3)]) == [DATA[1:3]]
+            reader.delete([OTHER])
+            assert copies(folder) == kept
 
 
 class TestWriting:
