@@ -28,7 +28,7 @@ from millpond.statestore.objects.hadoop import refused_by_hadoop
 from millpond.statestore.objects.obstore import refuse_outside
 from millpond.statestore.rows.files import LARGE_BYTES, read_row_files
 from millpond.statestore.rows.key_columns import key_columns_in, key_lookup
-from millpond.statestore.rows.key_text import KeyValue, encode_key
+from millpond.statestore.rows.key_text import KeyValue, encode_key, key_of_text
 from millpond.statestore.rows.merge import (
     MERGE_COLUMNS,
     ROWS_VIEW_COLUMNS,
@@ -138,7 +138,11 @@ class RowsView:
             DataError: a file is missing or damaged; the error names it.
             InvalidError: no key can have the values.
         """
-        texts = None if keys is None else {key if isinstance(key, str) else self.key_of(key) for key in keys}
+        texts = (
+            None
+            if keys is None
+            else {key_of_text(key) if isinstance(key, str) else self.key_of(key) for key in keys}
+        )
         contents = _Contents(self, None if texts is None else sorted(texts))
         if not whole:
             return self._with_typed_columns(contents.rows)

@@ -18,7 +18,7 @@ from millpond.executor.time.clocks import EXACT, Clocks
 from millpond.executor.time.instants import Moment, to_micros
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.rows.codec import JsonCodec, PlainObject
-from millpond.statestore.rows.key_text import KeyValue, decode_key, encode_key
+from millpond.statestore.rows.key_text import KeyValue, decode_key, encode_key, key_of_text
 from millpond.statestore.rows.row import PLAIN_MARK, TimeDomain
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
@@ -316,7 +316,7 @@ class Context:
             stream: one of the streams in the computation's ``produces``; any other ends the run.
             value: a JSON-compatible value, or ``bytes``.
             key: the record's key; by default the current key. A tuple makes a typed key, equal to columns
-                with these values: a whole number is no decimal, and no float.
+                with these values: a whole number is no decimal, and no float. The text of a typed key is that key.
             at: the event time, not before `oldest_at` (MillWheel §4.5); by default that of the current record or timer.
         """
         whole_name = self._produces.get(stream)
@@ -327,7 +327,7 @@ class Context:
         if key is None:
             own_key = self.key
         else:
-            own_key = encode_key(key) if isinstance(key, tuple) else _text(key, "production key")
+            own_key = encode_key(key) if isinstance(key, tuple) else key_of_text(_text(key, "production key"))
         self._productions.append(whole_name, own_key, value, moment)
 
     def count(self, counter: str, amount: int = 1) -> None:

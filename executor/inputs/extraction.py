@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
@@ -52,7 +53,7 @@ from millpond.executor.time.observations import (
 from millpond.executor.time.watermark_policies import IngressTime, MarkColumn, WatermarkPolicy
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.rows.codec import PlainObject
-from millpond.statestore.rows.key_text import encode_key
+from millpond.statestore.rows.key_text import check_key_value
 from millpond.statestore.rows.record_ids import ID_SLACK_US
 from millpond.statestore.rows.row import has_envelope_fields
 from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
@@ -129,9 +130,16 @@ class Injected:
 
 
 def read_injected(
-    node: InjectorNode, key: KeyExtractor, rows: Rows, stamp_at: EventTimeMicros | None = None
+    node: InjectorNode,
+    key: KeyExtractor,
+    rows: Rows,
+    stamp_at: EventTimeMicros | None = None,
+    garbled: Mapping[int, str] = MappingProxyType({}),
 ) -> Injected:
-    """Read key, time and id of every row; ``key=None`` keeps the injector's, ``stamp_at`` is the arrival time."""
+    """Read key, time and id of every row.
+
+    ``key=None`` keeps the injector's, ``stamp_at`` is the arrival time, ``garbled`` has the errors of `mended_texts`.
+    """
     wanted = node.key if key is None else key
     if isinstance(rows, pa.Table):
         keys = extract_key_column(wanted, rows)
@@ -139,7 +147,7 @@ def read_injected(
         keys = extract_keys(wanted, pa.nulls(len(rows), pa.string()), rows.__getitem__)
     times = _event_times(node, rows, stamp_at)
     ids, id_errors = _ids(node.id, rows)
-    errors = {**id_errors, **times.errors, **keys.errors}
+    errors = {**id_errors, **times.errors, **keys.errors, **garbled}
     limit = node.max_record_bytes
     if limit is not None and (large := too_large(rows, limit)):
         errors |= dict.fromkeys(large, error_of_size(limit))
@@ -186,21 +194,22 @@ def _check_field(stream: str, use: str, name: str, rows: Sequence[Mapping[str, A
 
 
 def _check_key_cells(stream: str, name: str, cells: Sequence[Any]) -> None:
-    one_of_each = {type(cell): cell for cell in cells}
-    reasons = {}
-    for kind, cell in one_of_each.items():
+    """Refuse a field whose values are all of types without keys; a value without one makes a dead letter alone."""
+    reasons: dict[str, str] = {}
+    for kind, cell in {type(cell): cell for cell in cells}.items():
         try:
-            encode_key((cell,))
+            check_key_value(cell)
         except InvalidError as error:
             reasons[kind.__name__] = error.message
-    if len(reasons) == len(one_of_each):
-        first = min(reasons)
-        raise InvalidError(
-            f"{reasons[first]}; or convert it, for example with key=lambda row: str(row[{name!r}])",
-            stream=stream,
-            field=name,
-            type=first,
-        )
+        else:
+            return
+    first = min(reasons)
+    raise InvalidError(
+        f"{reasons[first]}; or convert it, for example with key=lambda row: str(row[{name!r}])",
+        stream=stream,
+        field=name,
+        type=first,
+    )
 
 
 def member_names(node: InjectorNode, rows: Rows) -> list[str | None] | None:

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from millpond.executor.computation.values import has_utf8
 from millpond.executor.inputs.payload import ROW_DICTS, TEXT_TYPES, UndecodedRow
 from millpond.statestore.errors import InvalidError, did_you_mean
-from millpond.statestore.rows.key_columns import KeyTexts, check_key_type, encode_key_columns
-from millpond.statestore.rows.key_text import encode_key
+from millpond.statestore.rows.key_columns import KeyTexts, check_key_type, encode_key_columns, plain_keys
+from millpond.statestore.rows.key_text import encode_key, is_missing, key_of_text, plain_key
 from millpond.statestore.types import Key
 
 KeyExtractor: TypeAlias = str | Sequence[str] | Callable[[Any], Any] | None
@@ -68,14 +68,17 @@ def extract_key(extractor: KeyExtractor, own_key: str | None, value: Any) -> Key
         return _checked_key(own_key)
     if isinstance(extractor, str):
         cell = _field_of(value, extractor)
-        return _checked_key(cell) if cell is None or isinstance(cell, str) else Key(encode_key((cell,)))
+        if is_missing(cell):
+            return _checked_key(None)
+        return Key(plain_key(_checked_key(cell))) if isinstance(cell, str) else Key(encode_key((cell,)))
     if not callable(extractor):
-        return Key(encode_key([_field_of(value, name) for name in extractor]))
+        cells = [_field_of(value, name) for name in extractor]
+        return Key(encode_key([None if is_missing(cell) else cell for cell in cells]))
     try:
         key = extractor(value)
     except Exception as cause:
         raise InvalidError(f"the key extractor raised {type(cause).__name__}: {cause}") from cause
-    return Key(encode_key(key)) if isinstance(key, tuple) else _checked_key(key)
+    return Key(encode_key(key)) if isinstance(key, tuple) else Key(key_of_text(_checked_key(key)))
 
 
 def _field_of(value: Any, name: str) -> Any:
@@ -140,7 +143,8 @@ def _simple_column(cells: list[Any]) -> pa.Array:
     kinds = set(map(type, cells)) - {NoneType}
     if len(kinds) > 1:
         raise ValueError(kinds)
-    return pa.array(cells, _SIMPLE[kinds.pop()] if kinds else pa.null())
+    # NaN is a null in rows of Python objects.
+    return pa.array(cells, _SIMPLE[kinds.pop()] if kinds else pa.null(), from_pandas=True)
 
 
 _SIMPLE: Final[dict[type, pa.DataType]] = {
@@ -170,7 +174,7 @@ def extract_key_column(extractor: KeyField, rows: pa.Table) -> KeyTexts:
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if kind in TEXT_TYPES:
         text = column.cast(pa.string())
-        return _text_column(text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text)
+        return _text_column(plain_keys(text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text))
     typed = encode_key_columns([column])
     if not column.null_count:
         return typed

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.executor.computation.values import Values
+from millpond.executor.inputs.bad_text import mended_texts
 from millpond.executor.inputs.extraction import (
     Injected,
     InjectorNode,
@@ -392,9 +393,13 @@ def extract_inputs(
     for entry in _merged(outside):
         node = topology.injectors[entry.stream]
         watch = (watches or {}).get(entry.stream, Watch(stream=entry.stream))
+        garbled: Mapping[int, str] = {}
+        if isinstance(entry.rows, pa.Table):
+            table, garbled = mended_texts(entry.rows)
+            entry = replace(entry, rows=table) if garbled else entry  # noqa: PLW2901 - the same rows
         readings = {
             consumer.computation.name: read_injected(
-                node, consumer.subscription.key, entry.rows, watch.stamp_at
+                node, consumer.subscription.key, entry.rows, watch.stamp_at, garbled
             )
             for consumer in topology.consumers.get(entry.stream, ())
             if entry.backfill in (None, consumer.computation.name)

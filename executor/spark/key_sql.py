@@ -88,6 +88,12 @@ def key_sql(columns: Sequence[tuple[str, T.DataType]]) -> str:
     return f"concat({', '.join(parts)})"
 
 
+def plain_key_sql(column: str) -> str:
+    """Return SQL for the key of a column of text; see `plain_key`."""
+    typed = key_sql([(column, T.StringType())])
+    return f"if(startswith({column}, {literal(PART)}), {typed}, {column})"
+
+
 def _part(sql: str, kind: T.DataType) -> str:
     encoder = next(encoder for of_kind, (encoder, _) in _TYPES.items() if isinstance(kind, of_kind))
     return encoder(sql, kind)

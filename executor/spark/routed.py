@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from millpond.executor.computation.values import ArrowValues, ChangedValues, JsonValues, Values
+from millpond.executor.inputs.bad_text import mended_texts
 from millpond.executor.inputs.changes import change_signs, in_commit_order, signed_ids
 from millpond.executor.inputs.extraction import (
     member_names,
@@ -41,6 +42,7 @@ from millpond.executor.interval.bundle import DeadLetter, Deliveries
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.spark.task_plan import (
     ID,
+    KEY,
     PRODUCTIONS,
     TARGET,
     Route,
@@ -57,8 +59,10 @@ from millpond.executor.superstep.delivery import ProductionSource, deliveries_in
 from millpond.executor.time.instants import INSTANT_MAX_US, INSTANT_MIN_US, parse_instant_us
 from millpond.executor.time.observations import InputObservation
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError, check
+from millpond.statestore.rows.key_columns import plain_keys
 
 _DEAD_LETTERS_MAX: Final = 100_000
+_GARBLED: Final = "__millpond_garbled"
 
 
 class RoutedRecords:
@@ -71,10 +75,14 @@ class RoutedRecords:
             # The input has no other time than that of its arrival.
             times = pa.array(np.full(table.num_rows, source.watch.stamp_at, np.int64))
             table = table.set_column(table.column_names.index(self._columns.at), self._columns.at, times)
-        if large := too_large(table.select(self._columns.own), source.max_record_bytes):
-            # Make large records unreadable in the slot that has them, so that they become letters there.
+        table, garbled = mended_texts(table)
+        if garbled:
+            reasons = [garbled.get(row) for row in range(table.num_rows)]
+            table = table.append_column(_GARBLED, pa.array(reasons, pa.string()))
+        if bad := sorted({*garbled, *too_large(table.select(self._columns.own), source.max_record_bytes)}):
+            # Unreadable in the slot that has them, so that they become letters there.
             targets = table.column(TARGET).to_numpy().copy()
-            targets[large] = [unreadable_target(position_of(int(target))) for target in targets[large]]
+            targets[bad] = [unreadable_target(position_of(int(target))) for target in targets[bad]]
             table = table.set_column(table.column_names.index(TARGET), TARGET, pa.array(targets, pa.int32()))
         self._table = table
         self._targets = pc.unique(table.column(TARGET)).to_pylist()
@@ -109,6 +117,8 @@ class RoutedRecords:
             values = ChangedValues(values, change_signs(table), at)
         ids = scoped_ids(self._own_ids(table), source.id_scopes.get(node.name, b""))
         keys = _column(table, self._columns.key)
+        if self._columns.key != KEY:
+            keys = plain_keys(keys)
         return [Deliveries(stream=source.stream, keys=keys, at=at, values=values, ids=ids)]
 
     def letters(self, parts: SlotParts) -> Iterator[DeadLetter]:
@@ -136,6 +146,10 @@ class RoutedRecords:
         keys = _column(table, columns.key).to_pylist()
         times = _times(table, columns.at).to_pylist()
         errors = [None] * rows if columns.error is None else _column(table, columns.error).to_pylist()
+        if _GARBLED in table.column_names:
+            errors = [
+                why or error for why, error in zip(_column(table, _GARBLED).to_pylist(), errors, strict=True)
+            ]
         values, large = self._shown_values(table)
         ids = self._own_ids(table)
         record_ids = [None] * rows if ids is None else ids.to_pylist()

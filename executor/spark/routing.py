@@ -24,7 +24,7 @@ from millpond.executor.inputs.payload import check_payload_column
 from millpond.executor.inputs.reserved import refuse_reserved
 from millpond.executor.pipeline.checks import told_of_stream
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.spark.key_sql import check_key_type, key_sql, position_sql, quoted
+from millpond.executor.spark.key_sql import check_key_type, key_sql, plain_key_sql, position_sql, quoted
 from millpond.executor.spark.task_plan import (
     AT,
     ERROR,
@@ -281,7 +281,8 @@ def _key(schema: T.StructType, key: KeyField) -> _RoutedKey:
         return _RoutedKey(sql=key_sql(columns), parts=tuple(key_names(key)))
     ((column, kind),) = columns
     if isinstance(kind, T.StringType):
-        return _RoutedKey(sql=column, parts=key, column=key)
+        # A task reads the column itself: see `RoutedRecords.deliveries`.
+        return _RoutedKey(sql=plain_key_sql(column), parts=key, column=key)
     # Only in a list can a null be a key.
     return _RoutedKey(sql=f"if({column} IS NULL, NULL, {key_sql(columns)})", parts=key)
 

@@ -353,11 +353,13 @@ def _checked_column(
 def _parsed_column(array: pa.Array, reading: TimeReading) -> InstantColumn:
     at = np.zeros(len(array), dtype=np.int64)
     errors: dict[int, str] = {}
-    for row, text in enumerate(array.to_pylist()):
+    for row, cell in enumerate(array):
         try:
-            at[row] = parse_instant_us(text, reading)
+            at[row] = parse_instant_us(cell.as_py(), reading)
         except InvalidError as error:
             errors[row] = str(error)
+        except UnicodeDecodeError:
+            errors[row] = "the time is no UTF-8"
     return InstantColumn(at=at, errors=errors)
 
 

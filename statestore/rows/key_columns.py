@@ -33,6 +33,7 @@ from millpond.statestore.rows.key_text import (
     is_typed,
     kind_of_name,
     name_of_kind,
+    plain_key,
     struct_mark,
 )
 
@@ -77,6 +78,13 @@ def check_key_type(kind: pa.DataType, column: str) -> None:
             column=column,
             type=kind,
         )
+
+
+def plain_keys(texts: pa.StringArray) -> pa.StringArray:
+    """Return the keys of a column of text; see `plain_key`."""
+    if not pc.any(pc.starts_with(texts, PART)).as_py():
+        return texts
+    return pa.array([None if text is None else plain_key(text) for text in texts.to_pylist()], pa.string())
 
 
 def encode_key_columns(columns: Sequence[pa.Array]) -> KeyTexts:

@@ -23,7 +23,8 @@ A tab ends a value and is less than any character within a value, because a cont
 U+001F and its caret letter. So texts compare as tuples do, value by value, nulls first: each mark is greater than that
 of null. Negative numbers have each digit subtracted from 9, under a letter that falls as their length rises. Floats are
 their bits, with the sign turned so that they rise: NaN is above all, and -0.0 is 0.0. `docs/design/018-keys.md` has the
-reasons. A key that does not begin with a tab is plain: the text of a single column.
+reasons. A key that does not begin with a tab is plain: the text of a single column. A text of data that begins with one
+becomes the typed key of this value, so that no text is taken for another key.
 
 This module also names types as a store records them, for the columns of keys and for the parts of states.
 """
@@ -31,6 +32,7 @@ This module also names types as a store records them, for the columns of keys an
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +40,7 @@ from decimal import Decimal
 from types import NoneType
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from millpond.statestore.errors import InvalidError
@@ -111,6 +114,28 @@ def encode_key(values: Sequence[KeyValue]) -> str:
     return text
 
 
+def plain_key(text: str) -> str:
+    r"""Return the key of a text out of data: itself, unless it begins like a typed key; then the typed key of this value.
+
+    Example:
+        >>> plain_key("no"), plain_key("\td4711")
+        ('no', '\t=\x1fId4711')
+    """
+    return encode_key((text,)) if text.startswith(PART) else text
+
+
+def key_of_text(text: str) -> str:
+    """Return the key that code or a command gives as text: of a typed key exactly its text, else as `plain_key`."""
+    if not text.startswith(PART):
+        return text
+    try:
+        if encode_key(decode_key(text)) == text:
+            return text
+    except InvalidError:
+        pass  # no text of a typed key
+    return plain_key(text)
+
+
 def decode_key(text: str) -> tuple[Any, ...]:
     r"""Return the values of a typed key, or of a plain key a tuple of just its text.
 
@@ -155,18 +180,42 @@ def _unescaped(text: str) -> str:
     return _ESCAPED.sub(lambda match: chr(ord(match.group(1)) - 64), text) if ESCAPE in text else text
 
 
+def is_missing(value: object) -> bool:
+    """Return True for a null in rows of Python objects: ``None``, and what pandas takes for one, ``NaN`` included."""
+    return value is None or _is_no_value(value) or (isinstance(value, float) and math.isnan(value))
+
+
+def _is_no_value(value: object) -> bool:
+    # By name, because pandas need not be there.
+    return type(value).__name__ in ("NaTType", "NAType") or (
+        isinstance(value, np.datetime64) and np.isnat(value)
+    )
+
+
 def _encoded(value: object) -> str:
+    return _encoder_of(value)(value)
+
+
+def check_key_value(value: object) -> None:
+    """Raise unless keys are made of values of this type, whether or not of this value."""
+    _encoder_of(value)
+
+
+def _encoder_of(value: object) -> Callable[[Any], str]:
     encoder = _ENCODERS.get(type(value))
-    if encoder is None:
-        # In the order of the table: a bool is an int, and a datetime is a date.
-        encoder = next((each for kind, each in _ENCODERS.items() if isinstance(value, kind)), None)
+    if encoder is not None:
+        return encoder
+    if _is_no_value(value):
+        return _ENCODERS[NoneType]
+    # In the order of the table: a bool is an int, and a datetime is a date.
+    encoder = next((each for kind, each in _ENCODERS.items() if isinstance(value, kind)), None)
     if encoder is None:
         raise InvalidError(
             "a key has no values of this type: it is made of text, whole numbers, decimals, floats, booleans, dates, "
             "times, bytes, mappings of these, and nulls",
             type=type(value).__name__,
         )
-    return encoder(value)
+    return encoder
 
 
 def _of_bytes(value: bytes) -> str:

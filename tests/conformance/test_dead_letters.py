@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pyarrow as pa
 import pytest
 
 import millpond as mp
@@ -159,3 +160,26 @@ def test_times_without_a_zone_need_the_injectors_zone(play: Open) -> None:
     pond.restart()
     pond.inject("in", texts)
     assert pond.watermark("checked") == int(datetime(2013, 2, 8, 9, tzinfo=UTC).timestamp() * 1e6)
+
+
+def test_text_that_is_no_utf8_makes_its_own_dead_letter(play: Open) -> None:
+    """Files of Parquet and Spark's own files may have such bytes; the letter shows them replaced."""
+    given = pa.Table.from_pylist([{**row, "word": "fine", "part": "p"} for row in rows(5, bad=0)])
+    bytes_of = pa.array([b"a", b"x\xffy", b"c", b"d", None], pa.binary())
+    words = pa.Array.from_buffers(pa.string(), 5, bytes_of.buffers())
+    keys = pa.Array.from_buffers(
+        pa.string(), 5, pa.array([b"k", b"k", b"\xe4", b"k", b"k"], pa.binary()).buffers()
+    )
+    given = given.set_column(given.column_names.index("word"), "word", words)
+    pond = play(pipeline())
+    pond.inject("in", given.set_column(0, "k", keys))
+
+    assert pond.states("checked") == {"k": "3"}
+    letters = sorted(map(orjson.loads, pond.states("dead_letters").values()), key=lambda letter: letter["id"])
+    assert [letter["error"] for letter in letters] == [
+        "the text of column word is no UTF-8", "the text of column k is no UTF-8",
+    ]  # fmt: skip
+    assert [mp.letter_value(letter)[name] for letter, name in zip(letters, ("word", "k"), strict=True)] == [
+        "x\ufffdy",
+        "\ufffd",
+    ]

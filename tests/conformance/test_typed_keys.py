@@ -142,6 +142,23 @@ def test_single_column_key(play: Callable[..., Play]) -> None:
     assert numbers.store.rows_view("count").to_arrow().column("card").to_pylist() == [4711]
 
 
+def test_text_that_begins_like_a_typed_key_is_a_key_of_its_own(play: Callable[..., Play]) -> None:
+    """Each of these texts would be another key, or none, as the text of a typed key."""
+    texts = ["no", "\td4711", "\tname", "\t=no\td4711", "\t!"]
+    running = play(lambda: _pipeline("country"))
+    running.inject("rows", _cards(*((text, 1, _DAY) for text in texts)))
+    running.settle()
+
+    assert {mp.decode_key(key): state for key, state in _counts(running).items()} == {
+        (text,): 1 for text in texts
+    }
+    assert {tuple(orjson.loads(state)) for state in running.states("listen").values()} == {
+        (text,) for text in texts
+    }
+    found = running.store.rows_view("count").to_arrow(texts)
+    assert sorted(mp.decode_key(key)[0] for key in found.column("key").to_pylist()) == sorted(texts)
+
+
 def test_consumer_names_its_own_columns(play: Callable[..., Play]) -> None:
     """Two consumers of a stream may have keys of different kinds."""
 

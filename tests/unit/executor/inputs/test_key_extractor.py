@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from millpond.executor.inputs.keys import check_key_extractor, extract_key, extract_key_column, extract_keys
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.rows.key_text import encode_key
+from millpond.statestore.rows.key_text import decode_key, encode_key
 from tests.fixtures.typed_keys import key_types, key_values
 
 
@@ -39,6 +41,34 @@ class TestOne:
         assert extract_key(None, "own", value) == "own"
         assert extract_key("city", "own", value) == "Bergen"
         assert extract_key(lambda v: v["city"].lower(), "own", value) == "bergen"
+
+    @pytest.mark.parametrize(
+        "missing", [None, pd.NaT, pd.NA, float("nan"), np.float64("nan"), np.datetime64("NaT")]
+    )
+    def test_missing_value_of_pandas_is_a_null(self, missing):
+        with pytest.raises(InvalidError, match="the key is null"):
+            extract_key("city", None, {"city": missing})
+
+        row, nulls = {"city": missing, "n": 1}, {"city": None, "n": 1}
+        assert extract_key(("city", "n"), None, row) == extract_key(("city", "n"), None, nulls)
+        several = extract_keys(("city", "n"), pa.nulls(2, pa.string()), [row, nulls].__getitem__).keys
+        assert several[0] == several[1]
+
+    @pytest.mark.parametrize("text", ["\td4711", "\tname", "\t=no\td4711", "\t", "\t=\x1fIx"])
+    def test_text_of_data_is_never_taken_for_a_typed_key(self, text):
+        (key,) = {
+            extract_key("city", None, {"city": text}),
+            extract_key_column("city", pa.table({"city": [text]})).keys[0].as_py(),
+        }
+
+        assert decode_key(key) == (text,)
+
+    def test_text_from_code_is_the_typed_key_that_it_spells(self):
+        typed = encode_key(("no", 4711))
+
+        assert extract_key(lambda _: typed, None, {}) == typed
+        assert decode_key(extract_key(lambda _: "\tname", None, {})) == ("\tname",)
+        assert decode_key(extract_key(lambda _: "\td04711", None, {})) == ("\td04711",)
 
     @pytest.mark.parametrize(
         ("extractor", "own", "value", "text"),
