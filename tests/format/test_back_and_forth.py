@@ -34,6 +34,7 @@ WRITERS: Final = {
 }
 """The commits that wrote the checked-in stores."""
 
+_OWN_SERVER: Final = ""
 NEWEST: Final = WRITERS["v0.1-f74ef24"]
 ROOT: Final = HERE.parent.parent
 ROOMS: Final = ("millpond", "dataflow", "executor", "gc", "migrations", "statestore", "testing", "tools")
@@ -132,16 +133,16 @@ def test_version_that_cannot_read_a_store_refuses_it(code: Callable[[str], Versi
 
 @pytest.mark.parametrize("begins", ["former", "today"])
 def test_running_pipeline_is_taken_over_by_the_other_version(
-    begins: str, code: Callable[[str], Version], tmp_path: Path, zookeeper_hosts: str
+    begins: str, code: Callable[[str], Version], tmp_path: Path
 ) -> None:
-    """The one that runs is fenced, and nothing is lost or counted twice."""
+    """Both use the store's own server. The former owner is fenced, and nothing is lost or counted twice."""
     before = code(NEWEST)
     running, other = (before, TODAY) if begins == "former" else (TODAY, before)
-    TODAY.run("shop", tmp_path / "alone", zookeeper_hosts, 0, 8, "stop")
-    with running.start("shop", tmp_path / "turns", zookeeper_hosts, 0, 4, "fenced") as process:
+    TODAY.run("shop", tmp_path / "alone", _OWN_SERVER, 0, 8, "stop")
+    with running.start("shop", tmp_path / "turns", _OWN_SERVER, 0, 4, "fenced") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        other.run("shop", tmp_path / "turns", zookeeper_hosts, 4, 8, "stop")
+        other.run("shop", tmp_path / "turns", _OWN_SERVER, 4, 8, "stop")
         output, errors = process.communicate("\n", timeout=60)
 
     assert output == "fenced\n", errors[-4_000:]

@@ -3,7 +3,8 @@
 It uses only names that all of these versions have, and each version's own `tests.format`. Commands:
 
 - ``harbour FOLDER NOW_US STEP`` continues a checked-in store: known rows, a new row, or the end of the input;
-- ``shop FOLDER HOSTS FIRST LAST END`` runs batches of a pipeline of its own, makes a savepoint before the last,
+- ``shop FOLDER HOSTS FIRST LAST END`` runs batches of a pipeline of its own, with an ensemble or, without hosts,
+  the store's server. It makes a savepoint before the last batch,
   and with the end ``kill`` dies in the middle of it; with ``fenced`` it goes on once a line of input comes, and
   expects to be refused;
 - ``read FOLDER`` prints every row, savepoint versions included, as one line of JSON.
@@ -67,7 +68,7 @@ def shop(folder: str, hosts: str, first: str, last: str, end: str) -> None:
     upkeep = mp.UpkeepPolicy(
         compaction=mp.CompactionPolicy(fan_in=2), collect_every=16, retention=0, background=False
     )
-    with mp.Store.open(f"{folder}/pond", zookeeper=hosts, session_timeout_ms=4_000) as store:
+    with mp.Store.open(f"{folder}/pond", zookeeper=hosts or None, session_timeout_ms=4_000) as store:
         runner = mp.LocalRunner(store, progress=False, upkeep=upkeep, dead_letter_limit=None)
         run = runner.start(pipeline, stepping=True)
         run.run_until_quiet()
