@@ -43,6 +43,9 @@ _CHECKPOINTS_A_CLEANUP: Final = 16
 # In an object store, where a cleanup takes some thirty requests for each of its two horizons …
 _FAR_CHECKPOINTS_A_CLEANUP: Final = 64
 _CHECKPOINT_INTERVAL: Final = 10
+_INTERVAL_PROPERTY: Final = "delta.checkpointInterval"
+# Commits that a start may read rather than that two requests are made for a checkpoint.
+_BEHIND_MAX: Final = 3
 _ACTIONS_A_COMMIT: Final = 256
 # … and a start one for each commit after the last checkpoint.
 _FAR_ACTIONS_A_COMMIT: Final = 1_024
@@ -116,9 +119,18 @@ class TableUpkeep:
         self._is_busy = bool(work)
         return partial(self._do, work) if work else None
 
+    def close(self) -> None:
+        """Write a last checkpoint of a table in an object store, where the next start would read the commits since the last."""
+        snapshot = self.writer.snapshot
+        is_behind = snapshot.version - self._checkpointed > _BEHIND_MAX
+        # A run that has written none would read as many commits for it as it saves, so short runs do it together.
+        knows_log = self._replayed is not None and not self._is_damaged
+        if self._is_far and is_behind and knows_log and _INTERVAL_PROPERTY not in snapshot.configuration:
+            self._do([self._write_checkpoint])
+
     def _checkpoint_every(self, snapshot: Snapshot) -> int:
         every = checkpoint_interval(snapshot.configuration)
-        if "delta.checkpointInterval" in snapshot.configuration:
+        if _INTERVAL_PROPERTY in snapshot.configuration:
             return every
         # A checkpoint names every live or removed file. Its cost is spread over as many commits as keeps it small.
         known = (
@@ -198,7 +210,7 @@ class TableUpkeep:
 
 
 def checkpoint_interval(configuration: Mapping[str, str]) -> int:
-    text = configuration.get("delta.checkpointInterval", "")
+    text = configuration.get(_INTERVAL_PROPERTY, "")
     return int(text) if text.isdecimal() and int(text) else _CHECKPOINT_INTERVAL
 
 

@@ -20,6 +20,7 @@ from millpond.executor.sinks.columns import SinkRecord, refuse_sink_ahead
 from millpond.executor.sinks.delta_table import TableWriter
 from millpond.executor.sinks.fork import SinkFolder
 from millpond.executor.sinks.sink import DeltaSink, RecordingSink, SinkWriter
+from millpond.executor.sinks.table_upkeep import TableUpkeep
 from millpond.executor.superstep.delivery import ProductionSource, read_productions
 from millpond.statestore.failpoint import reach
 from millpond.statestore.history.lineage import Origin
@@ -104,6 +105,9 @@ class SinkDelivery:
                 if executor is not None:
                     executor.shutdown()
             self._executor = self._upkeep = None
+        for _, writer in self._writers:
+            if (upkeep := self._upkeep_of(writer)) is not None:
+                upkeep.close()
 
     def _open_sink(self, node: SinkNode, superstep: Superstep) -> SinkWriter:
         lineage, pipeline = self._store.lineage, self._topology.name
@@ -144,13 +148,15 @@ class SinkDelivery:
                 self._keep_up(writer)
 
     def _keep_up(self, writer: SinkWriter) -> None:
-        work = None
-        if self._has_upkeep and isinstance(writer, TableWriter) and writer.upkeep is not None:
-            work = writer.upkeep.due()
+        upkeep = self._upkeep_of(writer)
+        work = None if upkeep is None else upkeep.due()
         if work is not None and self._upkeep is not None:
             self._upkeep.submit(work)
         elif work is not None:
             work()
+
+    def _upkeep_of(self, writer: SinkWriter) -> TableUpkeep | None:
+        return writer.upkeep if self._has_upkeep and isinstance(writer, TableWriter) else None
 
 
 def _kept_as(stream: str) -> tuple[str, str]:

@@ -242,6 +242,21 @@ def test_checkpoints_come_as_often_as_the_table_asks(tmp_path: Path) -> None:
     assert [checkpoint.version // 50 for checkpoint in sink.log.inventory().checkpoints] == [1, 2]
 
 
+def test_close_of_a_long_run_leaves_few_entries_in_an_object_store() -> None:
+    sink = Sink(FarObjects())
+    for superstep in range(1, 26):
+        sink.deliver(superstep)
+    before = sink.entries
+    sink.writer.upkeep.close()
+    after = sink.entries
+    sink.restart()
+    for superstep in (26, 27):
+        sink.deliver(superstep)
+    sink.writer.upkeep.close()
+
+    assert (before > 3, after, sink.entries) == (True, 0, 2)
+
+
 def test_small_leaves_of_an_upsert_become_one(tmp_path: Path) -> None:
     sink = Sink(LocalObjects(tmp_path), upsert=True)
     keys = [f"k{number:03d}" for number in range(720)]
@@ -292,6 +307,11 @@ def test_older_version_is_found_behind_many_checkpoints() -> None:
         assert txns == reached
     with pytest.raises(DataError):
         version_within(sink.log, {RECORD.app_id: -1})
+
+
+class FarObjects(MemoryObjects):
+    def get_many(self, paths: Sequence[str]) -> Sequence[bytes | None]:
+        return [self.get(path) if path in self._objects else None for path in paths]
 
 
 class Looks(MemoryObjects):
