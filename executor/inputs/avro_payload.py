@@ -6,9 +6,10 @@ A payload is read with its writer's schema, resolved to the schema that user cod
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 import orjson
 
@@ -134,6 +135,11 @@ def _primitive(kind: str, default: Any) -> Any:
     return float(default) if kind in {"float", "double"} else default
 
 
+_Decode: TypeAlias = Callable[..., Any]
+# Compiled code has no check of the stack's depth, and a level takes at least a byte. Python's own reader has one.
+_BYTES_FOR_COMPILED: Final = 1_000
+_TOO_DEEP: Final = "it is nested too deeply"
+
 _ITEMS_MAX: Final = 100_000
 """Greatest number of items of an array or map that are searched for the unreadable one."""
 
@@ -146,19 +152,52 @@ def reader_of(
 
     # Resolving takes several times as long as reading.
     resolved = None if writer == reader else reader
+    is_endless = _is_recursive(writer[_NAMED])
 
     def read(payload: bytes, start: int) -> dict[str, Any]:
         source = BytesIO(payload)
         source.seek(start)
+        decode: _Decode = schemaless_reader
+        if is_endless and len(payload) > _BYTES_FOR_COMPILED:
+            from fastavro._read_py import schemaless_reader as decode
         try:
-            value: Any = schemaless_reader(source, writer, resolved)
+            value: Any = decode(source, writer, resolved)
+        except RecursionError as error:
+            raise misfit(name, _TOO_DEEP) from error
         except Exception as error:
-            raise _failure(payload, start, writer, reader, name, error) from error
+            raise _failure(payload, start, writer, reader, name, error, decode) from error
         if source.tell() != len(payload):
             raise misfit(name, f"{len(payload) - source.tell()} bytes are left after the last field")
         return value  # type: ignore[no-any-return]
 
     return read
+
+
+def _is_recursive(named: Mapping[str, Any]) -> bool:
+    """Return True if a value of one of the named types may have another one of the same type in it."""
+    graph = {
+        name: set(_names_in([field["type"] for field in schema.get("fields", ())], named))
+        for name, schema in named.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError:
+        return True
+    return False
+
+
+def _names_in(schema: Any, named: Mapping[str, Any]) -> Iterator[str]:
+    if isinstance(schema, str):
+        if schema in named:
+            yield schema
+    elif isinstance(schema, list):
+        for branch in schema:
+            yield from _names_in(branch, named)
+    elif isinstance(schema, dict):
+        parts = [field["type"] for field in schema.get("fields", ())]
+        yield from _names_in([*parts, *(schema.get(inner) for inner in ("name", "items", "values"))], named)
+        if not isinstance(schema.get("type"), str) or schema["type"] in named:
+            yield from _names_in(schema.get("type"), named)
 
 
 def _failure(
@@ -168,12 +207,14 @@ def _failure(
     reader: dict[str, Any],
     name: str,
     error: Exception,
+    decode: _Decode,
 ) -> InvalidError:
-    from fastavro import schemaless_reader
-
     source = BytesIO(payload)
     source.seek(start)
-    found = _first_failure(source, writer, writer, "")
+    try:
+        found = _first_failure(source, writer, writer, "", decode)
+    except RecursionError:
+        return misfit(name, _TOO_DEEP)
     if found is not None:
         field, cause = found
         if isinstance(cause, EOFError):
@@ -184,18 +225,16 @@ def _failure(
     for read in reader["fields"]:
         source.seek(start)
         try:
-            schemaless_reader(source, writer, {**reader, "fields": [read]})
+            decode(source, writer, {**reader, "fields": [read]})
         except Exception as failure:  # noqa: BLE001 - as above
             return misfit(name, f"the schemas do not go together: {failure}", read["name"])
     return misfit(name, f"the schemas do not go together: {error}")
 
 
 def _first_failure(
-    source: BytesIO, schema: Any, whole: dict[str, Any], path: str
+    source: BytesIO, schema: Any, whole: dict[str, Any], path: str, decode: _Decode
 ) -> tuple[str, Exception] | None:
     """Return path and reason of the innermost unreadable part; ``None`` leaves the source after the value."""
-    from fastavro import schemaless_reader
-
     begin = source.tell()
     kind = sub_schema(schema, whole)
     try:
@@ -203,8 +242,10 @@ def _first_failure(
             branch = int(_primitive_in(source, "long"))
             if not 0 <= branch < len(kind):
                 raise IndexError(f"it says branch {branch} of a union of {len(kind)}")  # noqa: TRY301
-            return _first_failure(source, kind[branch], whole, path)
-        schemaless_reader(source, kind, None)
+            return _first_failure(source, kind[branch], whole, path, decode)
+        decode(source, kind, None)
+    except RecursionError:
+        raise
     except Exception as error:  # noqa: BLE001 - as above
         failed: Exception = error
     else:
@@ -212,9 +253,11 @@ def _first_failure(
     source.seek(begin)
     try:
         for part, inner in _parts(source, kind):
-            found = _first_failure(source, inner, whole, f"{path}{part}".removeprefix("."))
+            found = _first_failure(source, inner, whole, f"{path}{part}".removeprefix("."), decode)
             if found is not None:
                 return found
+    except RecursionError:
+        raise
     except Exception as error:  # noqa: BLE001 - the number of items, or the name of one
         return path, error
     return path, failed

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.executor.inputs.payload import python_rows
 from millpond.executor.inputs.reserved import refuse_reserved
 from millpond.statestore.errors import InvalidError
 
@@ -81,7 +82,7 @@ def flat_rows(change: str, rows: Any) -> Any:
     if change not in rows.column_names:
         raise InvalidError("the input has no such change column", column=change, columns=rows.column_names)
     if {"before", "after"} <= set(rows.column_names):
-        listed = rows.to_pylist()
+        listed = python_rows(rows)
         _refuse_reserved_fields(listed)
         return [image for row in listed for image in _flat(change, row)]
     return in_commit_order(_flat_table(change, rows))

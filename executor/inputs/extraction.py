@@ -32,9 +32,10 @@ from millpond.executor.inputs.payload import (
     Payload,
     UndecodedRow,
     decoded_rows,
+    python_rows,
     value_of_row,
 )
-from millpond.executor.inputs.record_size import RECORD_BYTES_MAX, error_of_size, row_bytes
+from millpond.executor.inputs.record_size import RECORD_BYTES_MAX, error_of_size
 from millpond.executor.inputs.reserved import refuse_reserved
 from millpond.executor.time.instants import (
     DEFAULT_READING,
@@ -52,6 +53,7 @@ from millpond.executor.time.observations import (
 )
 from millpond.executor.time.watermark_policies import IngressTime, MarkColumn, WatermarkPolicy
 from millpond.statestore.errors import InvalidError, did_you_mean
+from millpond.statestore.loading.parquet_files import row_bytes
 from millpond.statestore.rows.codec import PlainObject
 from millpond.statestore.rows.key_text import check_key_value
 from millpond.statestore.rows.record_ids import ID_SLACK_US
@@ -219,7 +221,7 @@ def member_names(node: InjectorNode, rows: Rows) -> list[str | None] | None:
     if isinstance(node.member, str) and isinstance(rows, pa.Table):
         cells = _existing(rows, node.member, "member").to_pylist()
     else:
-        plain = rows.to_pylist() if isinstance(rows, pa.Table) else rows
+        plain = python_rows(rows) if isinstance(rows, pa.Table) else rows
         cells, _ = _cells(node.member, plain, lambda cell: cell, None)
     return [cell if isinstance(cell, str) and cell else None for cell in cells]
 
@@ -367,7 +369,7 @@ def _times(extractor: FieldExtractor, rows: Rows, reading: TimeReading) -> Insta
     if isinstance(rows, pa.Table):
         if isinstance(extractor, str):
             return instant_column_us(_existing(rows, extractor, "time"), extractor, reading)
-        rows = rows.to_pylist()
+        rows = python_rows(rows)
     numbers = _numbers(extractor, rows)
     if numbers is not None:
         times = instant_column_us(numbers, str(extractor), reading)
@@ -396,7 +398,7 @@ def _ids(extractor: FieldExtractor | None, rows: Rows) -> tuple[pa.BinaryArray |
     if isinstance(rows, pa.Table):
         if isinstance(extractor, str):
             return _id_column(extractor, _existing(rows, extractor, "id")), {}
-        rows = rows.to_pylist()
+        rows = python_rows(rows)
     ids, errors = _cells(extractor, rows, _id_bytes, None)
     return pa.array(ids, pa.binary()), errors
 

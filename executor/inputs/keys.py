@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.computation.values import has_utf8
-from millpond.executor.inputs.payload import ROW_DICTS, TEXT_TYPES, UndecodedRow
+from millpond.executor.inputs.payload import ROW_DICTS, TEXT_TYPES, UndecodedRow, python_rows
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.rows.key_columns import KeyTexts, check_key_type, encode_key_columns, plain_keys
 from millpond.statestore.rows.key_text import encode_key, is_missing, key_of_text, plain_key
@@ -160,7 +160,7 @@ _SIMPLE: Final[dict[type, pa.DataType]] = {
 def extract_key_column(extractor: KeyField, rows: pa.Table) -> KeyTexts:
     """Return the keys of an Arrow table; a column's name costs no decoding."""
     if callable(extractor):
-        return extract_keys(extractor, pa.nulls(rows.num_rows, pa.string()), rows.to_pylist().__getitem__)
+        return extract_keys(extractor, pa.nulls(rows.num_rows, pa.string()), python_rows(rows).__getitem__)
     for name in key_names(extractor):
         if name not in rows.column_names:
             hint = did_you_mean(name, rows.column_names)

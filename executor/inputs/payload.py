@@ -307,6 +307,25 @@ class UndecodedRow:
     reason: str
 
 
+def python_rows(rows: pa.Table) -> list[Any]:
+    """Return the rows of a table as mappings; a row with a value that Python cannot hold as an `UndecodedRow`."""
+    try:
+        return rows.to_pylist()
+    except _UNHELD:
+        return [_python_row(rows.slice(place, 1)) for place in range(rows.num_rows)]
+
+
+def _python_row(row: pa.Table) -> Any:
+    try:
+        return row.to_pylist()[0]
+    except _UNHELD as error:
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        return UndecodedRow(None, str(InvalidError("a value of the row cannot be read", reason=reason)))
+
+
+# Dates of other years, unknown time zones and text that is not UTF-8, among others.
+_UNHELD: Final = (pa.ArrowException, ArithmeticError, LookupError, TypeError, ValueError)
+
 TEXT_TYPES: Final = frozenset({pa.string(), pa.large_string(), pa.string_view(), pa.null()})
 """Arrow's types of text, and of a column of nulls alone."""
 
@@ -367,14 +386,17 @@ def _of_table(
         raise InvalidError(
             "the payload column is neither binary nor text", stream=stream, column=payload.column, type=kind
         )
-    names = rows.column_names
-    others = [(name, ROW_PREFIX + name) for name in names if name != payload.column]
-    for cells in zip(*(column.to_pylist() for column in rows.columns), strict=True):
-        row = dict(zip(names, cells, strict=True))
-        yield _decoded(payload, row, row[payload.column], others, max_bytes)
+    others = [(name, ROW_PREFIX + name) for name in rows.column_names if name != payload.column]
+    for row in python_rows(rows):
+        if isinstance(row, UndecodedRow):
+            yield row
+        else:
+            yield _decoded(payload, row, row[payload.column], others, max_bytes)
 
 
 def _of_mapping(payload: Payload, row: Any, max_bytes: int | None) -> DecodedRow | UndecodedRow:
+    if isinstance(row, UndecodedRow):
+        return row
     if not isinstance(row, Mapping):
         return UndecodedRow(row, str(InvalidError("the row has no fields", type=type(row).__name__)))
     if payload.column not in row:

@@ -465,7 +465,7 @@ def _row_of_letter(node: InjectorNode, rows: Rows, values: Values, row: int, err
     """Return an unreadable row for its letter; with a payload undecoded, so that a mended decoder can try again."""
     if node.max_record_bytes is not None and error == error_of_size(node.max_record_bytes):
         return cut_row(rows, row) if isinstance(rows, pa.Table) else cut_row([original_row(rows[row])], 0)
-    return values.value(row) if node.payload is None else original_row(rows[row])
+    return original_row(values.value(row) if node.payload is None else rows[row])
 
 
 def _observation(

@@ -16,6 +16,7 @@ from millpond.executor.inputs.extraction import (
     rows_between,
     rows_to_extract,
 )
+from millpond.executor.inputs.payload import python_rows
 from millpond.statestore.log.action import JsonValue
 
 
@@ -78,7 +79,7 @@ class RowSource(ABC):
         if tables and len(tables) == len(read) and all(one.schema == tables[0].schema for one in tables):
             return pa.concat_tables(tables)
         return [
-            *chain.from_iterable(rows.to_pylist() if isinstance(rows, pa.Table) else rows for rows in read)
+            *chain.from_iterable(python_rows(rows) if isinstance(rows, pa.Table) else rows for rows in read)
         ]
 
 

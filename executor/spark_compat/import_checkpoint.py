@@ -11,7 +11,10 @@ that local code can read and change it wherever the checkpoint lies.
 
 from __future__ import annotations
 
+import re
 import shutil
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -35,7 +38,14 @@ from millpond.executor.run.options import CHECKPOINTS_FOLDER
 from millpond.executor.spark.frames import checkpoint_path
 from millpond.executor.spark.key_sql import arrow_key_columns
 from millpond.executor.spark.session import refuse_connect, spark_session
-from millpond.executor.spark_compat.state_rows import Convert, batches_of, find_operator, state_rows
+from millpond.executor.spark_compat.state_rows import (
+    Convert,
+    batches_of,
+    find_operator,
+    reading_checkpoint,
+    state_rows,
+)
+from millpond.executor.time.instants import INSTANT_MAX_US
 from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.history.lineage import local_folder
@@ -51,7 +61,17 @@ _COMMITS: Final = "commits"
 _OFFSETS: Final = "offsets"
 _PARTS: Final = (_METADATA, _OFFSETS, _COMMITS, "sources")
 _NO_OFFSET: Final = "-"
+_MILLIS: Final = 1_000
 _VERSIONS: Final = ("v1",)
+# Spark's numbers are of 64 bits.
+_BATCH: Final = re.compile(r"0|[1-9][0-9]{0,17}")
+
+# Snapshots of RocksDB, of an operator's only store and of one of several.
+_ZIPS: Final = ("state/*/*/*.zip", "state/*/*/*/*.zip")
+_ZIP: Final = "snapshot.zip"
+_MANIFEST: Final = "metadata"
+_MANIFEST_BYTES_MAX: Final = 64 << 20
+_FILE_NAME: Final = re.compile(r"[\w-][\w.-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +108,20 @@ def fetch_checkpoint(spark: SparkSession, path: str | Path, folder: Path) -> Que
     hadoop_settings: Any = spark._jsc.hadoopConfiguration()  # noqa: SLF001
     root = hadoop.fs.Path(place if urlsplit(place).scheme else str(Path(place).absolute()))
     files, own = root.getFileSystem(hadoop_settings), hadoop.fs.FileSystem.getLocal(hadoop_settings)
-    for part in _PARTS:
-        source, copied = hadoop.fs.Path(root, part), hadoop.fs.Path(str(folder / part))
-        if files.exists(source):
-            hadoop.fs.FileUtil.copy(files, source, own, copied, False, hadoop_settings)
+    _refuse_links(place)
+    with reading_checkpoint(place):
+        for part in _PARTS:
+            source, copied = hadoop.fs.Path(root, part), hadoop.fs.Path(str(folder / part))
+            if files.exists(source):
+                hadoop.fs.FileUtil.copy(files, source, own, copied, False, hadoop_settings)
+        for pattern in _ZIPS:
+            for found in files.globStatus(hadoop.fs.Path(root, pattern)) or ():
+                zipped = hadoop.fs.Path(str(folder / _ZIP))
+                hadoop.fs.FileUtil.copy(files, found.getPath(), own, zipped, False, hadoop_settings)
+                _refuse_paths(folder / _ZIP, str(found.getPath()))
+    (folder / _ZIP).unlink(missing_ok=True)
     batches = {
-        part: {int(path.name) for path in (folder / part).glob("*") if path.name.isdecimal()}
+        part: {int(path.name) for path in (folder / part).glob("*") if _BATCH.fullmatch(path.name)}
         for part in (_COMMITS, _OFFSETS)
     }
     if not batches[_OFFSETS]:
@@ -102,10 +130,10 @@ def fetch_checkpoint(spark: SparkSession, path: str | Path, folder: Path) -> Que
     done = max(batches[_COMMITS] & batches[_OFFSETS], default=None)
     if done is None:
         raise InvalidError("the query has finished no batch, so it has no state", path=place)
-    version, settings, *offsets = _lines(folder / _OFFSETS / str(done))
+    version, settings, *offsets = _lines(folder / _OFFSETS / str(done), 2)
     if version not in _VERSIONS:
         raise DataError("cannot read this version of Spark's offsets", path=place, version=version)
-    committed = _lines(folder / _COMMITS / str(done))
+    committed = _lines(folder / _COMMITS / str(done), 2)
     query = str(_object(folder / _METADATA, _lines(folder / _METADATA)[0]).get("id", ""))
     # A running query would move its state and positions during the import.
     if any(str(running.id) == query for running in spark.streams.active):
@@ -114,11 +142,47 @@ def fetch_checkpoint(spark: SparkSession, path: str | Path, folder: Path) -> Que
         path=place,
         batch=done,
         unfinished=max((batch for batch in batches[_OFFSETS] if batch > done), default=None),
-        watermark_ms=int(_object(folder / _OFFSETS, settings).get("batchWatermarkMs", 0)),
-        next_watermark_ms=int(_object(folder / _COMMITS, committed[1]).get("nextBatchWatermarkMs", 0)),
+        watermark_ms=_time_ms(folder / _OFFSETS, settings, "batchWatermarkMs"),
+        next_watermark_ms=_time_ms(folder / _COMMITS, committed[1], "nextBatchWatermarkMs"),
         offsets=tuple(offset for offset in offsets if offset != _NO_OFFSET),
         folder=folder,
     )
+
+
+def _refuse_links(place: str) -> None:
+    """Refuse links and FIFOs in a checkpoint on this machine, which Spark would follow and wait for."""
+    local = local_folder(place)
+    if local is not None and local.is_dir():
+        LocalObjects(local, "os_cache").refuse_links()
+
+
+def _refuse_paths(path: Path, name: str) -> None:
+    """Refuse a snapshot of RocksDB that names files by paths: Spark would write its files anywhere."""
+    try:
+        with zipfile.ZipFile(path) as zipped:
+            names = zipped.namelist()
+            if _MANIFEST in names:
+                with zipped.open(_MANIFEST) as file:
+                    text = file.read(_MANIFEST_BYTES_MAX)
+                # The first line is the format's version.
+                names += _file_names(orjson.loads(text.partition(b"\n")[2]))
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotImplementedError) as error:
+        raise DataError("a snapshot of the checkpoint is damaged", path=name, reason=error) from error
+    wrong = next((each for each in names if not _FILE_NAME.fullmatch(each)), None)
+    if wrong is not None:
+        raise DataError(
+            "a snapshot of the checkpoint names a file outside of its folder", path=name, file=wrong
+        )
+
+
+def _file_names(manifest: Any) -> list[str]:
+    """Return all names of files in RocksDB's list of a snapshot's files."""
+    if isinstance(manifest, list):
+        return [name for part in manifest for name in _file_names(part)]
+    if not isinstance(manifest, dict):
+        return []
+    own = [value for key, value in manifest.items() if key.endswith("FileName") and isinstance(value, str)]
+    return [*own, *(name for part in manifest.values() for name in _file_names(part))]
 
 
 def put_checkpoint(checkpoint: QueryCheckpoint, target: Path, query: str) -> None:
@@ -137,8 +201,21 @@ def put_checkpoint(checkpoint: QueryCheckpoint, target: Path, query: str) -> Non
     staged.rename(target)
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text().split("\n")
+def _lines(path: Path, least: int = 1) -> list[str]:
+    try:
+        lines = path.read_text().split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError("an entry of the checkpoint is damaged", path=path, reason=error) from error
+    if len(lines) < least:
+        raise DataError("an entry of the checkpoint is damaged", path=path, lines=len(lines))
+    return lines
+
+
+def _time_ms(path: Path, text: str, name: str) -> int:
+    found = _object(path, text).get(name, 0)
+    if type(found) is not int or not 0 <= found * _MILLIS <= INSTANT_MAX_US:
+        raise DataError("an entry of the checkpoint is damaged", path=path, field=name, value=found)
+    return found
 
 
 def _object(path: Path, text: str) -> Mapping[str, Any]:
@@ -152,7 +229,6 @@ def _object(path: Path, text: str) -> Mapping[str, Any]:
 
 
 _SAMPLES: Final = 5
-_MILLIS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

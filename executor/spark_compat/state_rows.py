@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC
 from functools import reduce
@@ -14,6 +15,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 import orjson
 import pyarrow as pa
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that every Spark user knows
 from pyspark.sql.conversion import ArrowTableToRowsConversion
@@ -21,7 +24,7 @@ from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
 from millpond.executor.spark.key_sql import check_key_type, key_sql, quoted
-from millpond.executor.spark.session import worker_calls
+from millpond.executor.spark.session import spark_calls, worker_calls
 from millpond.executor.spark_compat.group_state import EXPIRES_AT, TIMEOUT_TAG, TIMEOUTS, timeout_micros
 from millpond.executor.spark_compat.schema import StructCodec
 from millpond.executor.spark_compat.transform_with_state import TIME_MODES
@@ -46,6 +49,7 @@ _OPERATOR_KINDS: Final[dict[str, OperatorKind]] = {
     "dedupeWithinWatermark": "duplicates",
     "stateStoreSave": "aggregation",
 }
+_CAUSES_MAX: Final = 20
 _VARIABLES: Final = ("ValueState", "ListState", "MapState")
 """The other entries in Spark's list of variables are its timers."""
 
@@ -61,13 +65,32 @@ class StatefulOperator:
     variables: tuple[str, ...] = ()
 
 
+@contextmanager
+def reading_checkpoint(path: str | None = None) -> Iterator[None]:
+    """Turn an error of Spark, for which a damaged checkpoint is the reason, into a `DataError`."""
+    try:
+        with spark_calls(), worker_calls():
+            yield
+    except (PySparkException, Py4JError) as error:
+        place = {} if path is None else {"path": path}
+        raise DataError("spark cannot read the checkpoint", **place, reason=_root_cause(error)) from error
+
+
+def _root_cause(error: Exception) -> str:
+    cause: Any = getattr(error, "java_exception", None)
+    for _ in range(_CAUSES_MAX):
+        if cause is not None and (inner := cause.getCause()) is not None:
+            cause = inner
+    return str(cause or error).partition("\n")[0]
+
+
 def find_operator(spark: SparkSession, path: str, number: int | None) -> StatefulOperator:
     """Return the operator with a number, or the query's only one if ``number`` is ``None``."""
     # Spark's state reader needs a service that the session starts only on access to its streams.
     _ = spark.streams.active
-    rows = {
-        row.operatorId: row for row in spark.read.format("state-metadata").load(path).distinct().collect()
-    }
+    with reading_checkpoint(path):
+        found = spark.read.format("state-metadata").load(path).distinct().collect()
+    rows = {row.operatorId: row for row in found}
     names = {number: row.operatorName for number, row in sorted(rows.items())}
     if not rows:
         raise InvalidError(
@@ -163,9 +186,16 @@ def state_rows(
     if event_time is not None and operator.kind != "duplicates":
         raise InvalidError("event_time is of dropDuplicates only", operator=operator.name)
     reading = _Reading(spark, path, operator, batch, plain_key=plain_key)
-    if operator.kind == "variables":
-        return _of_variables(reading)
-    frame = reading.frame()
+    with reading_checkpoint(path):
+        if operator.kind == "variables":
+            return _of_variables(reading)
+        return _of_values(reading, timeout, event_time, convert)
+
+
+def _of_values(
+    reading: _Reading, timeout: str | None, event_time: str | None, convert: Convert | None
+) -> StateRows:
+    operator, frame = reading.operator, reading.frame()
     key, value = _key_of(frame), _distinct(_struct(frame.schema["value"].dataType))
     if event_time is not None and event_time not in key.names:
         raise InvalidError(
@@ -187,7 +217,7 @@ def batches_of(rows: StateRows) -> pa.RecordBatchReader:
     def batches() -> Iterator[pa.RecordBatch]:
         rows = packed.toLocalIterator(prefetchPartitions=True)
         while True:
-            with worker_calls():
+            with reading_checkpoint():
                 row = next(rows, None)
             if row is None:
                 return

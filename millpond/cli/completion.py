@@ -14,6 +14,7 @@ from millpond.cli.terminal.cli_help import command
 from millpond.cli.terminal.options import json_option
 from millpond.cli.terminal.output import result_as_json
 from millpond.statestore.errors import InternalError, MillpondError
+from millpond.statestore.history.lineage import ROWS_FOLDER
 from millpond.statestore.history.savepoint import open_savepoints
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
@@ -79,10 +80,10 @@ def _complete(
     """Complete names out of the store on the line; none of one that is not on this machine, or damaged."""
     # While the last option still lacks its value, click does not parse the arguments.
     store = context.params.get("store") or next(iter(context.args), None)
-    if not isinstance(store, str) or "://" in store or not Path(store, "rows", "_delta_log").is_dir():
+    if not isinstance(store, str) or "://" in store or not Path(store, ROWS_FOLDER, "_delta_log").is_dir():
         return []
     try:
-        names = names_in(load(Log(open_objects(f"{Path(store).resolve()}/rows"))))
+        names = names_in(load(Log(open_objects(store, folder=ROWS_FOLDER))))
     except MillpondError:
         return []
     # The shell puts the name into the line as it is: `$(…)` out of somebody's store would run with the command.

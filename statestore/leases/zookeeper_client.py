@@ -31,6 +31,8 @@ ENVIRONMENT_PREFIX: Final = "MILLPOND_ZOOKEEPER_"
 _FILE_VARIABLE: Final = f"{ENVIRONMENT_PREFIX}SECURITY"
 _PERMISSIONS: Final = {"r": 1, "w": 2, "c": 4, "d": 8, "a": 16}
 _ALL: Final = 31
+# The parser takes memory with the square of a key's length.
+_TOML_BYTES_MAX: Final = 16 << 10
 _TRUTH: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -189,20 +191,30 @@ def _warn_without_tls(hosts: str) -> None:
     )
 
 
-def _read_file(path: str | Path) -> dict[str, Any]:
-    place = Path(path)
+def read_toml(path: str | Path, what: str) -> dict[str, Any]:
+    """Read a small TOML file of settings; no error quotes it, because it may have passwords."""
     try:
-        given = tomllib.loads(place.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidError("the file of zookeeper's security cannot be read", file=path) from error
-    except tomllib.TOMLDecodeError:
-        # The parser's message may quote the file, and so a password: drop it and its cause.
-        raise InvalidError("the file of zookeeper's security is not TOML", file=path) from None
+        with Path(path).open("rb") as file:
+            data = file.read(_TOML_BYTES_MAX + 1)
+        text = data.decode()
+    except (OSError, ValueError) as error:
+        raise InvalidError(f"{what} cannot be read", file=path) from error
+    if len(data) > _TOML_BYTES_MAX:
+        raise InvalidError(f"{what} must have at most {_TOML_BYTES_MAX >> 10} KiB", file=path)
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidError(f'{what} must be TOML, with lines NAME = "VALUE"', file=path) from None
+
+
+def _read_file(path: str | Path) -> dict[str, Any]:
+    what = "the file of zookeeper's security"
+    place, given = Path(path), read_toml(path, what)
     kinds = {each.name: str(each.type) for each in fields(ZooKeeperSecurity)}
     unknown = sorted(given.keys() - kinds.keys())
     if unknown:
         raise InvalidError(
-            "the file of zookeeper's security has unknown keys",
+            f"{what} has unknown keys",
             file=path, keys=", ".join(unknown), known=", ".join(kinds),
         )  # fmt: skip
     for name, value in given.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.loading.parquet_files import read_parquet
 
 LoadSource: TypeAlias = Any
 """A table (Arrow, pandas, Polars, Spark, anything with Arrow's C stream interface), a reader of record batches, the path
@@ -27,12 +29,16 @@ _IGNORED: Final = frozenset({"hold", "superstep", "sequencer", "commit_number"})
 _JSON_COLUMNS: Final = "columns = {key: 'VARCHAR', state: 'JSON', state_version: 'INTEGER', timers: 'JSON'}"
 # DuckDB's function by the end of a file's name.
 _READERS: Final = {
-    ".parquet": "read_parquet(?)",
-    ".csv": "read_csv(?, header = true, all_varchar = true)",
-    ".json": f"read_json(?, {_JSON_COLUMNS})",
-    ".jsonl": f"read_json(?, format = 'newline_delimited', {_JSON_COLUMNS})",
-    ".ndjson": f"read_json(?, format = 'newline_delimited', {_JSON_COLUMNS})",
+    ".csv": "read_csv(?, header = true, all_varchar = true, hive_partitioning = false)",
+    ".json": f"read_json(?, {_JSON_COLUMNS}, hive_partitioning = false)",
+    **dict.fromkeys(
+        (".jsonl", ".ndjson"),
+        f"read_json(?, format = 'newline_delimited', {_JSON_COLUMNS}, hive_partitioning = false)",
+    ),
 }
+_PARQUET: Final = ".parquet"
+# DuckDB takes a name for a pattern, and so would read other files.
+_PATTERN_SIGN: Final = re.compile(r"([*?\[])")
 
 
 Piece: TypeAlias = "Mapping[str, Column]"
@@ -61,26 +67,35 @@ def pieces_of(source: LoadSource) -> Iterator[Piece]:
         yield from _of_mappings(iter(source))
 
 
-def _open_file(path: Path) -> pa.RecordBatchReader:
+def _open_file(path: Path) -> Iterable[pa.RecordBatch]:
     """Open a Parquet, CSV or JSON file; states and timers of CSV and JSON stay JSON text."""
     import duckdb
 
-    reader = _READERS.get(path.suffix.lower())
-    if reader is None:
+    suffix = path.suffix.lower()
+    if suffix not in {*_READERS, _PARQUET}:
         raise InvalidError(
             "cannot tell the format of a file from its name: use a known suffix",
             path=path,
-            known=sorted(_READERS),
+            known=sorted((*_READERS, _PARQUET)),
         )
     if not path.is_file():
         raise InvalidError("there is no such file", path=path)
+    if suffix == _PARQUET:
+        return _of_parquet(path)
     connection = duckdb.connect()
     try:
         connection.execute("set TimeZone = 'UTC'")
-        relation = connection.sql(f"from {reader}", params=[str(path)])
-        return relation.to_arrow_reader(_PIECE_ROWS)
+        name = _PATTERN_SIGN.sub(r"[\1]", str(path))
+        return connection.sql(f"from {_READERS[suffix]}", params=[name]).to_arrow_reader(_PIECE_ROWS)
     except duckdb.Error as cause:
         raise InvalidError("the table cannot be read", reason=first_line(cause), path=path) from cause
+
+
+def _of_parquet(path: Path) -> Iterator[pa.RecordBatch]:
+    for rows in read_parquet(path, 0, _PIECE_ROWS):
+        # Arrow takes text for UTF-8 when it reads; an error would appear only in its use.
+        rows.validate(full=True)
+        yield from rows.combine_chunks().to_batches()
 
 
 def _of_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Piece]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,7 @@ from millpond.executor.spark_compat.spark_query import (
     drop_duplicates,
     transform_with_state,
 )
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.failpoint import listening
 from millpond.statestore.store import Store
 from tests.spark_code.group_functions import grouped
@@ -184,6 +186,66 @@ def test_variables_move(rocksdb: SparkSession, tmp_path: Path, keys: tuple[str, 
     )
 
     assert move.in_millpond(run) == theirs()
+
+
+def _snapshot(**names: str) -> Callable[[Path], object]:
+    """Return damage to a checkpoint: a snapshot of RocksDB with a file of these names."""
+
+    def damage(checkpoint: Path) -> None:
+        for partition in checkpoint.glob("state/0/[0-9]*"):
+            for version in (1, 2):
+                with zipfile.ZipFile(partition / f"{version}.zip", "w") as zipped:
+                    zipped.writestr(names.get("entry", "CURRENT"), b"MANIFEST-000005\n")
+                    files = [{"localFileName": "1.sst", "dfsSstFileName": "1-a.sst", "sizeBytes": 1, **names}]
+                    manifest = {"sstFiles": files, "numKeys": 1, "numInternalKeys": 0}
+                    zipped.writestr("metadata", b"v1\n" + orjson.dumps(manifest))
+
+    return damage
+
+
+def _write(path: str, data: bytes) -> Callable[[Path], object]:
+    return lambda checkpoint: (checkpoint / path).write_bytes(data)
+
+
+def _replace(path: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda checkpoint: ((checkpoint / path).unlink(), make(checkpoint / path))
+
+
+_HOSTILE: Mapping[str, tuple[str, Callable[[Path], object]]] = {
+    "snapshot writes elsewhere": ("outside of its folder", _snapshot(localFileName="../../../../owned.sst")),
+    "snapshot writes to a path": ("outside of its folder", _snapshot(localFileName="/tmp/owned.sst")),
+    "snapshot reads elsewhere": ("outside of its folder", _snapshot(dfsSstFileName="../../../metadata")),
+    "entry elsewhere": ("outside of its folder", _snapshot(entry="../../../../owned")),
+    "no snapshot": ("snapshot of the checkpoint is damaged", _write("state/0/0/1.zip", b"PK")),
+    "link": ("must not be links", lambda checkpoint: (checkpoint / "sources" / "x").symlink_to("/etc")),
+    "fifo": ("must not be links", _replace("commits/1", os.mkfifo)),
+    "folder": ("an entry of the checkpoint is damaged", _replace("commits/1", Path.mkdir)),
+    "no text": ("an entry of the checkpoint is damaged", _write("offsets/1", b"\xff\xfe")),
+    "one line": ("an entry of the checkpoint is damaged", _write("commits/1", b"v1")),
+    "far future": ("an entry of", _write("commits/1", b'v1\n{"nextBatchWatermarkMs":9223372036854775807}')),
+    "no number": ("an entry of", _write("commits/1", b'v1\n{"nextBatchWatermarkMs":"x"}')),
+    "no object": ("an entry of the checkpoint is damaged", _write("metadata", b"5")),
+    "operator": ("spark cannot read", _write("state/0/_metadata/metadata", b'v1\n{"x":')),
+}
+
+
+def test_hostile_checkpoint_is_refused(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """Spark itself writes a file of any name that the list of a snapshot's files has."""
+    move = Move(rocksdb, tmp_path, "k string, n long")
+    move.put([[{"k": "a", "n": 1}], [{"k": "b", "n": 1}]])
+    move.in_spark(move.frame().dropDuplicates(["k"]).selectExpr("k AS seen"), "append")
+    assert move.move("honest", dry_run=True).rows == 2
+    for path in move.checkpoint.rglob(".*.crc"):
+        path.unlink()
+
+    for number, (reason, damage) in enumerate(_HOSTILE.values()):
+        hostile = tmp_path / f"hostile {number}"
+        shutil.copytree(move.checkpoint, hostile)
+        damage(hostile)
+        with pytest.raises(DataError, match=reason):
+            import_checkpoint(hostile, computation="c", into=tmp_path / "pond", spark=rocksdb, dry_run=True)
+    assert not list(tmp_path.rglob("owned*"))
+    assert not (tmp_path / "pond").exists()
 
 
 def test_moved_values_keep_their_types(rocksdb: SparkSession, tmp_path: Path) -> None:

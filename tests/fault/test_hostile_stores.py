@@ -1,4 +1,4 @@
-"""Some of the stores of ``python -m tests.hostile``, and canaries of its watch."""
+"""Some of the stores and inputs of ``python -m tests.hostile``, and canaries of its watch."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _SEEDS = 40
 _S_MAX = 300
 
 
-def test_commands_on_damaged_stores_end_and_stay_inside() -> None:
+def test_commands_on_damaged_stores_and_inputs_end_and_stay_inside() -> None:
     """In a separate process, because an audit hook stays for the life of the process."""
     words = [sys.executable, "-m", "tests.hostile", "--seeds", str(_SEEDS), "--workers", "1"]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=_S_MAX, check=False)
 
     assert ran.returncode == 0, ran.stdout + ran.stderr[-2_000:]
-    assert f"{_SEEDS} stores" in ran.stdout
+    assert f"{_SEEDS} cases" in ran.stdout
 
 
 @pytest.fixture(scope="module")

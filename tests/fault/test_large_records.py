@@ -9,17 +9,18 @@ import orjson
 import pyarrow as pa
 import pytest
 
+from millpond.cli.terminal.row_files import RowFiles
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record
 from millpond.executor.inputs.payload import JsonPayload
-from millpond.executor.inputs.record_size import row_bytes
 from millpond.executor.interval.letters import letter_value
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.spark.runner import SparkRunner
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.loading.parquet_files import row_bytes
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 
@@ -90,6 +91,21 @@ def test_large_record_becomes_a_letter_in_one_process(tmp_path: Path, how: str) 
             assert opened.rows_view("dead_letters").to_arrow().num_rows == 1
         else:
             check_letter(opened)
+
+
+@pytest.mark.parametrize("options", [{}, {"key": lambda row: row["k"]}, {"at": lambda row: row["t"]}])
+def test_large_line_of_a_file_becomes_a_letter(tmp_path: Path, options: dict[str, Any]) -> None:
+    """It is not parsed, because its objects could take twenty times the memory."""
+    lines = [b'{"k":"b","t":2,"text":"small"}', b'{"k":"a","t":1,"text":"' + b"x" * (17 << 20) + b'"}']
+    (tmp_path / "1.json").write_bytes(b"\n".join(lines))
+    with store(tmp_path) as opened:
+        source = RowFiles(tmp_path / "1.json", record_bytes_max=LIMIT)
+        LocalRunner(opened, dead_letter_limit=None).run(pipeline(**options), {"s": source})
+        assert states(opened) == {"b": 5}
+        (state,) = opened.rows_view("dead_letters").to_arrow().column("state").to_pylist()
+        assert "larger than the 2,000 bytes" in orjson.loads(state)["error"]
+        assert "xxx" in orjson.loads(state)["value"]
+        assert len(state) < LIMIT
 
 
 @pytest.mark.parametrize("key", ["k", ["k"], lambda row: row["k"]], ids=["column", "typed", "function"])

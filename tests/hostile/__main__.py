@@ -1,6 +1,6 @@
-"""Hostile stores by the thousand: ``python -m tests.hostile --seeds 20000``.
+"""Hostile stores and inputs by the thousand: ``python -m tests.hostile --seeds 20000``.
 
-Each seed is one damaged store and its commands. Worker processes run the seeds; a worker that hangs or dies
+Each seed is one damaged store, every third one an input, and its commands. Worker processes run the seeds; a worker that hangs or dies
 is reported with its seed, and replaced. The exit code is 1 after a problem. ``--seed N`` runs one seed and
 shows its damage.
 """
@@ -16,20 +16,21 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final, TextIO, get_args
 
 import click
 
 from millpond.statestore.system import SystemClock
-from tests.hostile.arena import Arena, Case
+from tests.hostile.arena import Arena, Case, Kind
 
 _SHOWN: Final = 40
 
 
 @click.command()
-@click.option("--seeds", default=200, show_default=True, help="How many stores.")
+@click.option("--seeds", default=200, show_default=True, help="How many cases.")
 @click.option("--from", "first", default=0, show_default=True, help="The first seed.")
 @click.option("--seed", "only", type=int, help="Only this one, told in full.")
+@click.option("--only", "kind", type=click.Choice(get_args(Kind)), help="Cases of this kind only.")
 @click.option("--workers", default=2, show_default=True)
 @click.option(
     "--report", type=click.Path(path_type=Path), help="Write one JSON object a problem to this file."
@@ -38,22 +39,28 @@ _SHOWN: Final = 40
     "--in", "place", type=click.Path(path_type=Path), hidden=True, help="Work in this folder, as a worker."
 )
 def main(
-    seeds: int, first: int, only: int | None, workers: int, report: Path | None, place: Path | None
+    seeds: int,
+    first: int,
+    only: int | None,
+    kind: Kind | None,
+    workers: int,
+    report: Path | None,
+    place: Path | None,
 ) -> None:
-    """Run commands on damaged stores, and report their forbidden actions."""
+    """Run commands on damaged stores and hostile inputs, and report their forbidden actions."""
     if place is not None:
-        _work(place, first, seeds)
+        _work(place, first, seeds, kind)
         return
     with tempfile.TemporaryDirectory() as folder:
         if only is not None:
             arena = Arena(Path(folder))
             arena.prepare()
-            click.echo(json.dumps(asdict(arena.run(only)), indent=1))
+            click.echo(json.dumps(asdict(arena.run(only, kind)), indent=1))
             return
         started_us = SystemClock().monotonic_us()
         share = -(-seeds // workers)
         shares = [
-            Share(Path(folder) / str(n), first + n * share, min(share, seeds - n * share))
+            Share(Path(folder) / str(n), first + n * share, min(share, seeds - n * share), kind)
             for n in range(workers)
         ]
         for each in shares:
@@ -69,7 +76,7 @@ def main(
     seconds = (SystemClock().monotonic_us() - started_us) / 1e6
     most = max((each.memory_mib for each in shares), default=0)
     click.echo(
-        f"{seeds} stores in {seconds:.0f} s, {len(problems)} with problems; at most {most} MiB a command"
+        f"{seeds} cases in {seconds:.0f} s, {len(problems)} with problems; at most {most} MiB a command"
     )
     sys.exit(bool(problems))
 
@@ -79,7 +86,7 @@ def _kind(text: str) -> str:
     return re.sub(r"'[^']*'", "'…'", text.partition(": ")[2] or text)
 
 
-def _work(folder: Path, first: int, seeds: int) -> None:
+def _work(folder: Path, first: int, seeds: int, kind: Kind | None) -> None:
     # Commands print to the streams of click's runner, so this process's own stream carries the results.
     results: TextIO = sys.__stdout__ or sys.stdout
     folder.mkdir(exist_ok=True)
@@ -87,14 +94,15 @@ def _work(folder: Path, first: int, seeds: int) -> None:
     arena.prepare()
     for seed in range(first, first + seeds):
         print(json.dumps({"seed": seed}), file=results, flush=True)
-        print(json.dumps(asdict(arena.run(seed))), file=results, flush=True)
+        print(json.dumps(asdict(arena.run(seed, kind))), file=results, flush=True)
 
 
 class Share:
     """The seeds of one worker, which is replaced when it ends before them."""
 
-    def __init__(self, folder: Path, first: int, seeds: int) -> None:
+    def __init__(self, folder: Path, first: int, seeds: int, kind: Kind | None) -> None:
         self._folder, self._next, self._end = folder, first, first + seeds
+        self._only = () if kind is None else ("--only", kind)
         self._process: subprocess.Popen[str] | None = None
         self.memory_mib = 0
 
@@ -106,7 +114,7 @@ class Share:
             self._process = subprocess.Popen(
                 [
                     sys.executable, "-m", "tests.hostile", "--in", str(self._folder),
-                    "--from", str(self._next), "--seeds", str(self._end - self._next),
+                    "--from", str(self._next), "--seeds", str(self._end - self._next), *self._only,
                 ],
                 stdout=subprocess.PIPE, stderr=errors, text=True,
             )  # fmt: skip

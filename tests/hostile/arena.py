@@ -1,4 +1,4 @@
-"""A place where commands run on damaged stores, and the actions forbidden to them.
+"""A place where commands run on damaged stores and hostile inputs, and the actions forbidden to them.
 
 Commands run in this process. An audit hook sees every file that Python opens, every process that it starts
 and every signal that it sends. The canary folder is compared after each command. A command ends with a
@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 from unittest.mock import patch
 
 import numpy as np
@@ -32,11 +32,13 @@ from millpond.statestore.leases import zookeeper_server, zookeeper_service
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.system import SystemClock
 from tests.hostile.damage import Vandal
+from tests.hostile.inputs import AGAIN, APP_MODULE, APPS, Forger
 from tests.prepared_pond import write_pond
 
 CASE_S_MAX: Final = 60.0
 MEMORY_MIB_MAX: Final = 1_500
-_ADDRESS_SPACE: Final = 8 << 30
+# Much of it is never touched: what a command uses is measured.
+_ADDRESS_SPACE: Final = 16 << 30
 
 _READS: Final[tuple[tuple[str, ...], ...]] = (
     ("status", "pond"),
@@ -84,14 +86,31 @@ _WRITES: Final[tuple[tuple[str, ...], ...]] = (
     ("load", "pond", "counts", "counts.parquet"),
     ("upgrade", "pond", "--app", "flights:pipeline"),
     ("adopt", "pond", "--as", "copy"),
-    ("replay", "pond", "out/replay", "--app", "flights:pipeline", "--input", "flights=flights"),
+    (
+        "replay",
+        "pond",
+        "out/replay",
+        "--version",
+        "1",
+        "--app",
+        "flights:pipeline",
+        "--input",
+        "flights=flights",
+    ),
     ("run", "flights:pipeline", "--store", "pond", "--input", "flights=flights", "--more-to-come", "--quiet"),
 )
 
 
+Kind: TypeAlias = Literal["stores", "inputs"]
+"""What is hostile in a case."""
+
+# Of so many seeds one is an input, unless all cases are of one kind.
+_INPUT_EVERY: Final = 3
+
+
 @dataclass(slots=True)
 class Case:
-    """One damaged store: its damage, its commands, and their forbidden actions."""
+    """One damaged store or hostile input: its damage, its commands, and their forbidden actions."""
 
     seed: int
     deeds: list[str] = field(default_factory=list)
@@ -206,24 +225,26 @@ class Arena:
         """Make the honest store in the place of its copies, because a store knows its place."""
         if not self._template.exists():
             write_pond(self._folder)
+            (self._folder / f"{APP_MODULE}.py").write_text(APPS, encoding="utf-8")
             _make_canary(self._canary)
             self._pond.rename(self._template)
-        self._kept = {path.name for path in self._folder.iterdir()} - {"pond"}
+            # A later process finds the leftovers of this one too.
+            (self._folder / "kept").write_text("\n".join(path.name for path in self._folder.iterdir()))
+        self._kept = {"kept", *(self._folder / "kept").read_text().splitlines()}
         resource.setrlimit(resource.RLIMIT_DATA, (_ADDRESS_SPACE, _ADDRESS_SPACE))
 
-    def run(self, seed: int) -> Case:
-        """Damage a copy of the store, and run one to three commands on it."""
+    def run(self, seed: int, only: Kind | None = None) -> Case:
+        """Damage a copy of the store, or make an input next to it, and run some commands."""
         self._reset()
         case = Case(seed)
         rng = np.random.default_rng(seed)
         faulthandler.dump_traceback_later(CASE_S_MAX, exit=True)
-        case.deeds = Vandal(rng, self._pond, self._canary).damage()
+        kind = only or ("stores" if seed % _INPUT_EVERY else "inputs")
+        commands = self._with_store(case, rng) if kind == "stores" else self._with_inputs(case, rng)
         before = _contents(self._canary)
         registry = MemoryRegistry()
-        for _ in range(int(rng.integers(1, 4))):
-            table = _READS if rng.random() < 0.6 else _WRITES
-            words = table[int(rng.integers(len(table)))]
-            with_server = bool(rng.random() < 0.3)
+        for words in commands:
+            with_server = kind == "stores" and bool(rng.random() < 0.3)
             case.commands.append(" ".join(words))
             self._run(case, words, None if with_server else registry)
             after = _contents(self._canary)
@@ -233,6 +254,21 @@ class Arena:
                 )
                 before = after
         return case
+
+    def _with_store(self, case: Case, rng: np.random.Generator) -> Iterator[tuple[str, ...]]:
+        case.deeds = Vandal(rng, self._pond, self._canary).damage()
+        for _ in range(int(rng.integers(1, 4))):
+            table = _READS if rng.random() < 0.6 else _WRITES
+            yield table[int(rng.integers(len(table)))]
+
+    def _with_inputs(self, case: Case, rng: np.random.Generator) -> Iterator[tuple[str, ...]]:
+        forger = Forger(rng, self._folder / "in", self._canary)
+        case.deeds = forger.deeds
+        for words in forger.forge():
+            if words == AGAIN:
+                forger.again()
+            else:
+                yield words
 
     def _run(self, case: Case, words: Sequence[str], registry: MemoryRegistry | None) -> None:
         self._watch.problems = []
@@ -246,7 +282,8 @@ class Arena:
             finally:
                 self._watch.canary = None
                 sys.path[:] = path
-                sys.modules.pop("flights", None)
+                for name in ("flights", APP_MODULE):
+                    sys.modules.pop(name, None)
         faulthandler.cancel_dump_traceback_later()
         case.outcomes.append(code)
         used_mib = _peak_mib() - rss_mib

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from millpond.statestore.log import commit_file
 
 _LINES_MAX: Final = 5_000
-_ESCAPES: Final = "\x1b]0;owned\x07\x1b[2K\x9b31m\u202etext"
+ESCAPES: Final = "\x1b]0;owned\x07\x1b[2K\x9b31m\u202etext"
 _DEEP: Final = re.compile(r'\\*"deep (\d+)\\*"')
 _UNSEALED: Final = commit_file._UNSEALED
 
@@ -91,7 +91,7 @@ class Vandal:
             float("nan"),
             float("inf"),
         ]
-        texts = ["", "x", _ESCAPES, "a\nb", "\ud800", "\0", "é" * 300, "x" * 100_000, "{}", "null", '"']
+        texts = ["", "x", ESCAPES, "a\nb", "\ud800", "\0", "é" * 300, "x" * 100_000, "{}", "null", '"']
         kept = [[former], {"a": former}, str(former), [former] * 1_000]
         return self._one_of([*others, *texts, *paths, *paths, [], {}, deep, *kept])
 
@@ -112,7 +112,7 @@ class Vandal:
             return [*value[:place], self._mutated(value[place]), *value[place + 1 :]]
         if isinstance(value, str) and value[:1] in "{[" and self._rng.random() < 0.7:
             with suppress(ValueError):
-                return _dump(self._mutated(json.loads(value)))
+                return dump_json(self._mutated(json.loads(value)))
         return self._value(value)
 
     # -- deeds ---------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class Vandal:
 
     def _remove(self) -> str:
         path = self._path()
-        _clear(path)
+        clear(path)
         return self._name(path)
 
     def _link(self) -> str:
@@ -172,7 +172,7 @@ class Vandal:
                 Path("/proc/self/environ"),
             ]
         )
-        _clear(path)
+        clear(path)
         path.symlink_to(target)
         return f"{self._name(path)} -> {target}"
 
@@ -189,7 +189,7 @@ class Vandal:
         if kind == "unreadable":
             path.chmod(0)
             return f"{kind} {self._name(path)}"
-        _clear(path)
+        clear(path)
         if kind == "fifo":
             os.mkfifo(path)
         elif kind == "folder":
@@ -204,13 +204,13 @@ class Vandal:
         folder = self._one_of(sorted({path.parent for path in self._pond.rglob("*")} | {self._pond}))
         name = self._one_of(
             [
-                b"\xff\xfe", b"a\nb", _ESCAPES.encode(), b"x" * 255, b"computation=..", b"computation=%2e%2e%2fx",
+                b"\xff\xfe", b"a\nb", ESCAPES.encode(), b"x" * 255, b"computation=..", b"computation=%2e%2e%2fx",
                 b"99999999999999999999.json", b"00000000000000000099.json", b"-1.json", b"_last_checkpoint",
                 b"00000000000000000020.checkpoint.parquet", "00000000000000000\u0663.json".encode(), b"$(id)", b"'; --",
             ]
         )  # fmt: skip
         data = self._one_of([b"", b"{}", b"null", b"[]", b'{"version":1e99}', self._rng.bytes(100)])
-        _write(folder / os.fsdecode(name), data)
+        write_file(folder / os.fsdecode(name), data)
         return f"{self._name(folder)} {name!r}"
 
     def _edit_commit(self) -> str:
@@ -236,7 +236,7 @@ class Vandal:
             path.write_bytes(data)
             previous = commit_file.digest_of(data)
         for folder in ("high_water", "zookeeper"):
-            _clear(self._pond / folder)
+            clear(self._pond / folder)
         for checkpoint in self._pond.glob("rows/_delta_log/*checkpoint*"):
             checkpoint.unlink()
         return self._name(commits[first])
@@ -258,7 +258,7 @@ class Vandal:
         if self._rng.random() < 0.5:
             chosen = [self._mutated(action) for action in chosen]
         path = last.with_name(f"{int(last.stem) + 1:020}.json")
-        _write(path, _lines([{"commitInfo": {"timestamp": 1, "operation": "OPTIMIZE"}}, *chosen]))
+        write_file(path, _lines([{"commitInfo": {"timestamp": 1, "operation": "OPTIMIZE"}}, *chosen]))
         return f"{self._name(path)} {str(chosen)[:200]}"
 
     def _rewrite_parquet(self) -> str:
@@ -287,9 +287,7 @@ class Vandal:
 
     def _cell(self, kind: pa.DataType) -> Any:
         if pa.types.is_string(kind):
-            return self._one_of(
-                ["", _ESCAPES, "[" * 5_000, '{"a":1e999}', "x" * 10_000, "../../canary", None]
-            )
+            return self._one_of(["", ESCAPES, "[" * 5_000, '{"a":1e999}', "x" * 10_000, "../../canary", None])
         if pa.types.is_integer(kind):
             return self._one_of([0, -1, 127, None])
         if pa.types.is_timestamp(kind):
@@ -349,25 +347,25 @@ class Vandal:
         name = self._one_of(["server.json", "zoo.cfg", "secret", "jaas.conf", "lock", "users", "running"])
         honest = {"pid": os.getppid(), "process_id": os.getppid(), "port": 22, "started": 0, "secured": True}
         text = self._one_of(
-            [_dump(self._mutated(honest)), _dump(honest), "", "null", "dataDir=/tmp\n", "[" * 9_999]
+            [dump_json(self._mutated(honest)), dump_json(honest), "", "null", "dataDir=/tmp\n", "[" * 9_999]
         )
-        _write(folder / name, _text(text))
+        write_file(folder / name, text_bytes(text))
         return f"{name} {text[:100]!r}"
 
     def _checkpoint(self) -> str:
         """Give the store checkpoints of Spark's queries with hostile contents."""
         folder = self._pond / "checkpoints" / self._one_of(["flights", "q", "%2e%2e", "linked"])
         (folder / "offsets").mkdir(parents=True, exist_ok=True)
-        _write(folder / "metadata", _text(_dump(self._mutated({"id": "q1"}))))
+        write_file(folder / "metadata", text_bytes(dump_json(self._mutated({"id": "q1"}))))
         for number in range(int(self._rng.integers(1, 6))):
             place = folder / self._one_of(["offsets", "commits"]) / str(number)
             place.parent.mkdir(exist_ok=True)
             if self._rng.random() < 0.3:
                 place.symlink_to(self._one_of([self._canary / "new.txt", self._canary / "precious.txt"]))
             else:
-                _write(place, self._one_of([b"v1\n{}\n{}", b"v9\n", b"", b"v1\n" + b"[" * 9_999]))
+                write_file(place, self._one_of([b"v1\n{}\n{}", b"v9\n", b"", b"v1\n" + b"[" * 9_999]))
         if self._rng.random() < 0.3:
-            _clear(folder / "commits")
+            clear(folder / "commits")
             (folder / "commits").symlink_to(self._canary / "folder")
         return self._name(folder)
 
@@ -379,14 +377,14 @@ class Vandal:
                 path.unlink()
         version = self._one_of(["9" * 20, "0" * 20, "-1", "x"])
         name = f"{version}-{'0' * 64}-{self._one_of(['0' * 32, '', 'x' * 100])}"
-        _write(folder / name, b"")
+        write_file(folder / name, b"")
         return name[:80]
 
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self._pond))
 
 
-def _clear(path: Path) -> None:
+def clear(path: Path) -> None:
     # `rmtree` itself would open a FIFO, and wait.
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -394,25 +392,25 @@ def _clear(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes) -> None:
     """Write a file; whatever an earlier deed left in its place would lead outside or wait."""
     if path.is_symlink() or not path.is_file():
-        _clear(path)
+        clear(path)
     path.write_bytes(data)
 
 
-def _text(text: str) -> bytes:
+def text_bytes(text: str) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def _dump(value: Any) -> str:
+def dump_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
     """Return JSON, with nested brackets in place of their placeholders."""
-    text = json.dumps(value, separators=(",", ":"))
+    text = json.dumps(value, separators=(",", ":"), default=default)
     return _DEEP.sub(lambda found: "[" * int(found[1]) + "]" * int(found[1]), text)
 
 
 def _lines(lines: list[Any]) -> bytes:
-    return _text("".join(f"{_dump(line)}\n" for line in lines))
+    return text_bytes("".join(f"{dump_json(line)}\n" for line in lines))
 
 
 def _sealed(lines: list[Any], previous: str | None) -> bytes:

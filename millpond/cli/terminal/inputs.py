@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from importlib import import_module, invalidate_caches
 from pathlib import Path
 from types import ModuleType
@@ -192,21 +192,25 @@ _INPUT_OPTIONS: Final = options(
 def read_inputs(pipeline: EnginePipeline, given: Given) -> dict[str, RowsLike]:
     """Return the inputs for `LocalRunner.run` that the options --input and --inputs name."""
 
-    def read(path: str, text_columns: frozenset[str]) -> RowFiles:
+    def read(path: str, text_columns: frozenset[str], record_bytes_max: int | None) -> RowFiles:
         if "://" in path:
             raise InvalidError("the local runner reads files of this machine: give --spark", input=path)
-        return RowFiles(Path(path).expanduser(), text_columns, given.form)
+        return RowFiles(Path(path).expanduser(), text_columns, given.form, record_bytes_max)
 
     return _read(pipeline, given, read)
 
 
 def read_frames(pipeline: EnginePipeline, given: Given, spark: SparkSession) -> dict[str, DataFrame]:
     """Return the same inputs for `SparkRunner.run`: streaming DataFrames, whose checkpoints remember the files read."""
-    return _read(pipeline, given, partial(stream_of_files, spark, form=given.form))
+
+    def read(path: str, text_columns: frozenset[str], _: int | None) -> DataFrame:
+        return stream_of_files(spark, path, text_columns, given.form)
+
+    return _read(pipeline, given, read)
 
 
 def _read(
-    pipeline: EnginePipeline, given: Given, read: Callable[[str, frozenset[str]], Any]
+    pipeline: EnginePipeline, given: Given, read: Callable[[str, frozenset[str], int | None], Any]
 ) -> dict[str, Any]:
     texts, function = given.inputs, given.inputs_of
     returned = {} if function is None else _call(function, load_function(function))
@@ -222,7 +226,7 @@ def _read(
         keys = [consumer.subscription.key for consumer in topology.consumers_of(stream)]
         # Keys and ids would lose leading zeros as numbers.
         names = (name for name in (node.key, node.id, node.member, *keys) if isinstance(name, str))
-        inputs[stream] = read(path, frozenset(names))
+        inputs[stream] = read(path, frozenset(names), node.max_record_bytes)
     if not inputs:
         raise InvalidError("what is the input? Give --input STREAM=PATH, or --inputs MODULE:FUNCTION")
     return inputs

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -18,7 +16,7 @@ from millpond.cli.terminal.output import note
 from millpond.statestore.errors import ConflictError, InvalidError, did_you_mean
 from millpond.statestore.history.savepoint import Savepoint
 from millpond.statestore.leases.ensemble import HOSTS_VARIABLE
-from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
+from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity, read_toml
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.store import Store
 
@@ -118,12 +116,7 @@ def storage_option(command: Command) -> Command:
 
 def options_in(file: str) -> tuple[str, ...]:
     """Return the ``NAME=VALUE`` texts of a TOML file; no error quotes it, because it has secrets."""
-    try:
-        options = tomllib.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidError("the file of storage options cannot be read", file=file) from error
-    except tomllib.TOMLDecodeError:
-        raise InvalidError('a file of storage options must have lines NAME = "VALUE"', file=file) from None
+    options = read_toml(file, "the file of storage options")
     wrong = [name for name, value in options.items() if not isinstance(value, str)]
     if wrong:
         raise InvalidError("a storage option must be text in quotes", name=wrong[0], file=file)

@@ -12,6 +12,7 @@ import gzip
 import json
 import os
 import re
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,18 +21,19 @@ from hashlib import blake2b
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
-import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from millpond.executor.inputs.extraction import Rows, row_count, rows_between
-from millpond.executor.inputs.record_size import row_bytes
+from millpond.executor.inputs.payload import UndecodedRow
+from millpond.executor.inputs.record_size import RECORD_BYTES_MAX, error_of_size
 from millpond.executor.local.rows import RowSource
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
+from millpond.statestore.loading.parquet_files import PIECE_BYTES_MAX, read_parquet
 from millpond.statestore.log.action import JsonValue
 from millpond.statestore.rows.key_text import name_of_kind
 
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _Read = TypeVar("_Read")
+_Part: TypeAlias = tuple[Rows, int]
+"""Rows, and their size in memory in bytes."""
 
 _SUFFIXES: Final = {
     ".parquet": "parquet",
@@ -49,10 +53,9 @@ _SUFFIXES: Final = {
     ".csv": "csv",
 }
 _COMPRESSED: Final = ".gz"
-_BUFFER_BYTES: Final = 1 << 20
-_BATCH_ROWS: Final = 1_024
-_PIECE_BYTES_MAX: Final = 64 << 20
-_DICTIONARY_BYTES: Final = 64 << 10
+# Python's objects take several times the memory of their JSON text.
+_OBJECTS_PER_TEXT: Final = 4
+_LINE_SHOWN: Final = 1_000
 _NUMBER: Final = re.compile(r"(\d+)")
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 # The first type whose pattern matches a whole column of text. With leading zeros it is no number, but a code; whole
@@ -125,7 +128,7 @@ class FileFormat(ABC):
         """Count the rows of each file."""
 
     @abstractmethod
-    def read(self, path: Path, start: int, records_max: int) -> Iterator[Rows]:
+    def read(self, path: Path, start: int, records_max: int) -> Iterator[_Part]:
         """Read the rows of a file after the first ``start``, in batches of about ``records_max``."""
 
     def typed(self, rows: Rows) -> Rows:
@@ -141,14 +144,19 @@ class FileFormat(ABC):
         del place
 
 
-def format_of(path: Path, text_columns: Collection[str] = (), form: TextForm = _PLAIN_FORM) -> FileFormat:
+def format_of(
+    path: Path,
+    text_columns: Collection[str] = (),
+    form: TextForm = _PLAIN_FORM,
+    record_bytes_max: int | None = None,
+) -> FileFormat:
     """Return the format of a file, by its suffix."""
     suffixes = path.suffixes[:-1] if path.suffix == _COMPRESSED else path.suffixes
     match _SUFFIXES.get(suffixes[-1] if suffixes else ""):
         case "parquet":
             return Parquet()
         case "json":
-            return JsonLines(form)
+            return JsonLines(form, record_bytes_max)
         case "csv":
             return Csv(text_columns, form)
     raise InvalidError(
@@ -167,68 +175,24 @@ class Parquet(FileFormat):
         for path in paths:
             yield int(parquet.read_metadata(path).num_rows)
 
-    def read(self, path: Path, start: int, records_max: int) -> Iterator[Rows]:
-        from pyarrow import parquet
-
-        metadata = parquet.read_metadata(path)
-        chunks = (
-            metadata.row_group(group).column(column)
-            for group in range(metadata.num_row_groups)
-            for column in range(metadata.num_columns)
-        )
-        # Text columns with a dictionary so large that a few bytes of file may become gigabytes of rows.
-        words = sorted(
-            {
-                chunk.path_in_schema
-                for chunk in chunks
-                if chunk.physical_type == "BYTE_ARRAY"
-                and chunk.has_dictionary_page
-                and chunk.total_uncompressed_size > _DICTIONARY_BYTES
-                and "." not in chunk.path_in_schema
-            }
-        )
-        # Buffered, because otherwise each column of a row group would be in memory as a whole.
-        with parquet.ParquetFile(
-            path, buffer_size=_BUFFER_BYTES, pre_buffer=False, read_dictionary=words
-        ) as file:
-            first, skipped = 0, start
-            while first < file.num_row_groups and skipped >= file.metadata.row_group(first).num_rows:
-                skipped -= file.metadata.row_group(first).num_rows
-                first += 1
-            groups = list(range(first, file.num_row_groups))
-            rows_max = min(records_max, _BATCH_ROWS)
-            for batch in file.iter_batches(rows_max, row_groups=groups) if groups else ():
-                passed = min(skipped, batch.num_rows)
-                skipped -= passed
-                yield from _within_bytes(pa.Table.from_batches([batch.slice(passed)]), words)
-
-
-def _within_bytes(rows: pa.Table, words: Collection[str]) -> Iterator[pa.Table]:
-    """Yield rows in parts of a bounded size, with plain text in the columns that were read as ``words``."""
-    if not rows.num_rows:
-        return
-    if not words:
-        yield rows
-        return
-    plain = pa.schema(
-        [field.with_type(field.type.value_type) if field.name in words else field for field in rows.schema]
-    )
-    ends = np.cumsum(row_bytes(rows))
-    start = 0
-    while start < rows.num_rows:
-        before = ends[start - 1] if start else 0
-        end = max(start + 1, int(np.searchsorted(ends, before + _PIECE_BYTES_MAX, side="right")))
-        yield rows.slice(start, end - start).cast(plain)
-        start = end
+    def read(self, path: Path, start: int, records_max: int) -> Iterator[_Part]:
+        for rows in read_parquet(path, start, records_max):
+            yield rows, rows.nbytes
 
 
 class JsonLines(FileFormat):
-    """JSON, an object per line; a malformed line is passed on as text, and becomes a dead letter."""
+    """JSON, an object per line; a malformed line is passed on as text, and becomes a dead letter.
+
+    So does a line that is longer than any record of the stream, without being parsed.
+    """
 
     name = "json"
 
-    def __init__(self, form: TextForm) -> None:
+    def __init__(self, form: TextForm, record_bytes_max: int | None) -> None:
         self._form = form
+        self._record_bytes_max = record_bytes_max
+        # A record may be smaller than its line: JSON has escapes and blanks.
+        self._line_bytes_max = max(record_bytes_max or PIECE_BYTES_MAX, RECORD_BYTES_MAX)
 
     def counts(self, paths: Sequence[Path]) -> Iterator[int]:
         for path in paths:
@@ -240,16 +204,22 @@ class JsonLines(FileFormat):
                 )
             yield (first is not None) + sum(1 for _ in lines)
 
-    def read(self, path: Path, start: int, records_max: int) -> Iterator[Rows]:
+    def read(self, path: Path, start: int, records_max: int) -> Iterator[_Part]:
         waiting, size_bytes = list[Any](), 0
         for line in islice(self._lines(path), start, None):
-            waiting.append(_object(line))
-            size_bytes += len(line)
-            if len(waiting) == records_max or size_bytes >= _PIECE_BYTES_MAX:
-                yield waiting
+            waiting.append(self._parsed(line))
+            size_bytes += _OBJECTS_PER_TEXT * len(line)
+            if len(waiting) == records_max or size_bytes >= PIECE_BYTES_MAX:
+                yield waiting, size_bytes
                 waiting, size_bytes = [], 0
         if waiting:
-            yield waiting
+            yield waiting, size_bytes
+
+    def _parsed(self, line: bytes) -> Any:
+        limit = self._record_bytes_max
+        if limit is not None and len(line) > self._line_bytes_max:
+            return UndecodedRow(line[:_LINE_SHOWN].decode(errors="replace"), error_of_size(limit))
+        return _object(line)
 
     def _lines(self, path: Path) -> Iterator[bytes]:
         """Yield the lines of a file that are not blank, in UTF-8; none may be larger than a piece of the input."""
@@ -258,10 +228,10 @@ class JsonLines(FileFormat):
                 cast(IO[bytes], file).readline if self._form.is_utf8 else _recoded(file, self._form.encoding)
             )
             is_first = True
-            for line in iter(partial(read, _PIECE_BYTES_MAX + 1), b""):
-                if len(line) > _PIECE_BYTES_MAX:
+            for line in iter(partial(read, PIECE_BYTES_MAX + 1), b""):
+                if len(line) > PIECE_BYTES_MAX:
                     raise InvalidError(
-                        f"a line of the file is longer than {_PIECE_BYTES_MAX >> 20} MiB", file=path
+                        f"a line of the file is longer than {PIECE_BYTES_MAX >> 20} MiB", file=path
                     )
                 text = line.removeprefix(_BYTE_ORDER_MARK) if is_first else line
                 is_first = False
@@ -329,14 +299,15 @@ class Csv(FileFormat):
         known = self._known.get(name)
         return [kind for kind in _PATTERNS if known in (None, str(kind)) or (known, str(kind)) == _WIDENED]
 
-    def read(self, path: Path, start: int, records_max: int) -> Iterator[Rows]:
+    def read(self, path: Path, start: int, records_max: int) -> Iterator[_Part]:
         skipped = start
         for batch in self._batches(path):
             passed = min(skipped, batch.num_rows)
             skipped -= passed
             rest = batch.slice(passed)
             for at in range(0, rest.num_rows, records_max):
-                yield pa.Table.from_batches([rest.slice(at, records_max)])
+                rows = pa.Table.from_batches([rest.slice(at, records_max)])
+                yield rows, rows.nbytes
 
     def typed(self, rows: Rows) -> Rows:
         table = cast(pa.Table, rows)
@@ -394,13 +365,19 @@ class _File:
 class RowFiles(RowSource):
     """The rows of a file, or of the files in a folder and in folders below it; see `files_in`.
 
-    ``text_columns`` stay text in CSV files, such as keys and ids. Files that were consumed are left out if they have
-    their names, sizes and times of change.
+    ``text_columns`` stay text in CSV files, such as keys and ids. ``record_bytes_max`` is the limit of the stream. Files
+    that were consumed are left out if they have their names, sizes and times of change.
     """
 
-    def __init__(self, path: Path, text_columns: Collection[str] = (), form: TextForm = _PLAIN_FORM) -> None:
+    def __init__(
+        self,
+        path: Path,
+        text_columns: Collection[str] = (),
+        form: TextForm = _PLAIN_FORM,
+        record_bytes_max: int | None = RECORD_BYTES_MAX,
+    ) -> None:
         self.path = path
-        self._format, self._paths = files_in(path, text_columns, form)
+        self._format, self._paths = files_in(path, text_columns, form, record_bytes_max)
         self._root = path if path.is_dir() else path.parent
         # Before anything is read: a file that changes later is another one in the next run.
         self._stamps = _stamps(self._root, self._paths)
@@ -457,29 +434,33 @@ class RowFiles(RowSource):
                 start += count
         return found
 
-    def _parts(self, files: Sequence[_File], start: int, records_max: int) -> Iterator[Rows]:
+    def _parts(self, files: Sequence[_File], start: int, records_max: int) -> Iterator[_Part]:
         for file in files:
             skipped = max(start - file.start, 0)
             left = file.stop - file.start - skipped
             if left <= 0:
                 continue
-            for rows in _readable([file.path], self._format.read(file.path, skipped, records_max)):
+            parts = _readable([file.path], self._format.read(file.path, skipped, records_max))
+            for rows, size_bytes in parts:
                 if left:
-                    yield rows_between(rows, 0, left)
+                    yield rows_between(rows, 0, left), size_bytes
                     left -= min(left, row_count(rows))
             if left:
                 raise DataError("a file has lost rows since it was counted", file=file.path, missing=left)
 
 
 def files_in(
-    path: Path, text_columns: Collection[str] = (), form: TextForm = _PLAIN_FORM
+    path: Path,
+    text_columns: Collection[str] = (),
+    form: TextForm = _PLAIN_FORM,
+    record_bytes_max: int | None = None,
 ) -> tuple[FileFormat, list[Path]]:
     """Return the format of the files at a path, and the files in order, without hidden ones.
 
-    Refuse a path without files, or with files of several formats or an unknown one.
+    Refuse a path without files, with files of several formats or an unknown one, or with a link out of it.
     """
     if path.is_file():
-        return format_of(path, text_columns, form), [path]
+        return format_of(path, text_columns, form, record_bytes_max), [path]
     if not path.is_dir():
         raise InvalidError("there is no file and no folder of that name", path=path)
     if (path / "_delta_log").is_dir():
@@ -487,14 +468,14 @@ def files_in(
             "that is a Delta table, whose files are not its rows: read it in a function, and name that with --inputs",
             path=path,
         )
-    paths = [
-        file
-        for file in path.rglob("*")
-        if file.is_file() and not any(part[0] in "._" for part in file.relative_to(path).parts)
+    found = [
+        file for file in path.rglob("*") if not any(part[0] in "._" for part in file.relative_to(path).parts)
     ]
+    _refuse_links_out(path, found)
+    paths = [file for file in found if file.is_file()]
     if not paths:
         raise InvalidError("the folder has no files", path=path)
-    formats = {(known := format_of(file, text_columns, form)).name: known for file in paths}
+    formats = {(known := format_of(file, text_columns, form, record_bytes_max)).name: known for file in paths}
     if len(formats) > 1:
         raise InvalidError(
             "the folder has files of several formats", path=path, formats=", ".join(sorted(formats))
@@ -502,6 +483,18 @@ def files_in(
     return next(iter(formats.values())), sorted(
         paths, key=lambda file: _order(file.relative_to(path).as_posix())
     )
+
+
+def _refuse_links_out(folder: Path, found: Iterable[Path]) -> None:
+    """Refuse links out of a folder: whoever filled it may not be allowed to read what they lead to."""
+    root = os.path.realpath(folder)
+    for file in found:
+        if file.is_symlink() and os.path.commonpath((root, os.path.realpath(file))) != root:
+            raise InvalidError(
+                "a link in the folder leads out of it: copy the rows into the folder, or name their own place",
+                path=folder,
+                link=file.relative_to(folder),
+            )
 
 
 def _order(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
@@ -527,22 +520,23 @@ def _stamps(root: Path, paths: Sequence[Path]) -> list[str]:
     return stamps
 
 
-def _gathered(parts: Iterable[Rows], records_max: int) -> Iterator[tuple[int, Rows]]:
+def _gathered(parts: Iterable[_Part], records_max: int) -> Iterator[tuple[int, Rows]]:
     """Join or cut parts to pieces of ``records_max``; tables of different columns are not joined."""
-    waiting, count = list[Rows](), 0
-    for part in parts:
-        rest = part
+    waiting, count, size_bytes = list[Rows](), 0, 0
+    for part, part_bytes in parts:
+        rest, rest_bytes = part, part_bytes
         if waiting and getattr(waiting[0], "schema", None) != getattr(rest, "schema", None):
             yield count, _joined(waiting)
-            waiting, count = [], 0
+            waiting, count, size_bytes = [], 0, 0
         while (here := row_count(rest)) > 0:
             taken = min(here, records_max - count)
+            taken_bytes = rest_bytes * taken // here
             waiting.append(rows_between(rest, 0, taken))
-            rest, count = rows_between(rest, taken, here), count + taken
-            size_bytes = sum(one.nbytes for one in waiting if isinstance(one, pa.Table))
-            if count == records_max or size_bytes >= _PIECE_BYTES_MAX:
+            rest, rest_bytes = rows_between(rest, taken, here), rest_bytes - taken_bytes
+            count, size_bytes = count + taken, size_bytes + taken_bytes
+            if count == records_max or size_bytes >= PIECE_BYTES_MAX:
                 yield count, _joined(waiting)
-                waiting, count = [], 0
+                waiting, count, size_bytes = [], 0, 0
     if waiting:
         yield count, _joined(waiting)
 
@@ -555,16 +549,17 @@ def _joined(parts: list[Rows]) -> Rows:
 
 
 def _readable(paths: list[Path], read: Iterator[_Read]) -> Iterator[_Read]:
-    """Turn errors of Arrow and of the system into `InvalidError` and `UnavailableError`."""
+    """Turn errors of the formats and of the system into `InvalidError` and `UnavailableError`."""
     named = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} files)"
     try:
         yield from read
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        # Arrow and gzip report damage as an `OSError` too, without a number of the system.
+        if isinstance(error, EOFError) or getattr(error, "errno", None) is not None:
+            raise UnavailableError("a file cannot be read", file=named, reason=error) from error
         raise InvalidError(
             "a file is not of its format", file=named, reason=str(error).partition("\n")[0]
         ) from error
-    except (OSError, EOFError) as error:
-        raise UnavailableError("a file cannot be read", file=named, reason=error) from error
 
 
 def stream_of_files(

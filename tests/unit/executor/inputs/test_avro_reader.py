@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 import millpond as mp
+from millpond.statestore.errors import InvalidError
 from tests.payloads import PAYMENT_AVRO, avro_bytes
 
 _LINE = {
@@ -62,6 +63,30 @@ def test_error_names_the_innermost_unreadable_part(payload: bytes, field: str | 
     assert refused.value.details.get("field") == field
     assert str(refused.value.details["reason"]).startswith(reason)
     assert refused.value.details["schema"] == "R"
+
+
+_CHAIN: dict[str, Any] = {
+    "type": "record",
+    "name": "Link",
+    "fields": [{"name": "next", "type": ["null", "Link"]}, {"name": "pad", "type": "bytes"}],
+}
+
+
+@pytest.mark.parametrize("depth", [1_000, 20_000, 1_000_000])
+def test_payload_that_is_nested_deeply_is_refused(depth: int) -> None:
+    """Compiled code would overflow the stack, which ends the process."""
+    for payload in (b"\x02" * depth, b"\x02" * depth + b"\x00" * (depth + 1)):
+        with pytest.raises(InvalidError, match="nested too deeply"):
+            mp.AvroPayload(_CHAIN).decode(payload + b"\0" * 100)
+
+
+def test_large_payload_of_a_recursive_type_is_read() -> None:
+    value: Any = {"next": None, "pad": b"x" * 5_000}
+    payload = b"\x02" * 50 + b"\x00" + b"\x90\x4e" + b"x" * 5_000 + b"\x00" * 50
+    for _ in range(50):
+        value = {"next": value, "pad": b""}
+
+    assert mp.AvroPayload(_CHAIN).decode(payload) == value
 
 
 def test_blocks_with_a_size_in_bytes_are_read() -> None:

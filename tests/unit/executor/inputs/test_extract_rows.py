@@ -147,3 +147,14 @@ def test_one_readable_row_passes_the_check() -> None:
     check_fields(queries, [None], [{"query": 7}, {"query": "cat", "t": 1}, "no row"])
     check_fields(queries, [None], [{"query": None, "t": 1}])
     check_fields(queries, [None], ["no row"])
+
+
+def test_row_with_a_value_that_python_cannot_hold_has_an_error():
+    days = pa.array([0, 2**31 - 1], pa.int32()).cast(pa.date32())
+    rows = pa.table({"city": ["Bergen", "Oslo"], "time": [5, 7], "id": ["x", "y"], "day": days})
+
+    for changes in ({"key": lambda row: row["city"]}, {"at": lambda row: row["time"]}):
+        injected = read_injected(node(**changes), None, rows)
+        assert list(injected.errors) == [1]
+        assert "a value of the row cannot be read" in injected.errors[1]
+        assert injected.keys[0].as_py() == "Bergen"

@@ -94,6 +94,15 @@ def test_missing_or_damaged_store_offers_nothing(tmp_path: Path, pond: Path) -> 
         assert names("rows", store) == []
 
 
+def test_rows_behind_a_link_are_not_read(tmp_path: Path, pond: Path) -> None:
+    (tmp_path / "linked").symlink_to(pond)
+    (tmp_path / "pond").mkdir()
+    (tmp_path / "pond" / "rows").symlink_to(pond / "rows")
+
+    assert names("rows", str(tmp_path / "linked")) == ["alarm", "count"]
+    assert names("rows", str(tmp_path / "pond")) == []
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_script_exists_for_each_shell(shell: str) -> None:
     script = CliRunner().invoke(main, ["completion", shell]).stdout

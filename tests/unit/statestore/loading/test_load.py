@@ -126,6 +126,31 @@ def test_table_of_any_kind_becomes_same_rows(store: mp.Store, tmp_path: Path, na
     assert loaded.version == store.snapshot().version
 
 
+@pytest.mark.parametrize("name", ["a[1]", "*", "?"])
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "jsonl", "json"])
+def test_file_whose_name_looks_like_a_pattern_is_read_alone(
+    store: mp.Store, tmp_path: Path, name: str, suffix: str
+) -> None:
+    """Nor do names of folders replace columns."""
+    folder = tmp_path / "key=x" / "state=7"
+    folder.mkdir(parents=True)
+    SOURCES[suffix](folder).rename(folder / f"{name}.{suffix}")
+    (folder / f"a1.{suffix}").write_bytes(b"another file")
+
+    store.load("c", folder / f"{name}.{suffix}")
+
+    assert rows_of(store) == EXPECTED
+
+
+def test_parquet_with_text_that_is_not_utf8_is_refused(store: mp.Store, tmp_path: Path) -> None:
+    buffers = [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
+    key = pa.Array.from_buffers(pa.string(), 1, buffers)
+    pq.write_table(pa.table({"key": key, "state": ["1"]}), tmp_path / "1.parquet")
+
+    with pytest.raises(mp.InvalidError, match="cannot be read"):
+        store.load("c", tmp_path / "1.parquet")
+
+
 class Own(mp.Computation):
     def __init__(self, codec: mp.Codec) -> None:
         self.codec = codec

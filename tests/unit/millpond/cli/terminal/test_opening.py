@@ -32,7 +32,13 @@ def test_options_come_from_file_environment_and_command_line(tmp_path: Path) -> 
     assert changed.output.strip() == str(both | {"aws_region": "y"})
 
 
-@pytest.mark.parametrize("text", ["SECRET", 'key = SECRET"', "[key]\nSECRET = 1", "key = 7", None])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SECRET", 'key = SECRET"', "[key]\nSECRET = 1", "key = 7", None, "SECRET = " + "[" * 9_000, "x." * 9_000 + "x = 1",
+        "SECRET = 1" + "0" * 5_000, "SECRET = 9999-99-99",
+    ],
+)  # fmt: skip
 def test_unusable_file_is_not_quoted(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "options.toml"
     if text is not None:

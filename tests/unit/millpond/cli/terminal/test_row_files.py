@@ -18,7 +18,8 @@ from millpond.cli.terminal.row_files import RowFiles, TextForm
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record
-from millpond.executor.inputs.extraction import Rows
+from millpond.executor.inputs.extraction import Rows, row_count
+from millpond.executor.inputs.payload import UndecodedRow
 from millpond.executor.local.bounded import InputRest
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.time.watermark_policies import IngressTime
@@ -403,3 +404,94 @@ def test_unreadable_input_is_named(tmp_path: Path) -> None:
     (tmp_path / "gone.json").unlink()
     with pytest.raises(UnavailableError, match="cannot be read"):
         read(gone)
+
+
+@pytest.mark.parametrize(
+    "target", ["../outside", "../outside/1.json", "..", "/etc/hostname", "../input.json"]
+)
+def test_link_out_of_a_folder_is_refused(tmp_path: Path, target: str) -> None:
+    """Whoever filled the folder may not be allowed to read what the link leads to."""
+    write(tmp_path / "outside" / "1.json", numbered(0, 1))
+    write(tmp_path / "input.json", numbered(0, 1))
+    write(tmp_path / "input" / "0.json", numbered(0, 1))
+    (tmp_path / "input" / "1.json").symlink_to(target)
+
+    with pytest.raises(InvalidError, match="leads out of it"):
+        RowFiles(tmp_path / "input")
+
+
+def test_named_link_and_links_within_a_folder_are_read(tmp_path: Path) -> None:
+    write(tmp_path / "input" / ".now" / "1.json", numbered(0, 2))
+    (tmp_path / "input" / "1.json").symlink_to(".now/1.json")
+    (tmp_path / "input" / "2.json").symlink_to("2.json")
+    (tmp_path / "named").symlink_to("input")
+    (tmp_path / "named.json").symlink_to("input/.now/1.json")
+
+    assert read(RowFiles(tmp_path / "named")) == numbered(0, 2)
+    assert read(RowFiles(tmp_path / "named.json")) == numbered(0, 2)
+
+
+def test_parquet_with_a_name_twice_is_refused(tmp_path: Path) -> None:
+    column = pa.array(["x"])
+    parquet.write_table(pa.Table.from_arrays([column, column], ["a", "a"]), tmp_path / "1.parquet")
+
+    with pytest.raises(InvalidError, match="two columns of one name"):
+        read(RowFiles(tmp_path))
+
+
+def test_damaged_compression_is_no_file_of_its_format(tmp_path: Path) -> None:
+    path = write(tmp_path / "1.json.gz", numbered(0, 1_000))
+    data = bytearray(path.read_bytes())
+    data[200:210] = b"\xff" * 10
+    path.write_bytes(data)
+
+    with pytest.raises(InvalidError, match="not of its format"):
+        read(RowFiles(tmp_path))
+
+
+def _varint(number: int) -> bytes:
+    data = bytearray()
+    while number > 0x7F:
+        data.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*data, number])
+
+
+@pytest.mark.parametrize("size", [2**31 - 1, 2**40])
+def test_page_larger_than_its_column_is_refused(tmp_path: Path, size: int) -> None:
+    """Arrow would make room for it before it finds that the file is shorter."""
+    path = write(tmp_path / "1.parquet", numbered(0, 5))
+    data = path.read_bytes()
+    # The header of the first page: its type, its size in memory, its size in the file.
+    start = 4 + len(b"\x15\x00")
+    assert data[start] == 0x15
+    first = next(at for at in range(start + 1, start + 6) if data[at] < 0x80) + 1
+    last = next(at for at in range(first + 1, first + 6) if data[at] < 0x80) + 1
+    for begin, end in ((start + 1, first), (first + 1, last)):
+        path.write_bytes(data[:begin] + _varint(2 * size) + data[end:])
+        with pytest.raises(InvalidError, match="larger than 256 MiB, or than its column"):
+            read(RowFiles(tmp_path))
+
+
+def test_json_comes_in_pieces_of_bounded_size(tmp_path: Path) -> None:
+    """Empty lists take twenty times the memory of their text."""
+    row = {"n": [[]] * 1_000_000}
+    write(tmp_path / "1.jsonl", [row] * 20)
+
+    assert max(row_count(rows) for _, rows in RowFiles(tmp_path).pieces(0, 10_000)) < 10
+
+
+@pytest.mark.parametrize("limit", [1_000, 16 << 20])
+def test_line_above_every_limit_is_not_parsed(tmp_path: Path, limit: int) -> None:
+    (tmp_path / "1.json").write_text('{"n": "' + "x" * (17 << 20) + '"}\n{"n": 1}\n')
+
+    large, small = read(RowFiles(tmp_path, record_bytes_max=limit))
+
+    assert isinstance(large, UndecodedRow)
+    assert f"larger than the {limit:,} bytes" in large.reason
+    assert len(large.row) == 1_000
+    assert small == {"n": 1}
+    assert [len(str(row)) for row in read(RowFiles(tmp_path, record_bytes_max=None))] == [
+        (17 << 20) + 9,
+        len("{'n': 1}"),
+    ]
