@@ -430,8 +430,8 @@ class Forger(Vandal):
             "compression": self._one_of(["none", "snappy", "zstd", "gzip", "lz4", "brotli"]),
             "version": self._one_of(["1.0", "2.4", "2.6"]),
             "data_page_version": self._one_of(["1.0", "2.0"]),
-            "use_dictionary": what == "bomb" or bool(self._rng.random() < 0.5),
-            "row_group_size": self._one_of([1, 7, 1_000_000]) if table.num_rows < 1_000 else 1_000_000,
+            "use_dictionary": what == "bomb" or (what != "page" and bool(self._rng.random() < 0.5)),
+            "row_group_size": self._one_of([1, 7, 1_000_000]) if table.nbytes < 1_000_000 else 1_000_000,
         }
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, **options, data_page_size=1 << 30 if what == "page" else None)
