@@ -310,9 +310,10 @@ class UndecodedRow:
 def python_rows(rows: pa.Table) -> list[Any]:
     """Return the rows of a table as mappings; a row with a value that Python cannot hold as an `UndecodedRow`."""
     try:
-        return rows.to_pylist()
+        found: list[Any] = rows.to_pylist()
     except _UNHELD:
         return [_python_row(rows.slice(place, 1)) for place in range(rows.num_rows)]
+    return found
 
 
 def _python_row(row: pa.Table) -> Any:

@@ -127,7 +127,7 @@ def _pages(descriptor: int, path: Path, chunk: pq.ColumnChunkMetaData) -> Iterat
         yield kind, size_bytes
 
 
-def _header(descriptor: int, path: Path, at: int) -> tuple[dict[int, object], int]:
+def _header(descriptor: int, path: Path, at: int) -> tuple[dict[int, Any], int]:
     for size in _HEADER_BYTES:
         try:
             return read_struct(os.pread(descriptor, size, at), 0)
@@ -139,7 +139,7 @@ def _header(descriptor: int, path: Path, at: int) -> tuple[dict[int, object], in
 
 
 def _is_text(column: pq.ColumnSchema) -> bool:
-    return column.physical_type == "BYTE_ARRAY" and column.path == column.name
+    return bool(column.physical_type == "BYTE_ARRAY" and column.path == column.name)
 
 
 def _rows_that_fit(metadata: pq.FileMetaData, groups: Collection[int], leaves: dict[int, _Leaf]) -> int:

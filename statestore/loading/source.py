@@ -86,9 +86,11 @@ def _open_file(path: Path) -> Iterable[pa.RecordBatch]:
     try:
         connection.execute("set TimeZone = 'UTC'")
         name = _PATTERN_SIGN.sub(r"[\1]", str(path))
-        return connection.sql(f"from {_READERS[suffix]}", params=[name]).to_arrow_reader(_PIECE_ROWS)
+        relation = connection.sql(f"from {_READERS[suffix]}", params=[name])
+        batches: Iterable[pa.RecordBatch] = relation.to_arrow_reader(_PIECE_ROWS)
     except duckdb.Error as cause:
         raise InvalidError("the table cannot be read", reason=first_line(cause), path=path) from cause
+    return batches
 
 
 def _of_parquet(path: Path) -> Iterator[pa.RecordBatch]:
