@@ -106,7 +106,7 @@ def _leaves(path: Path, metadata: pq.FileMetaData, groups: Collection[int]) -> d
     return leaves
 
 
-def _pages(descriptor: int, path: Path, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[int, int]]:
+def _pages(descriptor: int, path: Path, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[int | None, int]]:
     """Yield the type and the size in memory of each page of a column chunk."""
     at = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < at:
