@@ -88,7 +88,7 @@ def shop(folder: str, hosts: str, first: str, last: str, end: str) -> None:
                 run.run_until_quiet()
             except mp.FencedError:
                 print("fenced")
-                os._exit(0)
+                return
         run.stop()
 
 
