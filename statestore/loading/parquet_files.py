@@ -30,6 +30,8 @@ _DICTIONARY_BYTES: Final = 64 << 10
 _BUFFER_BYTES: Final = 1 << 20
 _BATCH_ROWS: Final = 1_024
 _DICTIONARY_PAGE: Final = 2
+# Old writers left the dictionary's header out of a column's size.
+_OLD_HEADER_BYTES: Final = 100
 # The second holds a header with the longest statistics that Arrow accepts.
 _HEADER_BYTES: Final = (4 << 10, 16 << 20)
 _Sizes = npt.NDArray[np.int64]
@@ -111,12 +113,12 @@ def _pages(descriptor: int, path: Path, chunk: pq.ColumnChunkMetaData) -> Iterat
     at = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < at:
         at = chunk.dictionary_page_offset
-    end, values = at + chunk.total_compressed_size, 0
-    while at < end and values < chunk.num_values:
+    end = at + chunk.total_compressed_size
+    while at < end:
         header, length = _header(descriptor, path, at)
         kind, size_bytes, stored_bytes = (header.get(number) for number in (1, 2, 3))
-        at += length + (stored_bytes if isinstance(stored_bytes, int) else 0)
-        if not (isinstance(size_bytes, int) and 0 <= size_bytes <= _PAGE_BYTES_MAX and at <= end):
+        room = end + _OLD_HEADER_BYTES - at - length
+        if not (_is_within(size_bytes, _PAGE_BYTES_MAX) and _is_within(stored_bytes, room)):
             raise InvalidError(
                 f"a page of the Parquet file is larger than {_PAGE_BYTES_MAX >> 20} MiB, or than its column",
                 file=path,
@@ -124,7 +126,12 @@ def _pages(descriptor: int, path: Path, chunk: pq.ColumnChunkMetaData) -> Iterat
                 bytes=size_bytes,
                 stored_bytes=stored_bytes,
             )
+        at += length + stored_bytes
         yield kind, size_bytes
+
+
+def _is_within(size_bytes: object, most: int) -> bool:
+    return isinstance(size_bytes, int) and 0 <= size_bytes <= most
 
 
 def _header(descriptor: int, path: Path, at: int) -> tuple[dict[int, Any], int]:

@@ -457,8 +457,8 @@ def _varint(number: int) -> bytes:
     return bytes([*data, number])
 
 
-@pytest.mark.parametrize("size", [2**31 - 1, 2**40])
-def test_page_larger_than_its_column_is_refused(tmp_path: Path, size: int) -> None:
+@pytest.mark.parametrize("size", [2**31 - 1, 2**40, -20])
+def test_page_of_impossible_size_is_refused(tmp_path: Path, size: int) -> None:
     """Arrow would make room for it before it finds that the file is shorter."""
     path = write(tmp_path / "1.parquet", numbered(0, 5))
     data = path.read_bytes()
@@ -468,7 +468,7 @@ def test_page_larger_than_its_column_is_refused(tmp_path: Path, size: int) -> No
     first = next(at for at in range(start + 1, start + 6) if data[at] < 0x80) + 1
     last = next(at for at in range(first + 1, first + 6) if data[at] < 0x80) + 1
     for begin, end in ((start + 1, first), (first + 1, last)):
-        path.write_bytes(data[:begin] + _varint(2 * size) + data[end:])
+        path.write_bytes(data[:begin] + _varint(2 * abs(size) - (size < 0)) + data[end:])
         with pytest.raises(InvalidError, match="larger than 256 MiB, or than its column"):
             read(RowFiles(tmp_path))
 
