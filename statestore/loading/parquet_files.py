@@ -116,9 +116,9 @@ def _pages(descriptor: int, path: Path, chunk: pq.ColumnChunkMetaData) -> Iterat
     end = at + chunk.total_compressed_size
     while at < end:
         header, length = _header(descriptor, path, at)
-        kind, size_bytes, stored_bytes = (header.get(number) for number in (1, 2, 3))
+        kind, size_bytes, stored_bytes = (_number(header, field) for field in (1, 2, 3))
         room = end + _OLD_HEADER_BYTES - at - length
-        if not (_is_within(size_bytes, _PAGE_BYTES_MAX) and _is_within(stored_bytes, room)):
+        if not (0 <= size_bytes <= _PAGE_BYTES_MAX and 0 <= stored_bytes <= room):
             raise InvalidError(
                 f"a page of the Parquet file is larger than {_PAGE_BYTES_MAX >> 20} MiB, or than its column",
                 file=path,
@@ -130,8 +130,9 @@ def _pages(descriptor: int, path: Path, chunk: pq.ColumnChunkMetaData) -> Iterat
         yield kind, size_bytes
 
 
-def _is_within(size_bytes: object, most: int) -> bool:
-    return isinstance(size_bytes, int) and 0 <= size_bytes <= most
+def _number(header: dict[int, Any], field: int) -> int:
+    found = header.get(field)
+    return found if isinstance(found, int) else -1
 
 
 def _header(descriptor: int, path: Path, at: int) -> tuple[dict[int, Any], int]:
