@@ -1,8 +1,8 @@
 """Application ids of Delta ``txn`` actions: a store's durable record of owners, inputs, time and counts.
 
-A ``txn`` survives log cleanup and checkpoints, changes in the same commit as the rows, and is visible to
-every Delta reader, so everything that a restart must know is stored as one. Versions only rise. An id
-has the form ``millpond/<kind>/<part>/…`` with quoted parts.
+A ``txn`` survives log cleanup and checkpoints (but for `forgotten_txns`), changes in the same commit as the
+rows, and is visible to every Delta reader, so everything that a restart must know is stored as one. Versions only
+rise. An id has the form ``millpond/<kind>/<part>/…`` with quoted parts.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def recorded_word(positions: Mapping[str, int], kind: AppId, computation: str) -
     words = {
         parts[1]: version
         for app_id, version in positions.items()
-        # A rewind makes a reverted word negative, because no txn ever leaves the table.
+        # A rewind makes a reverted word negative, because no word ever leaves the table.
         if version >= 0 and app_id.startswith(kind) and (parts := kind.parts(app_id))[0] == computation
     }
     return max(words, key=words.__getitem__, default=None)

@@ -18,7 +18,7 @@ from millpond.statestore.log.checkpoint import Checkpoint
 from millpond.statestore.log.commit_file import decode, digest_of, seal_holds
 from millpond.statestore.log.high_water import Mark
 from millpond.statestore.log.log import AHEAD_MAX, Log, LogInventory, commit_path, foreign_change, is_of_store
-from millpond.statestore.log.snapshot import NO_TABLE, Snapshot, Start, find_start
+from millpond.statestore.log.snapshot import NO_TABLE, Snapshot, Start, find_start, forgotten_txns
 from millpond.statestore.types import TableVersion, WallTimeMicros
 
 
@@ -184,10 +184,10 @@ class ReplayedLog(LoggedTable):
         """Yield the actions of a checkpoint of this version; removed files are remembered while they are on disk."""
         if self.metadata is None:
             raise DataError("the log has no metadata", version=self.version)
-        exists = frozenset(on_disk)
+        exists, forgotten = frozenset(on_disk), forgotten_txns(self.snapshot.txns)
         yield self.protocol
         yield self.metadata
-        yield from self.txns.values()
+        yield from (txn for app_id, txn in self.txns.items() if app_id not in forgotten)
         yield from self.adds.values()
         yield from (remove for path, remove in self.removes.items() if path in exists)
 

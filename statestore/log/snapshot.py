@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from millpond.statestore.app_ids import SAVEPOINT_RELEASED, AppId
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError, check
 from millpond.statestore.interval import Interval, superseded
 from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Other, Protocol, Remove, Txn
@@ -168,7 +169,7 @@ class Snapshot(FileIndex):
 def live_intervals(txns: Mapping[str, int], computation: str | None = None) -> dict[Interval, Fence]:
     """Return the intervals that no split or merge has replaced, with their fences, by computation and key.
 
-    A ``txn`` never leaves the table, so ``txns`` names replaced intervals too.
+    ``txns`` names replaced intervals too, until a checkpoint forgets them.
     """
     named = ((Interval.from_app_id(app_id), version) for app_id, version in txns.items())
     fences = {
@@ -179,6 +180,21 @@ def live_intervals(txns: Mapping[str, int], computation: str | None = None) -> d
     gone = superseded({interval: fence.sequencer for interval, fence in fences.items()})
     ordered = sorted(fences.keys() - gone.keys(), key=lambda interval: (interval.computation, interval.low))
     return {interval: fences[interval] for interval in ordered}
+
+
+def forgotten_txns(txns: Mapping[str, int]) -> frozenset[str]:
+    """Return the transactions that a checkpoint leaves out: fences of replaced intervals, and released savepoints.
+
+    Each cut and each savepoint adds some, so that a store would open ever more slowly. A commit under a replaced fence is
+    refused without it: no fence follows a missing one, and the keys belong to live intervals.
+    """
+    live = {interval.app_id for interval in live_intervals(txns)}
+    return frozenset(
+        app_id
+        for app_id, version in txns.items()
+        if (app_id.startswith(AppId.INTERVAL) and app_id not in live)
+        or (app_id.startswith(AppId.SAVEPOINT) and version == SAVEPOINT_RELEASED)
+    )
 
 
 def load(log: Log, version: TableVersion | None = None, *, near: int = 0) -> Snapshot:

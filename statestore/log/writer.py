@@ -21,6 +21,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import (
     ConflictError,
     DataError,
@@ -449,11 +450,14 @@ class LogWriter:
     def _outcome_from_txns(self, attempt: _Attempt) -> _Outcome:
         """Return the outcome of a commit whose file is gone or no longer counts, from a reloaded table's transactions.
 
-        Transactions never fall, and a fence belongs to one commit of one owner.
+        Transactions never fall, and a fence belongs to one commit of one owner. A missing one tells nothing where a
+        checkpoint may have forgotten it.
         """
         txns = self.snapshot.txns
         own = [(action, txns.get(action.app_id)) for action in attempt.actions if isinstance(action, Txn)]
-        if any(now is None or now < txn.version for txn, now in own):
+        if any(
+            not self._may_be_forgotten(txn.app_id) if now is None else now < txn.version for txn, now in own
+        ):
             return _Outcome.NOT_DONE
         fences = [pair for pair in own if Interval.from_app_id(pair[0].app_id) is not None]
         if any(now == txn.version for txn, now in fences) or (
@@ -461,6 +465,12 @@ class LogWriter:
         ):
             return _Outcome.DONE
         return _Outcome.UNKNOWN
+
+    def _may_be_forgotten(self, app_id: str) -> bool:
+        interval = Interval.from_app_id(app_id)
+        if interval is None:
+            return app_id.startswith(AppId.SAVEPOINT)
+        return any(interval.overlaps(other) for other in self.snapshot.live_intervals(interval.computation))
 
     def _recognise(self, version: TableVersion, data: bytes | None) -> None:
         """Decide a commit of unknown outcome when the followed log shows what its version holds."""

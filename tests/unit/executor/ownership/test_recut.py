@@ -13,6 +13,7 @@ from millpond.executor.local.runner import LocalRunner
 from millpond.executor.ownership.cuts import Cut
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.superstep.coordinator import Coordinator
+from millpond.gc.collectors import write_checkpoint
 from millpond.statestore.errors import ConflictError, FencedError
 from millpond.statestore.failpoint import listening
 from millpond.statestore.interval import Interval
@@ -100,12 +101,16 @@ def pond() -> Pond:
     return Pond()
 
 
-def test_replaced_interval_cannot_be_written_or_taken(pond: Pond) -> None:
-    """Neither the next commit number nor a new sequencer is accepted."""
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_replaced_interval_cannot_be_written_or_taken(pond: Pond, is_forgotten: bool) -> None:
+    """Neither the next commit number nor a new sequencer is accepted, also where a checkpoint has forgotten the fence."""
     run = feed(pond.start(), "axz")
     held = coordinator_of(run).ownership.owned[WHOLE].fence
 
     coordinator_of(run).recut(Cut.split(WHOLE, ["m"]))
+    if is_forgotten:
+        write_checkpoint(pond.disk, every=1)
+    assert (WHOLE.app_id in pond.store().snapshot().txns) is not is_forgotten
 
     committer = pond.store().committer
     late = Fence(held.sequencer, CommitNumber(held.commit_number + 1))
@@ -129,6 +134,24 @@ def test_successors_have_higher_sequencers(pond: Pond) -> None:
         feed(run, "axz", len(seen))
 
     assert pond.states("alarm") == dict.fromkeys("axz", 4)
+
+
+def test_checkpoint_forgets_replaced_intervals(pond: Pond) -> None:
+    """Otherwise a store whose hot range wanders would open ever more slowly."""
+    run, known = feed(pond.start(), "axz"), set[int]()
+    for number, cut in enumerate("bcdefgh"):
+        coordinator_of(run).recut(Cut.split(WHOLE, [cut]))
+        coordinator_of(run).recut(Cut.merge(coordinator_of(run).intervals_of("alarm")))
+        feed(run, "axz", 1 + number)
+        live = pond.live()
+        write_checkpoint(pond.disk, every=1)
+        assert pond.live() == live
+        known.add(len(pond.store().snapshot().txns))
+    run.stop()
+
+    assert len(known) == 1
+    feed(pond.start(), "axz", 8)
+    assert pond.states("alarm") == dict.fromkeys("axz", 9)
 
 
 def test_timers_fire_once_and_ids_stay_known_across_cuts(pond: Pond) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
+from millpond.gc.collectors import write_checkpoint
 from millpond.statestore.app_ids import SAVEPOINT_RELEASED, AppId
 from millpond.statestore.errors import ConflictError, InvalidError
 from millpond.statestore.failpoint import listening
@@ -55,6 +56,20 @@ def test_dropped_name_is_free(store: Store) -> None:
     store.drop_savepoint("mine")
 
     assert store.savepoint("mine", 0).version == 0
+
+
+def test_checkpoint_forgets_dropped_savepoints(store: Store) -> None:
+    """Otherwise a store with a savepoint a day would open ever more slowly."""
+    kept = store.savepoint("kept")
+    for day in range(5):
+        store.savepoint(f"day {day}")
+        store.drop_savepoint(f"day {day}")
+    write_checkpoint(store.objects, every=1)
+
+    known = [app_id for app_id in store.snapshot().txns if app_id.startswith(AppId.SAVEPOINT)]
+    assert known == [AppId.SAVEPOINT.of("kept")]
+    assert store.savepoints() == (kept,)
+    assert store.savepoint("day 3", 0).version == 0
 
 
 @pytest.mark.parametrize("name", ["", "12", "x" * 201])

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 
-from millpond.gc.collectors import Retention, collect_garbage
+from millpond.executor.ownership.cuts import Cut
+from millpond.gc.collectors import Retention, collect_garbage, write_checkpoint
 from millpond.statestore.errors import (
     ConflictError,
     DataError,
@@ -21,13 +22,14 @@ from millpond.statestore.log.action import Add
 from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.high_water import MemoryHighWater
 from millpond.statestore.log.log import Log, commit_path
+from millpond.statestore.log.rules import CommitRequest
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.log.table import Append, create_rows_table
 from millpond.statestore.log.writer import LogWriter, log_boundary, publish_log_boundary
 from millpond.statestore.objects.obstore import open_objects
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
-from tests.fixtures.commit_requests import Bench, fence_request, superstep_request
+from tests.fixtures.commit_requests import Bench, fence_request, superstep_request, write_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -212,11 +214,16 @@ class TestSleepers:
         assert cabin.sleeper.snapshot.version == newest.version
         assert cabin.sleeper.commit(superstep_request(1, 3, LOW)).version == newest.version + 1
 
-    def test_commit_before_possible_takeover_is_unknown(self, cabin: Cabin) -> None:
-        """The next owner's fence hides which of the two came first."""
+    @pytest.mark.parametrize("is_cut", [False, True])
+    def test_commit_before_possible_takeover_is_unknown(self, cabin: Cabin, is_cut: bool) -> None:
+        """The next owner's fence hides which of the two came first, and the checkpoint after a cut has no fence at all."""
 
         def take_over_and_clean_up() -> None:
             cabin.awake.commit(fence_request(2, LOW))
+            if is_cut:
+                parts = [write_of(part, 3, 0) for part in Cut.split(LOW, ["c"]).by]
+                cabin.awake.commit(CommitRequest(kind="split", writes=(write_of(LOW, 2, 1), *parts)))
+                write_checkpoint(open_objects(str(cabin.folder)), every=1)
             cabin.clean_up()
 
         cabin.objects.interrupt("list", take_over_and_clean_up)
@@ -227,6 +234,7 @@ class TestSleepers:
             cabin.sleeper.resolve()
         with pytest.raises(FencedError):
             cabin.sleeper.commit(request)
+        assert (LOW.app_id in cabin.sleeper.snapshot.txns) is not is_cut
         assert cabin.awake.refresh().file(request.writes[0].added[0].path) is not None
 
     def test_unguarded_append_of_unknown_outcome_is_not_repeated(self, cabin: Cabin) -> None:
