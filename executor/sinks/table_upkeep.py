@@ -111,10 +111,11 @@ class TableUpkeep:
             work.append(partial(self._compact, small))
         every = self._checkpoint_every(snapshot)
         if now - self._checkpointed >= every:
-            work.append(self._write_checkpoint)
             cleanup_every = every * (_FAR_CHECKPOINTS_A_CLEANUP if self._is_far else _CHECKPOINTS_A_CLEANUP)
             if self._checkpointed // cleanup_every < now // cleanup_every and snapshot.metadata is not None:
+                # Before the checkpoint, which forgets the deleted files: the next one may be that of another process.
                 work.append(partial(self._clean_up, snapshot.metadata))
+            work.append(self._write_checkpoint)
             self._checkpointed = now
         self._is_busy = bool(work)
         return partial(self._do, work) if work else None
@@ -143,7 +144,15 @@ class TableUpkeep:
     def _do(self, work: Sequence[Callable[[], object]]) -> None:
         try:
             for piece in work:
-                piece()
+                self._try(piece)
+        finally:
+            self._is_busy = False
+
+    def _try(self, piece: Callable[[], object]) -> None:
+        if self._is_damaged:
+            return
+        try:
+            piece()
         except DataError as error:
             # A reader of the damaged file is told; compaction must neither hide nor spread the damage.
             self._is_damaged = True
@@ -151,10 +160,13 @@ class TableUpkeep:
             _LOG.warning("a sink's table gets no more upkeep in this run: %s", error)
         except MillpondError as error:
             _LOG.info("upkeep of a sink's table is left for later: %s", error)
-        finally:
-            self._is_busy = False
 
     def _write_checkpoint(self) -> None:
+        replayed = self._replay()
+        write_checkpoint_of(self.objects, replayed, names_newest=True, on_disk=tuple(replayed.removes))
+
+    def _replay(self) -> ReplayedLog:
+        """Follow the log to the newest version that the writer knows."""
         applied, replayed = self.writer.applied, self._replayed
         if replayed is None or applied is None:
             # Ask for commits before the log is read, so that none is missed in between.
@@ -165,7 +177,7 @@ class TableUpkeep:
             version, actions = applied.popleft()
             if version > replayed.version:
                 replayed.advance(version, actions)
-        write_checkpoint_of(self.objects, replayed, names_newest=True, on_disk=tuple(replayed.removes))
+        return replayed
 
     def _compact(self, files: Sequence[LiveFile]) -> None:
         added = tuple(self.table.merged(files))
@@ -198,15 +210,14 @@ class TableUpkeep:
         return created_ms is None or created_ms <= self.clock.now_us() // 1_000 - keep_ms
 
     def _delete_removed(self, keep_ms: int) -> None:
+        removes = self._replay().removes
         surveyed = survey(self.objects, Horizons(Log(self.objects), None, self.clock, keep_ms), dry_run=False)
         # What is deleted is garbage only because of these commits and checkpoints: no power cut may revert them.
         self.objects.sync(surveyed.rests_on)
         gone = set(collect_removed(surveyed, dry_run=False).paths)
-        if self._replayed is not None:
-            # The next checkpoint forgets them, and what another engine's VACUUM has deleted.
-            removes = self._replayed.removes
-            for path in [path for path in removes if path in gone or path not in surveyed.data_files]:
-                del removes[path]
+        # The next checkpoint forgets them, and what another engine's VACUUM has deleted.
+        for path in [path for path in removes if path in gone or path not in surveyed.data_files]:
+            del removes[path]
 
 
 def checkpoint_interval(configuration: Mapping[str, str]) -> int:

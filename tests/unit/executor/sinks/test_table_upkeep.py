@@ -233,6 +233,22 @@ def test_replaced_files_and_old_entries_go_as_the_properties_say(
     assert len(keys_of(tmp_path)) == 110
 
 
+def test_checkpoints_of_short_runs_forget_deleted_files() -> None:
+    """Otherwise checkpoints of a pipeline that runs for minutes a night would name each file that it has ever had."""
+    sink, sizes = Sink(MemoryObjects(), upsert=True), []
+    for superstep in range(1, 1_201):
+        sink.clock.advance_ms(DAY_MS / 10)
+        if superstep % 12 == 0:
+            sink.restart()
+        sink.deliver(superstep, "k")
+        if superstep % 400 == 0:
+            newest = sink.log.inventory().checkpoints[-1]
+            sizes.append(sum(isinstance(action, Remove) for action in sink.log.read_checkpoint(newest)))
+
+    # A week's files, and those of the 160 versions until the next cleanup.
+    assert max(sizes) <= 7 * 10 + 160, sizes
+
+
 def test_checkpoints_come_as_often_as_the_table_asks(tmp_path: Path) -> None:
     sink = Sink(LocalObjects(tmp_path))
     DeltaTable(tmp_path).alter.set_table_properties({"delta.checkpointInterval": "50"})
