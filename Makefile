@@ -22,7 +22,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME PYT
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test test-slow soak test-spark coverage check types hooks format docs bench bench-cache bench-scale-out \
+.PHONY: help setup demo test test-slow soak soak-year test-spark coverage check types hooks format docs bench bench-cache bench-scale-out \
         bench-state-size bench-rebalance bench-routing bench-disk-tier bench-driver bench-load bench-requests \
         simulate lock clean java
 
@@ -43,6 +43,10 @@ test-spark: java $(JARS) ## Run on Spark all that `make test` runs a sample of: 
 
 soak: java $(INSTALLED) ## Inject faults for MINUTES=30, again and again; figures in build/soak/report.json
 	@$(PYTHON_IN_VENV) -m millpond.testing.soak --minutes $(MINUTES)
+
+SUPERSTEPS ?= 1000000
+soak-year: $(INSTALLED) ## Let a store live through a year of SUPERSTEPS=1000000 (hours); figures in build/soak/year.json
+	@$(PYTHON_IN_VENV) -m benchmarks.year --supersteps $(SUPERSTEPS) --json build/soak/year.json
 
 check: types ## Lint, formatting, types, spelling, and the repository's own rules
 	$(PYTHON_IN_VENV) -m ruff check --output-format concise .

@@ -23,10 +23,13 @@ from click.testing import CliRunner
 
 from benchmarks.json_result import tell_result
 from millpond.cli.main import main as millpond
+from millpond.executor.local.intake import Receipt
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.sinks.sink import DeltaSink
+from millpond.statestore.history.lineage import Adoption
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.log import LOG_FOLDER, Log
 from millpond.statestore.log.snapshot import load
@@ -61,10 +64,11 @@ class Bucket:
     proxy: S3Proxy
     registry: MemoryRegistry
 
-    def open(self) -> Store:
+    def open(self, adopt: Adoption | None = None) -> Store:
         return Store.open(
             f"{self.url}/pond",
             storage_options=s3_options(self.proxy.address),
+            adopt=adopt,
             leases=lambda _, writer_id: MemoryLeases(self.registry, CLOCK, writer_id=writer_id),
         )
 
@@ -80,9 +84,8 @@ class Bucket:
             raise click.ClickException(told.output)
 
     @contextmanager
-    def running(self) -> Iterator[LocalRun]:
-        sink = DeltaSink(f"{self.url}/{_SINK}", storage_options=s3_options(self.proxy.address))
-        with self.open() as store, LocalRunner(store, progress=False).start(ledger_pipeline(sink)) as run:
+    def running(self, pipeline: EnginePipeline) -> Iterator[LocalRun]:
+        with self.open() as store, LocalRunner(store, progress=False).start(pipeline) as run:
             yield run
 
     def count(self, action: Callable[[], object], times: int = 1) -> dict[str, float]:
@@ -122,11 +125,11 @@ def fill(url: str, server: S3Server, versions: int) -> None:
                 run.inject(ROWS, numbered([store.committer.snapshot.version]))
                 run.run_until_quiet()
             run.stop()
-        _copy(rows, open_objects(f"{url}/pond/rows", server.options))
-        _copy(open_objects(folder), open_objects(f"{url}/{_SINK}", server.options))
+        copy_table(rows, open_objects(f"{url}/pond/rows", server.options))
+        copy_table(open_objects(folder), open_objects(f"{url}/{_SINK}", server.options))
 
 
-def _copy(source: Objects, target: Objects) -> None:
+def copy_table(source: Objects, target: Objects) -> None:
     """Copy the log and the live files; older files are not read."""
     live = [file.path for file in load(Log(source)).files]
     for path in [*source.list(LOG_FOLDER), *source.list("_millpond"), *live]:
@@ -137,17 +140,30 @@ def measure(versions: int, supersteps: int, server: S3Server, proxy: S3Proxy) ->
     """Count the requests on a store of that many versions."""
     bucket = Bucket(f"s3://{server.make_bucket(SystemRng().token())}", proxy, MemoryRegistry())
     fill(bucket.url, server, versions)
-    counts: dict[str, Any] = {
+    sink = DeltaSink(f"{bucket.url}/{_SINK}", storage_options=s3_options(proxy.address))
+    rows = (numbered([number]) for number in count(versions + 1))
+    return {
         "versions": versions,
+        **count_requests(bucket, ledger_pipeline(sink), lambda run: run.inject(ROWS, next(rows)), supersteps),
+    }
+
+
+def count_requests(
+    bucket: Bucket, pipeline: EnginePipeline, inject: Callable[[LocalRun], Receipt], supersteps: int
+) -> dict[str, Any]:
+    """Count the requests of each act on the store in a bucket; ``inject`` gives a run its next superstep."""
+    counts: dict[str, Any] = {
         "open_to_read": bucket.count(bucket.read),
         "open_to_write": bucket.count(lambda: bucket.open().close()),
         "status": bucket.count(bucket.status),
     }
-    numbers = count(versions + 1)
     with ExitStack() as opened:
         runs: list[LocalRun] = []
-        counts["start"] = bucket.count(lambda: runs.append(opened.enter_context(bucket.running())))
-        write = lambda: runs[0].inject(ROWS, numbered([next(numbers)])).wait(_PATIENCE)  # noqa: E731
+        counts["start"] = bucket.count(lambda: runs.append(opened.enter_context(bucket.running(pipeline))))
+
+        def write() -> None:
+            inject(runs[0]).wait(_PATIENCE)
+
         # Helper processes start after two seconds, and read what they have to know.
         began_us = CLOCK.monotonic_us()
         while CLOCK.monotonic_us() - began_us < _WARM_UP_US:
