@@ -13,11 +13,13 @@ import json
 import math
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final, SupportsIndex
 
+import numpy as np
 import pyarrow as pa
 
 from millpond.executor.computation.records import RecordColumns
@@ -75,11 +77,15 @@ def typed_text(value: Any) -> LetterValue:
     try:
         return LetterValue(_CODEC.encode(value))
     except InvalidError:
-        types: dict[str, str] = {}
+        pass  # more types than JSON has
+    types: dict[str, str] = {}
+    try:
         plain = _plain(value, _WHOLE, types)
         text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
         # Half a character has no UTF-8 form, but JSON can escape it.
         return LetterValue(text if has_utf8(text) else json.dumps(plain, separators=(",", ":")), types)
+    except Exception:  # noqa: BLE001 - a letter is made of anything: objects may raise where they are looked at
+        return LetterValue(json.dumps(_shown(value)), {_WHOLE: "repr"})
 
 
 def is_whole(types: Mapping[str, str]) -> bool:
@@ -159,8 +165,11 @@ def _plain(value: Any, pointer: str, types: dict[str, str]) -> Any:
             ]
         case list() | tuple():
             return [_plain(item, f"{pointer}/{index}", types) for index, item in enumerate(value)]
+        case np.ndarray() | np.generic() if not isinstance(value, np.datetime64 | np.timedelta64):
+            return _plain(value.tolist(), pointer, types)
         case SupportsIndex():
-            return value.__index__()
+            with suppress(Exception):
+                return int(value.__index__())
     kind, text = worded(value)
     types[pointer] = kind
     return text
@@ -183,7 +192,14 @@ def worded(value: Any) -> tuple[str, Any]:
             return "decimal", str(value)
         case bytes() | bytearray():
             return "bytes", base64.b64encode(value).decode()
-    return "repr", repr(value)
+    return "repr", _shown(value)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)[:VALUE_MAX]
+    except Exception as error:  # noqa: BLE001 - the user's own code
+        return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
 
 
 _READ: Final[Mapping[str, Callable[[Any], Any]]] = {

@@ -258,11 +258,35 @@ def _with_msgspec(model: type) -> tuple[Callable[[Any], bytes], Callable[[str | 
             model=model.__qualname__,
         )
     try:
-        return msgspec.json.Encoder().encode, msgspec.json.Decoder(model).decode
+        classes = _classes_in(msgspec.inspect.type_info(model))
+        decode: Callable[[str | bytes], Any] = msgspec.json.Decoder(model).decode
     except (TypeError, NameError) as error:
         raise InvalidError(
             "msgspec cannot decode this class", model=model.__qualname__, reason=error
         ) from error
+    # The decoder needs what it has left at the classes no more, and a class of a script could not travel with it.
+    for each in classes:
+        if "__msgspec_cache__" in vars(each):
+            delattr(each, "__msgspec_cache__")
+    return msgspec.json.Encoder().encode, decode
+
+
+def _classes_in(info: Any) -> set[type]:
+    """Return the classes that a type of msgspec's inspection mentions, at any depth."""
+    found, waiting, seen = set[type](), [info], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen or isinstance(node, type):
+            continue
+        seen.add(id(node))
+        if isinstance(kind := getattr(node, "cls", None), type):
+            found.add(kind)
+        waiting += (
+            node
+            if isinstance(node, tuple)
+            else [getattr(node, name) for name in getattr(node, "__struct_fields__", ())]
+        )
+    return found
 
 
 def _field_and_reason(error: Exception) -> tuple[str, str]:

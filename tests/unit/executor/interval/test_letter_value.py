@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given
@@ -109,3 +110,58 @@ def test_letter_of_an_older_version_is_read_if_it_is_json() -> None:
     assert letter_value({"value": '{"a":1}'}) == {"a": 1}
     with pytest.raises(InvalidError, match="not JSON"):
         letter_value({"value": "{'a': datetime.datetime(2013, 2, 8)}"})
+
+
+class Awkward:
+    """Raises wherever it is looked at."""
+
+    def __index__(self) -> int:
+        raise TypeError("no index")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def nested(depth: int) -> Any:
+    value: Any = {1: "x"}
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "restored"),
+    [
+        ({"tags": np.array([1, 2]), "at": 7}, {"tags": [1, 2], "at": 7}),
+        ({"grid": np.array([[1.5], [float("inf")]])}, {"grid": [[1.5], [float("inf")]]}),
+        ({"n": np.int32(7), "x": np.float32(0.5), "yes": np.bool_(True)}, {"n": 7, "x": 0.5, "yes": True}),
+        (np.array(["a", None], dtype=object), ["a", None]),
+    ],
+)
+def test_arrays_and_scalars_of_numpy_are_their_values(value: Any, restored: Any) -> None:
+    assert letter_value(kept(value)) == restored
+
+
+def test_array_of_one_number_stays_a_list() -> None:
+    """It could be taken for the number."""
+    assert letter_value(kept({"n": np.array([7])})) == {"n": [7]}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Awkward(),
+        {"a": Awkward()},
+        {Awkward(): 1},
+        nested(100_000),
+        np.array([Awkward()], dtype=object),
+        {"a": 10**5_000},
+    ],
+    ids=["object", "field", "name", "depth", "array", "number"],
+)
+def test_letter_can_be_made_of_anything(value: Any) -> None:
+    letter = kept(value)
+
+    assert len(letter["value"]) < 2 * VALUE_MAX
+    with pytest.raises(InvalidError, match="whole value"):
+        letter_value(letter)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import attrs
+import cloudpickle
 import msgspec
 import pydantic
 import pytest
@@ -211,3 +212,17 @@ def test_pipeline_uses_model() -> None:
     (letter,) = store.rows_view("dead_letters").to_arrow().column("state").to_pylist()
     assert json.loads(letter)["key"] == "b"
     assert "field=`tons`" in json.loads(letter)["error"]
+
+
+def test_class_of_a_script_travels_with_its_code() -> None:
+    """Pickled by value, as a class of a script or notebook is, with the classes of its fields."""
+    module = sys.modules[__name__]
+    codec = mp.ModelCodec(Ship)
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        there = pickle.loads(cloudpickle.dumps(codec))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+    text = codec.encode(Ship(tons=3, trips=[Trip("oslo")]))
+    assert there.encode(there.decode(text)) == text
