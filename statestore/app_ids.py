@@ -80,7 +80,7 @@ class AppId(StrEnum):
     KEY_COLUMNS = "millpond/key_columns/"
     # Computation, columns that views show of its states; see `millpond.statestore.view_columns`.
     STATE_COLUMNS = "millpond/state_columns/"
-    # Computation, declared number of intervals when its keys were cut, 0 if left to the runner.
+    # Computation, wanted number of intervals when its keys were cut; 0 in loads and of earlier versions, if left to them.
     DECLARED_INTERVALS = "millpond/declared_intervals/"
     # Name: the table version that the savepoint keeps readable, or `SAVEPOINT_RELEASED`.
     SAVEPOINT = "millpond/savepoint/"
@@ -166,3 +166,12 @@ def recorded_word(positions: Mapping[str, int], kind: AppId, computation: str) -
         if version >= 0 and app_id.startswith(kind) and (parts := kind.parts(app_id))[0] == computation
     }
     return max(words, key=words.__getitem__, default=None)
+
+
+def recorded_names(positions: Mapping[str, int], kind: AppId) -> frozenset[str]:
+    """Return the computations with a word of this kind."""
+    return frozenset(
+        kind.parts(app_id)[0]
+        for app_id, version in positions.items()
+        if version >= 0 and app_id.startswith(kind)
+    )

@@ -23,11 +23,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
+from millpond.statestore.app_ids import AppId, recorded_names
 from millpond.statestore.catalog.catalog import Catalog, pinned_snapshot
 from millpond.statestore.catalog.engine import default_catalog_url
 from millpond.statestore.catalog.topology import DEFINES
 from millpond.statestore.durations import accepts_old_durations, duration_ms
-from millpond.statestore.errors import ConflictError, InvalidError, MillpondError, UnavailableError
+from millpond.statestore.errors import (
+    ConflictError,
+    InvalidError,
+    MillpondError,
+    UnavailableError,
+    did_you_mean,
+)
 from millpond.statestore.history.lineage import (
     NO_STORE,
     ROWS_FOLDER,
@@ -72,7 +79,7 @@ from millpond.statestore.rows.files import PARQUET
 from millpond.statestore.rows.row_format import RowFormat
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock, Closeable, Durability, Objects, Rng, TableVersion
-from millpond.statestore.view import RowsView, connect
+from millpond.statestore.view import RowsView, computations_of, connect
 
 if TYPE_CHECKING:
     import duckdb
@@ -567,8 +574,22 @@ class Store(Closeable):
         return load.run(rows)
 
     def rows_view(self, computation: str, version: int | None = None) -> RowsView:
-        """Return a view of exactly one row per key of a computation, at the newest or an older table version."""
-        return RowsView.of(self.snapshot(version), self.objects, computation)
+        """Return a view of exactly one row per key of a computation, at the newest or an older table version.
+
+        A computation without rows yet has an empty view; a name that no pipeline declared, and that looks like the
+        misspelling of another, is refused.
+        """
+        snapshot = self.snapshot(version)
+        # Earlier versions of Millpond did not record the computations that have never run.
+        declared = recorded_names(snapshot.txns, AppId.FINGERPRINT)
+        known = declared.union(computations_of(snapshot))
+        if declared and computation not in known and (hint := did_you_mean(computation, known)):
+            raise InvalidError(
+                f"the store has no such computation{hint}",
+                computation=computation,
+                computations=sorted(known),
+            )
+        return RowsView.of(snapshot, self.objects, computation)
 
     def sql(self, version: int | None = None, *, allow_files: bool = False) -> duckdb.DuckDBPyConnection:
         """Open a DuckDB connection with one view per computation, named after it, at one table version.

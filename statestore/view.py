@@ -71,6 +71,12 @@ _LOCKED: Final = (
 """Settings that confine a query to the tables of its connection; the last one makes the others final."""
 
 
+def computations_of(snapshot: Snapshot) -> list[str]:
+    """Return the names of all computations that have rows or an owner, in order."""
+    owned = (Interval.from_app_id(app_id) for app_id in snapshot.txns)
+    return sorted({one.computation for one in owned if one is not None}.union(snapshot.computations))
+
+
 def connect(snapshot: Snapshot, objects: Objects, *, allow_files: bool = False) -> duckdb.DuckDBPyConnection:
     """Open an in-memory DuckDB in which each computation is a view of that name.
 
@@ -80,9 +86,7 @@ def connect(snapshot: Snapshot, objects: Objects, *, allow_files: bool = False) 
     ``allow_files``, queries reach only these views and what their caller registers.
     """
     connection = fresh_duckdb()
-    owned = (Interval.from_app_id(app_id) for app_id in snapshot.txns)
-    names = {interval.computation for interval in owned if interval is not None}
-    computations = sorted(names.union(snapshot.computations))
+    computations = computations_of(snapshot)
     for computation in computations:
         RowsView.of(snapshot, objects, computation).to_duckdb(connection, computation)
     for name in _EXTRAS:

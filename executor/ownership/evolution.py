@@ -30,7 +30,7 @@ from millpond.executor.inputs.positions import (
 from millpond.executor.pipeline.nodes import DEAD_LETTERS, ComputationNode
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.time.clocks import EXACT
-from millpond.statestore.app_ids import AppId, pipeline_number, recorded_word, supersteps_of
+from millpond.statestore.app_ids import AppId, pipeline_number, recorded_names, recorded_word, supersteps_of
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
@@ -58,8 +58,11 @@ class Evolution:
         return self.drops.union(self.renames)
 
 
-def plan_evolution(topology: Topology, snapshot: Snapshot) -> Evolution:
-    """Plan the change from the pipeline that wrote the table to the pipeline that opens it."""
+def plan_evolution(topology: Topology, snapshot: Snapshot, intervals: int | None = None) -> Evolution:
+    """Plan the change from the pipeline that wrote the table to the pipeline that opens it.
+
+    ``intervals`` is the runner's number for computations that declare none, if the caller has given one.
+    """
     claimed = claimed_by(snapshot.txns, topology.name)
     stored = frozenset(name for name in claimed if snapshot.files_in(name))
     evolution = Evolution(
@@ -78,7 +81,7 @@ def plan_evolution(topology: Topology, snapshot: Snapshot) -> Evolution:
         )
     former = {new: old for old, new in evolution.renames.items()}
     for node in topology.computations.values():
-        _check_intervals(node, snapshot, former.get(node.name, node.name))
+        _check_intervals(node, snapshot, former.get(node.name, node.name), intervals)
     return evolution
 
 
@@ -118,21 +121,23 @@ def _cuts(snapshot: Snapshot, computation: str) -> frozenset[tuple[str, str | No
     return frozenset((interval.low, interval.high) for interval in snapshot.live_intervals(computation))
 
 
-def _check_intervals(node: ComputationNode, snapshot: Snapshot, name: str) -> None:
-    """Refuse a declared number of intervals that differs from both the stored and the formerly declared number."""
-    count = 0 if node.intervals is None else len(_cuts(snapshot, name))
-    if count in (0, node.intervals):
+def _check_intervals(node: ComputationNode, snapshot: Snapshot, name: str, given: int | None) -> None:
+    """Refuse a number of intervals that differs from both the stored and the number at the first input."""
+    wanted = node.intervals or given
+    count = 0 if wanted is None else len(_cuts(snapshot, name))
+    if wanted is None or count in (0, wanted):
         return
     recorded = recorded_word(snapshot.txns, AppId.DECLARED_INTERVALS, name)
-    if recorded == str(node.intervals):
-        # The sample had fewer distinct keys than that.
+    if recorded == str(wanted):
+        # The sample had fewer distinct keys than that, or keys were cut since.
         return
-    if recorded is None and count < (node.intervals or 0):
+    is_unknown = recorded is None and count < wanted if node.intervals else recorded in (None, "0")
+    if is_unknown:
         _LOG.warning(
-            "%s declares intervals=%s, but a version that did not record the declared number cut its keys "
-            "into %s; that number stays",
+            "%s is to have intervals=%s, but a version that did not record the number cut its keys into %s; that number "
+            "stays",
             node.name,
-            node.intervals,
+            wanted,
             count,
         )
         return
@@ -140,7 +145,7 @@ def _check_intervals(node: ComputationNode, snapshot: Snapshot, name: str) -> No
         "the computation's keys were cut into another number of intervals at its first input: declare that number "
         "or none; balance= of the runner and `millpond intervals` cut them otherwise",
         computation=node.name,
-        intervals=node.intervals,
+        intervals=wanted,
         stored=count,
     )
 
@@ -201,11 +206,11 @@ def _check_fingerprint(node: ComputationNode, snapshot: Snapshot, name: str, obj
     changed = [] if stored is None else _changed(stored, declared)
     if stored is not None and changed and _has_states(snapshot, name, objects):
         raise InvalidError(
-            "the step has open windows of other code, which would mix with those of this code: run that code until no "
-            "window is open, or give this step another name and drop= the former one in the pipeline, or raise "
+            f"the step's {'open windows' if stored else 'states'} are those of other code, and would mix with those of "
+            "this code: run that code until no window is open, or give this step another name and drop= the former one in the pipeline, or raise "
             "state_version and convert the windows with upgrade_state",
             computation=node.name,
-            stored=", ".join(stored[part] for part in changed if part in stored),
+            stored=", ".join(stored[part] for part in changed if part in stored) or "code of your own",
             declared=", ".join(declared[part] for part in changed if part in declared) or "code of your own",
         )
 
@@ -232,11 +237,24 @@ def _has_states(snapshot: Snapshot, computation: str, objects: Objects) -> bool:
     return False
 
 
+def new_fingerprints(topology: Topology, snapshot: Snapshot) -> dict[str, int]:
+    """Return the positions that record the fingerprints of computations that have none, also where they never ran."""
+    return _fingerprint_records(topology, snapshot, has_former=False)
+
+
 def changed_fingerprints(topology: Topology, snapshot: Snapshot) -> dict[str, int]:
-    """Return the positions that record the fingerprints of computations that had another one."""
+    """Return the positions that record the fingerprints of computations that had another one.
+
+    They must be recorded after the fence: until then the former owner may open a window.
+    """
+    return _fingerprint_records(topology, snapshot, has_former=True)
+
+
+def _fingerprint_records(topology: Topology, snapshot: Snapshot, *, has_former: bool) -> dict[str, int]:
     records: dict[str, int] = {}
+    known = recorded_names(snapshot.txns, AppId.FINGERPRINT)
     for name, node in topology.computations.items():
-        if recorded_word(snapshot.txns, AppId.FINGERPRINT, name) is not None:
+        if (name in known) is has_former:
             records |= _fingerprint_record(node, snapshot, name)
     return records
 
@@ -297,11 +315,8 @@ def state_records(topology: Topology, snapshot: Snapshot, names: frozenset[str])
         records[AppId.PIPELINE_NAME.of(topology.name, topology.title)] = version
     for name in known:
         code = topology.computations[name].computation
-        is_other = stored_state_version(snapshot.txns, name) != code.state_version
-        if is_other:
+        if stored_state_version(snapshot.txns, name) != code.state_version:
             records[AppId.STATE_VERSION.of(name, code.state_version)] = version
-        # Without an upgrade another fingerprint is recorded only after the fence: the former owner may open windows.
-        if code.fingerprint and (is_other or recorded_word(snapshot.txns, AppId.FINGERPRINT, name) is None):
             records |= _fingerprint_record(topology.computations[name], snapshot, name)
         if state_columns_in(snapshot.txns, name) != code.state_columns:
             records[AppId.STATE_COLUMNS.of(name, state_word(code.state_columns))] = version

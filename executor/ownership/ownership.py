@@ -32,6 +32,7 @@ from millpond.executor.ownership.evolution import (
     check_states,
     evolution_request,
     intervals_of,
+    new_fingerprints,
     plan_evolution,
     state_records,
 )
@@ -304,6 +305,7 @@ class Ownership:
         *,
         clock: Clock,
         intervals: int,  # of a computation that declares no number
+        has_own_intervals: bool = False,  # the caller has given that number
         on_held: OnHeld,
         pause_timeout_ms: float,  # how long to wait for ZooKeeper or the object store to come back
         rng: Rng | None = None,  # lets the tries of several processes come at different times
@@ -316,6 +318,7 @@ class Ownership:
         self.committer: Committer = store.committer
         self._topology = topology
         self._intervals = intervals
+        self._has_own_intervals = has_own_intervals
         self._on_held = on_held
         waits = f"pipeline {topology.title}"
         self.patience: ServiceRetry = ServiceRetry(clock, pause_timeout_ms, rng, waits)
@@ -382,6 +385,7 @@ class Ownership:
                 kind="topology",
                 writes=(self._write(self._control_interval),),
                 positions=claims_of(self._store, topology, kept, frozenset())
+                | new_fingerprints(topology, self.committer.snapshot)
                 | changed_fingerprints(topology, self.committer.snapshot),
                 metadata=definition_metadata(topology),
             )
@@ -419,7 +423,8 @@ class Ownership:
 
     def _plan_evolution(self, topology: Topology) -> Evolution:
         snapshot = self.committer.snapshot
-        evolution = plan_evolution(topology, snapshot)
+        intervals = self._intervals if self._has_own_intervals else None
+        evolution = plan_evolution(topology, snapshot, intervals)
         check_states(topology, snapshot, evolution, self._store.objects)
         return evolution
 
@@ -451,9 +456,10 @@ class Ownership:
         """Cut the keys of a computation that has never run, and take the intervals."""
         # Before any lease is taken: a new owner may hold one on the same interval.
         self.check_owner()
-        cuts = boundaries_of(sample, node.intervals or self._intervals)
+        intervals = node.intervals or self._intervals
+        cuts = boundaries_of(sample, intervals)
         next_version = self.committer.snapshot.version + 1
-        declared = {AppId.DECLARED_INTERVALS.of(node.name, node.intervals or 0): next_version}
+        declared = {AppId.DECLARED_INTERVALS.of(node.name, intervals): next_version}
         self._take(list(intervals_from_boundaries(node.name, cuts)), records=declared)
 
     def recut(self, cut: Cut, records: Mapping[str, int]) -> None:
@@ -582,6 +588,7 @@ class Ownership:
         elif self._control_interval in intervals:
             # A new owner records which pipeline it runs.
             metadata = definition_metadata(self._topology)
+            claims |= new_fingerprints(self._topology, snapshot)
         request = CommitRequest(
             kind="fence" if cut is None else cut.kind,
             writes=tuple(writes),

@@ -170,7 +170,8 @@ class RunnerOptions(PipelineOptions):
             )
         # Without a clock or randomness the system's serve.
         seams = {name for name in ("clock", "rng") if options.get(name) is None}
-        return cls(store=store, **defaults | {name: options[name] for name in options.keys() - seams})
+        chosen = {name: options[name] for name in options.keys() - seams}
+        return cls(store=store, has_own_intervals=options.get("intervals") is not None, **defaults | chosen)
 
     def __post_init__(self) -> None:
         # Not super(): the decorator replaces a class with slots, so its methods close over another class.

@@ -21,6 +21,7 @@ class PipelineOptions:
     """How a process owns a pipeline, admits its input and keeps its store small; `LocalRunner` explains each option."""
 
     intervals: int | None = None
+    has_own_intervals: bool = False  # the number is the caller's, not a default
     accept_checkpoint: bool = False
     accept_ended: bool = False
     pause_timeout: str | timedelta = "5m"
