@@ -1,19 +1,22 @@
 """Lengths of time: the one notation that users write, ``"30s"`` or a `timedelta`, and the names of options that had a unit.
 
-`Duration` also admits whole microseconds, the unit of event time, because code computes with those.
+`Duration` also admits whole microseconds, the unit of event time, because code computes with those. A warning shows one
+that is no whole number of seconds, because it may have been meant in another unit.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import warnings
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any, Final, SupportsIndex, TypeAlias, TypeVar, cast
 
 from millpond.statestore.errors import InvalidError
 
+_LOG: Final = logging.getLogger("millpond")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 Duration: TypeAlias = int | str | timedelta
@@ -58,9 +61,22 @@ def duration_us(value: Duration) -> int:
         case _:
             message = "a duration must be microseconds, text such as '30s' or a timedelta"
             duration = whole_number(value, message)
+            if duration % _UNITS_US["s"]:
+                _tell_unit(duration)
     if abs(duration) > INT64_MAX:
         raise InvalidError("the duration is too long", value=value)
     return duration
+
+
+@lru_cache(maxsize=256)
+def _tell_unit(duration: int) -> None:
+    """Warn once about a number that may have been meant in seconds or milliseconds; code computes with whole seconds."""
+    _LOG.warning(
+        "a duration without a unit is in microseconds: %s is %s; write it as text with the unit that you mean, such as '%ss'",
+        duration,
+        duration_text(duration),
+        duration,
+    )
 
 
 def duration_text(duration: int) -> str:

@@ -11,6 +11,7 @@ key's timers, in the same atomic row update as the state.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
@@ -58,6 +59,7 @@ _UNREAD: Final = object()
 # A codec returns objects of exactly these types unchanged, and code cannot change them. Any other object goes
 # through the codec immediately: it may hold a tuple, which comes back as a list, or be changed after `set`.
 _IMMUTABLE: Final = frozenset({str, int, float, bool, type(None), bytes})
+_CONTAINERS: Final = frozenset({dict, list, set})
 
 
 class OpenState(Protocol):
@@ -77,12 +79,24 @@ class State:
         ``context.state.set(context.state.get(0) + 1)``
     """
 
-    __slots__ = ("_codec", "_encoded", "_input", "_is_live", "_opened", "_timers", "_value")
+    __slots__ = (
+        "_codec",
+        "_encoded",
+        "_input",
+        "_is_live",
+        "_lent",
+        "_lent_before",
+        "_opened",
+        "_timers",
+        "_value",
+        "is_watched",
+    )
 
     def __init__(self, codec: Codec, timers: KeyTimers, input_time: InputTime) -> None:
         self._codec = codec
         self._timers = timers
         self._input = input_time
+        self.is_watched: bool = False
         self._reset()
 
     def _reset(self) -> None:
@@ -90,22 +104,33 @@ class State:
         self._value: Any = _UNREAD
         self._is_live = False
         self._opened: OpenState | None = None
+        # The last object that code got or set and may still change; a default also as it was, if that is watched.
+        self._lent: Any = None
+        self._lent_before: Any = None
 
     def get(self, default: Any = None) -> Any:
         """Return the state, or ``default`` if the key has none.
 
-        Each call returns another object. You may modify it, but only `set` saves the modification.
+        Each call returns another object. You may modify it, but only `set` saves the modification; a warning names a
+        computation that modifies its state in place and does not set it.
         """
         value = self._value
         if value is not _UNREAD:
-            return value if type(value) in _IMMUTABLE else value.copy()
+            if type(value) in _IMMUTABLE:
+                return value
+            self._lent = value = value.copy()
+            return value
         if self._opened is not None:
             self.settle()
         if self._encoded is None:
+            if type(default) in _CONTAINERS:
+                self._lent, self._lent_before = default, deepcopy(default) if self.is_watched else None
             return default
         value = self._codec.decode(self._encoded)
         if type(value) in _IMMUTABLE:
             self._value = value
+        else:
+            self._lent = value
         return value
 
     def set(self, value: Any) -> None:
@@ -116,6 +141,7 @@ class State:
         ``process_records``. A number or text that the codec refuses, such as NaN, fails the current record or timer
         when its hook or the key's turn ends.
         """
+        self._lent = value
         if type(value) in _IMMUTABLE:
             self._value, self._is_live = value, True
         elif _is_flat(value):
@@ -140,7 +166,7 @@ class State:
         opened = self._opened
         if opened is None:
             opened = make(self.get())
-            self._value, self._is_live, self._opened = _UNREAD, False, opened
+            self._value, self._is_live, self._opened, self._lent = _UNREAD, False, opened, None
         return cast(OpenStateT, opened)
 
     def hold(self, at: Moment, tag: str = "") -> None:
@@ -179,6 +205,20 @@ class State:
             self._is_live = False
         return self._encoded
 
+    def is_changed_in_place(self) -> bool:
+        """Return True if code has changed the state that it got or set last, and has not set it, in a settled turn."""
+        lent, encoded = self._lent, self._encoded
+        if lent is None or type(lent) in _IMMUTABLE:
+            return False
+        if encoded is None:
+            return self._lent_before is not None and bool(lent != self._lent_before)
+        try:
+            now = self._codec.encode(lent)
+            # An earlier encoder may have written the same state in another way.
+            return now != encoded and now != self._codec.encode(self._codec.decode(encoded))
+        except Exception:  # noqa: BLE001 - code may have put anything into its copy, and it is not to be stored
+            return True
+
 
 class KeyState(State):
     """The engine's side of `State`: one object for all keys of a bundle."""
@@ -191,6 +231,7 @@ class KeyState(State):
         self._value = _UNREAD
         self._is_live = False
         self._opened = None
+        self._lent = None
 
 
 def _is_flat(value: Any) -> bool:

@@ -36,7 +36,7 @@ from millpond.executor.inputs.payload import (
     value_of_row,
 )
 from millpond.executor.inputs.record_size import RECORD_BYTES_MAX, error_of_size
-from millpond.executor.inputs.reserved import refuse_reserved
+from millpond.executor.inputs.reserved import refuse_repeated, refuse_reserved
 from millpond.executor.time.instants import (
     DEFAULT_READING,
     InstantColumn,
@@ -453,6 +453,7 @@ def rows_from(given: RowsLike) -> Rows:
         [{'city': 'Bergen'}]
     """
     if isinstance(given, pa.Table):
+        refuse_repeated(given.column_names)
         return given
     if isinstance(given, Mapping):
         return [dict(given)]
@@ -477,13 +478,15 @@ def _table(given: RowsLike) -> pa.Table:
             return pa.Table.from_batches([given])
         # The index of a pandas frame is not a column of the data.
         is_pandas = type(given).__module__.split(".")[0] == "pandas"
-        return pa.Table.from_pandas(given, preserve_index=False) if is_pandas else pa.table(given)
+        table = pa.Table.from_pandas(given, preserve_index=False) if is_pandas else pa.table(given)
     except (pa.ArrowException, TypeError, ValueError) as cause:
         raise InvalidError(
             "the table cannot be read as Arrow: give a column one type, or pass a list of dicts",
             type=type(given).__name__,
             reason=str(cause).partition("\n")[0],
         ) from cause
+    refuse_repeated(table.column_names)
+    return table
 
 
 def rows_between(rows: Rows, start: int, stop: int) -> Rows:

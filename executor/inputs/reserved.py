@@ -1,14 +1,22 @@
-"""Names of columns that the engine adds to an input, and that no input may have."""
+"""Names of columns that no input may have: those that the engine adds, and those that it has already."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from millpond.statestore.errors import InvalidError
 
 ENGINE_PREFIX: Final = "__millpond_"
 """Prefix of the columns that the Spark runner adds to an input's own."""
+
+
+def refuse_repeated(names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidError(
+                "two columns of the input have one name, so one of them would be lost: rename it", column=name
+            )
 
 
 def refuse_reserved(names: Iterable[object], prefix: str = ENGINE_PREFIX) -> None:

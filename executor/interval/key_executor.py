@@ -155,6 +155,9 @@ def _read(timer: Timer) -> dict[str, Any]:
 # For one key, and only timers that were set in the bundle itself.
 FIRINGS_MAX: Final = 100_000
 
+# Encoding a state once more costs as much as setting it: the first turns of a bundle show what the code does.
+_WATCHED_TURNS: Final = 100
+
 _Result = TypeVar("_Result")
 _DIAGNOSTICS_MAX: Final = 8_000
 # Code counts records that it dropped because they were late.
@@ -177,6 +180,7 @@ class KeyExecutor:
     Attributes:
         waited: the number of records that have begun to wait for their turn in time.
         resumed: the number of waiting records that were processed.
+        unset: a key whose state was changed in place and not set.
         retried: the number of retried dead letters, ``retried_records`` of which were records.
     """
 
@@ -222,6 +226,9 @@ class KeyExecutor:
         self._records = self._make_records(columns)
         if bundle.plan.late_before is not None:
             self._context.late_before = bundle.plan.late_before
+        self.unset: str | None = None
+        self.state.is_watched = True
+        self._watched_left = _WATCHED_TURNS
         self._firings_left = 0
         self._watermark = clocks.watermark
         self._records_slack_us = slack_us
@@ -256,6 +263,8 @@ class KeyExecutor:
         except (Exception, CodeTimeoutError):  # noqa: BLE001 - the careful run raises it again
             has_failed = True
         if not has_failed and self._context.mistake is None:
+            if self.state.is_watched:
+                self._watch(key)
             return settled
         # The turn must leave no trace: otherwise the careful run would repeat its effects.
         self.productions.truncate(produced)
@@ -263,6 +272,13 @@ class KeyExecutor:
         self.fired = fired
         self._begin(key, encoded, timers, stop - start)
         return self._run_carefully(key, start, stop)
+
+    def _watch(self, key: str) -> None:
+        self._watched_left -= 1
+        if self.state.is_changed_in_place():
+            self.unset = key
+            self._watched_left = 0
+        self.state.is_watched = self._watched_left > 0
 
     def _within_limit(self, code: Callable[[], _Result]) -> _Result:
         limit = self._limit

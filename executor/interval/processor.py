@@ -225,6 +225,7 @@ class IntervalProcessor:
             weak=weak,
             key_sample=sample_keys(draft.grouping, _SAMPLED_KEYS),
             retried=tuple(map(attrgetter("name"), bundle.plan.retried)),
+            unset=turns.unset,
         )
 
 

@@ -363,6 +363,7 @@ class BundleResult:
         productions: one summary per stream of the productions that rows keep.
         key_sample: keys of the bundle; a key with more records occurs more often.
         retried: the names of the retried dead letters, including failed ones, which are also in ``dead_letters``.
+        unset: a key whose state was changed in place and not set; ``None`` without one among the first of the bundle.
     """
 
     updates: pa.Table | None
@@ -373,6 +374,7 @@ class BundleResult:
     weak: WeakProductions | None = None
     key_sample: tuple[str, ...] = ()
     retried: tuple[str, ...] = ()
+    unset: str | None = None
 
 
 @quickly_pickled

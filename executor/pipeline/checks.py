@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any, Final
 
 import cloudpickle
@@ -239,7 +241,7 @@ def _sinks_can_be_written(topology: Topology) -> None:
                 sink=node.name,
                 stream=node.stream,
             )
-        other = seen.setdefault(node.sink.identity, node.name)
+        other = seen.setdefault(_place(node.sink.identity), node.name)
         if other != node.name:
             raise InvalidError(
                 "two sinks write to the same destination: give one of them another path",
@@ -247,6 +249,11 @@ def _sinks_can_be_written(topology: Topology) -> None:
                 second=node.name,
                 path=node.sink.identity,
             )
+
+
+def _place(identity: str) -> str:
+    """Return a sink's destination under one name, whatever links and detours its path has."""
+    return identity if "://" in identity else os.path.realpath(identity)
 
 
 def _code_can_travel(topology: Topology) -> None:
@@ -379,11 +386,34 @@ def check_payload(stream: str, payload: object, change: str | None, extractors: 
             )
 
 
+def check_flags(**flags: object) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InvalidError(f"{name} must be true or false", value=value)
+
+
+def check_overrides(base: type, declared: object, **subject: object) -> None:
+    """Refuse a method that is misspelt: nothing would call it, and what it was to override would run instead."""
+    kind = type(declared)
+    methods = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
+    missed = [name for name in methods if getattr(kind, name) is getattr(base, name, None)]
+    for name in methods:
+        near = get_close_matches(name, missed, n=1, cutoff=0.9) if not hasattr(base, name) else ()
+        if near:
+            raise InvalidError(
+                f"nothing calls this method of a {base.__name__}; did you mean {near[0]!r}?",
+                **subject,
+                type=kind.__qualname__,
+                method=name,
+            )
+
+
 _HOOKS: Final = ("process_record", "process_records", "process_timer", "upgrade_state")
 
 
 def check_hooks(name: str, computation: Computation) -> None:
-    """Refuse hooks whose body would never run: calling one would only make a generator or a coroutine."""
+    """Refuse hooks whose body would never run: misspelt ones, and those that only make a generator or a coroutine."""
+    check_overrides(Computation, computation, computation=name)
     for hook in _HOOKS:
         function = getattr(computation, hook)
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):

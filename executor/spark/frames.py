@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -179,7 +180,7 @@ def _with_delay(node: InjectorNode, schema: StructType) -> InjectorNode:
             )
         return node
     _LOG.info("watermark from withWatermark stream=`%s` delay=`%s`", node.stream, duration_text(delay_us))
-    return replace(node, watermark=BoundedDisorder(delay_us), is_assumed=False)
+    return replace(node, watermark=BoundedDisorder(timedelta(microseconds=delay_us)), is_assumed=False)
 
 
 def _delays_us(schema: StructType) -> dict[str, int]:

@@ -21,7 +21,7 @@ from millpond.executor.inputs.changes import CHANGE_ERROR, CHANGE_SIGN, image_na
 from millpond.executor.inputs.extraction import InjectorNode, Rows, read_injected, rows_to_extract
 from millpond.executor.inputs.keys import KeyExtractor, KeyField, key_names
 from millpond.executor.inputs.payload import check_payload_column
-from millpond.executor.inputs.reserved import refuse_reserved
+from millpond.executor.inputs.reserved import refuse_repeated, refuse_reserved
 from millpond.executor.pipeline.checks import told_of_stream
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.spark.key_sql import check_key_type, key_sql, plain_key_sql, position_sql, quoted
@@ -188,6 +188,7 @@ def _spread(
 def _carried(names: Sequence[str]) -> tuple[str, ...]:
     # Otherwise a task would believe that the input's bytes came from another task.
     refuse_reserved(names)
+    refuse_repeated(names)
     for name in names:
         if "." in name or "`" in name:
             raise InvalidError(

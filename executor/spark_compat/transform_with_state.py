@@ -33,6 +33,7 @@ from millpond.executor.computation.context import Context, DomainName
 from millpond.executor.computation.records import RecordColumns, Records
 from millpond.executor.computation.timers import Timer
 from millpond.executor.computation.values import ArrowValues
+from millpond.executor.pipeline.checks import check_overrides
 from millpond.executor.spark_compat.schema import StructCodec, parse_schema
 from millpond.executor.spark_compat.variables import (
     EXPIRY_TAG,
@@ -388,6 +389,7 @@ class TransformWithState(ComputationOfRows):
             self.late_data_horizon: LateDataHorizon = "unbounded"
         self._handle: ProcessorHandle | None = None
         # Like Spark's driver before the query starts, run `init` of a copy: it may have effects on the processor.
+        check_overrides(StatefulProcessor, processor)
         copy: StatefulProcessor = cloudpickle.loads(cloudpickle.dumps(processor))  # the caller's own
         handle = ProcessorHandle(self._time_mode)
         copy.init(handle)

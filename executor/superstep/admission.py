@@ -8,16 +8,18 @@ on. A computation without a record has plain keys.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Final
 
 import pyarrow as pa
 
+from millpond.executor.computation.values import printable
 from millpond.executor.inputs.extraction import InjectorNode, Rows
 from millpond.executor.inputs.keys import KeyExtractor, key_names
 from millpond.executor.inputs.positions import admit_batch, consumed_elsewhere, input_positions
+from millpond.executor.interval.row_update import Manifest
 from millpond.executor.ownership.ownership import Ownership
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.options import PipelineOptions
@@ -168,6 +170,26 @@ def _bounds(inputs: Sequence[InputObservation], streams: Collection[str]) -> dic
                 records + seen.records, min(oldest, times.oldest_at), max(newest, times.newest_at),
             )  # fmt: skip
     return found
+
+
+class UnsetStates:
+    """Warnings about states that code changed in place and did not set, once per computation."""
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    def observe(self, manifests: Iterable[Manifest]) -> None:
+        for manifest in manifests:
+            key, computation = manifest.result.unset, manifest.interval.computation
+            if key is not None and computation not in self._warned:
+                self._warned.add(computation)
+                _LOG.warning(
+                    "a state was changed in place, and the change is lost: only context.state.set saves it, so call that "
+                    "after the change, or change a copy if it is not to be saved: computation=`%s` key=`%s`; later ones "
+                    "of this computation are not reported",
+                    computation,
+                    printable(key),
+                )
 
 
 class ForgottenWatermarks:

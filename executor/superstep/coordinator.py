@@ -27,6 +27,7 @@ from millpond.executor.superstep.admission import (
     InputAdmission,
     KeyColumns,
     SuspectTimes,
+    UnsetStates,
 )
 from millpond.executor.superstep.backfills import Backfills
 from millpond.executor.superstep.dead_letters import DeadLetters, WrittenLetters
@@ -95,6 +96,7 @@ class Coordinator:
             topology,
             clock=options.clock,
             intervals=options.intervals or 1,
+            has_own_intervals=options.has_own_intervals,
             on_held=options.on_held,
             pause_timeout_ms=duration_ms("pause_timeout", options.pause_timeout),
             rng=options.rng,
@@ -177,6 +179,7 @@ class Coordinator:
         self.letters: DeadLetters = DeadLetters(store, topology, options.dead_letter_limit, retries)
         self.forgotten: ForgottenWatermarks = ForgottenWatermarks(topology, self.watermarks)
         self.suspects: SuspectTimes = SuspectTimes(topology)
+        self.unset_states: UnsetStates = UnsetStates()
         self._id_scopes: dict[tuple[str, str, int | None], bytes] = {}
 
     def _restore(self, former: PipelineWatermarks | None = None) -> None:
@@ -416,6 +419,7 @@ class Coordinator:
         letters: WrittenLetters,
     ) -> None:
         self.superstep, self.totals = superstep, totals
+        self.unset_states.observe(manifests)
         # Keep the journaled watermarks before holds and observations change: Spark's lateness rule refers to them.
         self.watermarks.record_commit()
         files = self.upkeep.files

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import orjson
 
-from millpond.executor.pipeline.checks import check_count
+from millpond.executor.pipeline.checks import check_count, check_flags, check_overrides
 from millpond.executor.windows.exact_sum import (
     Total,
     merged,
@@ -24,7 +24,7 @@ from millpond.executor.windows.exact_sum import (
     with_numbers,
     without,
 )
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, did_you_mean
 
 ValueExtractor: TypeAlias = str | Callable[[Any], Any] | None
 """The part of an element that is combined: a field name, a function of the value, or ``None`` for the whole value."""
@@ -42,6 +42,9 @@ def extract(of: ValueExtractor, value: Any) -> Any:
         return of(value)
     if isinstance(value, Mapping) and of in value:
         return value[of]
+    if isinstance(value, Mapping):
+        hint = did_you_mean(of, value)
+        raise InvalidError(f"the value has no such field{hint}", field=of, fields=sorted(map(str, value)))
     raise InvalidError("the value has no such field", field=of, type=type(value).__name__)
 
 
@@ -127,6 +130,7 @@ class CombineFields(CombineFn):
                 raise InvalidError("a combiner's field is named by text", field=name)
             if not isinstance(combine, CombineFn):
                 raise InvalidError("a field takes an instance of a CombineFn", field=name, combine=combine)
+            check_overrides(CombineFn, combine, field=name)
 
     @property
     def can_uncombine(self) -> bool:  # type: ignore[override]  # a constant of the class elsewhere
@@ -181,7 +185,9 @@ class OfValue(CombineFn):
         return self.add_all(accumulator, (value,))
 
 
-def check_quantiles(quantiles: Iterable[float]) -> None:
+def check_quantiles(quantiles: object) -> None:
+    if not isinstance(quantiles, list | tuple) or not quantiles:
+        raise InvalidError("at must be a list of quantiles, such as [0.5]", at=quantiles)
     for quantile in quantiles:
         if not 0 <= quantile <= 1:
             raise InvalidError("a quantile lies between 0 and 1", quantile=quantile)
@@ -329,8 +335,8 @@ class TopN(_OfList):
 
     def __post_init__(self) -> None:
         check_extractor(self.of)
-        if self.count < 1:
-            raise InvalidError("a top list has at least one entry", count=self.count)
+        check_count("the count of a top list", self.count)
+        check_flags(smallest=self.smallest, retractable=self.retractable)
 
     @property
     def can_uncombine(self) -> bool:  # type: ignore[override]  # a constant of the class elsewhere

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from millpond.executor.pipeline.checks import check_count, check_overrides
 from millpond.executor.windows.trigger import Trigger, TriggerContext, TriggerTimer
 from millpond.executor.windows.window import Element
 from millpond.statestore.errors import InvalidError
@@ -16,6 +17,15 @@ _INNER: Final = "r"
 _UNTIL: Final = "u"
 _COUNT: Final = "fired"
 _FINISHED: Final = "finished"
+
+
+def check_triggers(composite: Trigger, *triggers: object) -> None:
+    for trigger in triggers:
+        if not isinstance(trigger, Trigger):
+            raise InvalidError(
+                "a composite takes triggers only", trigger=trigger, of=type(composite).__name__
+            )
+        check_overrides(Trigger, trigger)
 
 
 class _NotifyingAll(Trigger):
@@ -79,9 +89,7 @@ class _Composite(Trigger):
     def __init__(self, *triggers: Trigger) -> None:
         if not triggers:
             raise InvalidError("a composite trigger needs triggers", trigger=type(self).__name__)
-        for trigger in triggers:
-            if not isinstance(trigger, Trigger):
-                raise InvalidError("a composite takes triggers only", trigger=trigger, of=type(self).__name__)
+        check_triggers(self, *triggers)
         self.triggers = triggers
         self._children = {str(position): trigger for position, trigger in enumerate(triggers)}
 
@@ -240,6 +248,9 @@ class Repeatedly(_NotifyingAll):
 
     trigger: Trigger
 
+    def __post_init__(self) -> None:
+        check_triggers(self, self.trigger)
+
     @cached_property
     def children(self) -> Mapping[str, Trigger]:
         return {_INNER: self.trigger}
@@ -270,8 +281,8 @@ class RepeatCount(Repeatedly):
     count: int = 1
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise InvalidError("a trigger is repeated at least once", count=self.count)
+        check_triggers(self, self.trigger)
+        check_count("the count of a repetition", self.count)
 
     def on_merge(self, context: TriggerContext) -> None:
         context.set(_COUNT, min((source.get(_COUNT, 0) for source in context.sources), default=0))
@@ -289,6 +300,9 @@ class RepeatUntil(Repeatedly):
     """A trigger that repeats another until ``until`` fires; that firing emits a last pane."""
 
     until: Trigger
+
+    def __post_init__(self) -> None:
+        check_triggers(self, self.trigger, self.until)
 
     @cached_property
     def children(self) -> Mapping[str, Trigger]:

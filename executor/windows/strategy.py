@@ -9,6 +9,7 @@ from datetime import timedelta
 from enum import Enum, StrEnum
 from typing import Any, Final, Literal, TypeAlias
 
+from millpond.executor.pipeline.checks import check_flags, check_overrides
 from millpond.executor.time.instants import instant_us
 from millpond.executor.windows.combiners import CombineFields, CombineFn
 from millpond.executor.windows.time_triggers import Default, domain_of
@@ -91,6 +92,16 @@ class WindowingStrategy:
                 raise InvalidError(
                     f"{name} must be a {kind.__name__}, such as {example}", value=getattr(self, name)
                 )
+        check_overrides(WindowFn, self.window_fn)
+        check_overrides(Trigger, self.trigger)
+        if self.window_fn.is_merging != (type(self.window_fn).merge is not WindowFn.merge):
+            raise InvalidError(
+                "a window function must have both a merge and is_merging = True, or neither: without is_merging "
+                "nothing calls merge",
+                window_fn=type(self.window_fn).__qualname__,
+                is_merging=self.window_fn.is_merging,
+            )
+        check_flags(incremental=self.incremental, emit_empty_on_time=self.emit_empty_on_time)
         if self.closing not in ("never", "if_non_empty", "always"):
             raise InvalidError("closing must be never, if_non_empty or always", closing=self.closing)
         if self.asked not in ("element", "bundle"):

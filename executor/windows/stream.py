@@ -9,6 +9,7 @@ from typing import Any, Unpack, cast, overload
 
 from millpond.executor.computation.records import Record
 from millpond.executor.inputs.keys import KeyExtractor
+from millpond.executor.pipeline.checks import check_overrides
 from millpond.executor.pipeline.nodes import Backfill, ComputationOptions, OnError, OnLate, ProductionMode
 from millpond.executor.pipeline.pipeline import Stream
 from millpond.executor.time.clocks import LateDataHorizon
@@ -385,6 +386,7 @@ def _chosen(
             raise
     if not isinstance(combine, CombineFn):
         raise InvalidError("combine takes an instance of a CombineFn", computation=step, combine=combine)
+    check_overrides(CombineFn, combine, computation=step)
     return combine
 
 

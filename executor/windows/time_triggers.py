@@ -15,7 +15,7 @@ from millpond.executor.pipeline.checks import positive_us
 from millpond.executor.time.clocks import EXACT
 from millpond.executor.time.instants import Instant, instant_us
 from millpond.executor.time.observations import check_percentile
-from millpond.executor.windows.composite_triggers import NotifyingActive, Repeatedly
+from millpond.executor.windows.composite_triggers import NotifyingActive, Repeatedly, check_triggers
 from millpond.executor.windows.trigger import Trigger, TriggerContext
 from millpond.executor.windows.window import Element
 from millpond.statestore.durations import Duration, duration_us
@@ -250,6 +250,9 @@ class AfterWatermark(NotifyingActive):
 
     early: Trigger | None = None
     late: Trigger | None = None
+
+    def __post_init__(self) -> None:
+        check_triggers(self, *(trigger for trigger in (self.early, self.late) if trigger is not None))
 
     @cached_property
     def children(self) -> Mapping[str, Trigger]:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import ClassVar, Final, Literal, Self, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from millpond.executor.pipeline.checks import positive_us
+from millpond.executor.pipeline.checks import check_count, positive_us
 from millpond.executor.windows.window import GLOBAL_WINDOW, Element, Merge, Window, WindowFn
 from millpond.statestore.durations import Duration, duration_us
 from millpond.statestore.errors import InvalidError
@@ -180,8 +180,7 @@ class CalendarWindows(WindowFn):
     def __post_init__(self) -> None:
         if self.unit not in (*_DAYS, *_MONTHS):
             raise InvalidError("calendar windows are of days, weeks, months or years", unit=self.unit)
-        if self.count < 1:
-            raise InvalidError("a calendar window has at least one unit", count=self.count)
+        check_count("the count of units of a calendar window", self.count)
         try:
             object.__setattr__(self, "_zone", ZoneInfo(self.zone))
         except (ZoneInfoNotFoundError, ValueError) as cause:

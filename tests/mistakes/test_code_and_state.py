@@ -196,3 +196,75 @@ def test_changed_number_of_intervals(told: Told) -> None:
     """Keys are cut at the first input, and later by load."""
     with told.by_error("counter", "intervals=`2`", "stored=`1`"):
         then(counting(intervals=1), counting(intervals=2))
+
+
+class Misspelt(mp.Computation):
+    def process_recrod(self, context: mp.Context, record: mp.Record) -> None:
+        context.state.set(1)
+
+
+@pytest.mark.mistake("hook-misspelt")
+def test_hook_with_a_misspelt_name(told: Told) -> None:
+    with told.by_error("counter", "Misspelt", "process_recrod"):
+        of(Misspelt())
+
+
+def test_methods_that_only_look_like_hooks_are_allowed() -> None:
+    class Helped(Does):
+        def process_records_of_day(self) -> None: ...
+
+        def process_record_s(self) -> None: ...
+
+        def process_recordz(self) -> None: ...
+
+    with pytest.raises(mp.InvalidError, match="'process_records'"):
+        of(Helped())
+    del Helped.process_record_s, Helped.process_recordz
+    assert of(Helped()).check()
+
+
+def in_place(context: mp.Context, record: mp.Record) -> None:
+    context.state.get({"n": 0})["n"] += 1
+
+
+def after_set(context: mp.Context, record: mp.Record) -> None:
+    state = context.state.get() or {"seen": []}
+    context.state.set(state)
+    state["seen"].append(record.at)
+
+
+@pytest.mark.mistake("state-changed-in-place")
+@pytest.mark.parametrize("code", [in_place, after_set])
+def test_state_changed_in_place(told: Told, code: Any) -> None:
+    """A copy may be changed, so this is no error; the change is lost."""
+    with told.by_warning("counter", "cat"):
+        run_code(code)
+
+
+def read_only(context: mp.Context, record: mp.Record) -> None:
+    state = context.state.get({"seen": [0.1, "ü"]})
+    if record.at % 2 or not state:
+        context.state.set({**state, "n": (1, 2)})
+
+
+def set_after(context: mp.Context, record: mp.Record) -> None:
+    state = context.state.get({"seen": []})
+    state["seen"].append(record.at)
+    context.state.set(state)
+
+
+def deleted(context: mp.Context, record: mp.Record) -> None:
+    state = context.state.get({"seen": []})
+    state["seen"].append(record.at)
+    context.state.set(state)
+    state["seen"].append(record.at)
+    context.state.delete()
+
+
+@pytest.mark.parametrize("code", [read_only, set_after, deleted])
+def test_states_that_are_set_or_only_read_cause_no_warning(
+    code: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_code(code, ROWS * 3)
+
+    assert "changed in place" not in caplog.text

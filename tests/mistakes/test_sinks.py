@@ -11,7 +11,7 @@ from deltalake import write_deltalake
 
 import millpond as mp
 from tests.mistakes.catalogue import Told
-from tests.mistakes.code_of_users import ROWS, Does, run
+from tests.mistakes.code_of_users import ROWS, Does, counting, run
 
 COLUMNS = pa.schema([("key", pa.string()), ("count", pa.int64())])
 
@@ -121,3 +121,15 @@ def test_path_in_place_of_a_sink(told: Told) -> None:
 
     with told.by_error("counts", "str"):
         queries.apply(Does(), name="counter").sink("counts", "out/counts")  # type: ignore[arg-type]
+
+
+@pytest.mark.mistake("two-sinks-one-folder")
+@pytest.mark.parametrize("other", ["sub/../out", "link", "./out/"])
+def test_two_sinks_by_other_paths_of_a_folder(told: Told, tmp_path: Path, other: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    pipeline = counting()
+    for name, path in (("first", "out"), ("second", other)):
+        pipeline.add_sink(name, "counter", mp.DeltaSink(f"{tmp_path}/{path}"))
+
+    with told.by_error("first", "second", str(tmp_path)):
+        pipeline.check()

@@ -285,3 +285,23 @@ def test_missing_dead_letter(told: Told) -> None:
         run(counting(), ROWS, store, finish=False)
         with told.by_error("counter"):
             mp.drop_dead_letters(store, computation="counter")
+
+
+@pytest.mark.mistake("rows-of-a-misspelt-name")
+def test_rows_of_a_misspelt_computation(told: Told) -> None:
+    with mp.Store.in_memory() as store:
+        run(counting(), ROWS, store)
+        assert store.rows_view("something_else").to_arrow().num_rows == 0
+        with told.by_error("conter", "'counter'"):
+            store.rows_view("conter")
+
+
+@pytest.mark.mistake("runner-intervals-changed")
+def test_runner_with_another_number_of_intervals(told: Told) -> None:
+    with mp.Store.in_memory() as store:
+        mp.LocalRunner(store, progress=False, intervals=2).run(counting(), {"queries": ROWS}, finish=False)
+        mp.LocalRunner(store, progress=False).run(counting(), {"queries": ROWS}, finish=False)
+        with told.by_error("counter", "intervals=`4`"):
+            mp.LocalRunner(store, progress=False, intervals=4).run(
+                counting(), {"queries": ROWS}, finish=False
+            )

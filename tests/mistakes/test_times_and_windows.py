@@ -11,7 +11,7 @@ import pytest
 
 import millpond as mp
 from tests.mistakes.catalogue import Told
-from tests.mistakes.code_of_users import DAY_US, Does, counting, run, run_code
+from tests.mistakes.code_of_users import DAY_US, ROWS, Does, counting, run, run_code
 
 MINUTE_US = 60_000_000
 
@@ -209,3 +209,56 @@ def test_pipeline_without_an_injector(told: Told) -> None:
 
     with told.by_error("searches"):
         pipeline.check()
+
+
+@pytest.mark.mistake("duration-without-unit")
+def test_number_for_a_duration(told: Told) -> None:
+    with told.by_warning("61 is 61us", "'61s'"):
+        mp.FixedWindows(61)
+
+
+class MergingAlone(mp.FixedWindows):
+    def merge(self, windows: Any) -> Any:
+        return windows
+
+
+@pytest.mark.mistake("merge-without-is-merging")
+def test_merge_that_nothing_calls(told: Told) -> None:
+    with told.by_error("MergingAlone", "is_merging=`False`"):
+        mp.windows.WindowingStrategy(window_fn=MergingAlone("1h"))
+
+
+@pytest.mark.mistake("combiner-of-no-column")
+def test_combiner_of_a_column_that_no_row_has(told: Told) -> None:
+    made = mp.Pipeline("searches")
+    queries = made.inject("queries", key="query", at="at")
+    queries.window(mp.FixedWindows("1h")).combine(mp.Mean("querys"), name="means")
+
+    with told.by_error("means", "querys", "'query'"):
+        run(made, ROWS * 100)
+
+
+@pytest.mark.mistake("quantiles-of-nothing")
+def test_quantiles_without_any(told: Told) -> None:
+    with told.by_error("[]"):
+        mp.Quantiles("n", at=[])  # type: ignore[arg-type]
+
+
+@pytest.mark.mistake("flag-in-words")
+def test_flag_as_text(told: Told) -> None:
+    with told.by_error("no"):
+        mp.windows.WindowingStrategy(emit_empty_on_time="no")  # type: ignore[arg-type]
+
+
+@pytest.mark.mistake("trigger-class-within")
+@pytest.mark.parametrize("within", [lambda one: mp.AfterWatermark(early=one), mp.Repeatedly, mp.AfterAll])
+def test_class_of_a_trigger_within_another(told: Told, within: Any) -> None:
+    with told.by_error("AfterCount"):
+        within(mp.AfterCount)
+
+
+@pytest.mark.mistake("two-columns-of-one-name")
+def test_table_with_a_column_twice(told: Told) -> None:
+    cells = [pa.array(["cat"]), pa.array([DAY_US]), pa.array([1]), pa.array([2])]
+    with told.by_error("n"):
+        run(counting(), pa.Table.from_arrays(cells, ["query", "at", "n", "n"]))
