@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.executor.computation.values import Values
-from millpond.executor.inputs.bad_text import mended_texts
 from millpond.executor.inputs.extraction import (
     Injected,
     InjectorNode,
@@ -29,6 +28,7 @@ from millpond.executor.inputs.extraction import (
     check_fields,
     delivered_values,
     member_names,
+    mended_texts,
     observe_times,
     read_injected,
     row_count,

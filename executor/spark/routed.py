@@ -24,10 +24,10 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from millpond.executor.computation.values import ArrowValues, ChangedValues, JsonValues, Values
-from millpond.executor.inputs.bad_text import mended_texts
 from millpond.executor.inputs.changes import change_signs, in_commit_order, signed_ids
 from millpond.executor.inputs.extraction import (
     member_names,
+    mended_texts,
     observe_times,
     row_values,
     rows_to_extract,

@@ -25,7 +25,8 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.options import PipelineOptions
 from millpond.executor.superstep.plan import InputPosition
 from millpond.executor.superstep.report import Totals
-from millpond.executor.time.observations import InputObservation
+from millpond.executor.time.instants import INSTANT_MAX_US
+from millpond.executor.time.observations import DEFAULT_MEMBER, InputObservation
 from millpond.executor.time.watermark_policies import IngressTime
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.statestore.app_ids import AppId
@@ -192,24 +193,56 @@ class UnsetStates:
                 )
 
 
-class ForgottenWatermarks:
-    """Warnings about dropped records of streams without a declared watermark, once per stream.
+_DROPPED_SHARE: Final = 100
+"""One in so many records may come too late without a word."""
 
-    Rows of such a stream are assumed to arrive in the order of their times. If they do not, windows close before
-    their rows arrive, and otherwise only a counter would show it.
+
+class LateRecords:
+    """Warnings about dropped records, which otherwise only a counter would show, each once in a run.
+
+    Rows of a stream without a declared watermark are assumed to arrive in the order of their times. If they do not,
+    windows close before their rows arrive. And one sender with a fast clock moves the watermark past all others.
     """
 
     def __init__(self, topology: Topology, watermarks: PipelineWatermarks) -> None:
+        self._topology = topology
         self._watermarks = watermarks
         self._fed = {
             stream: topology.reached_from([stream])
             for stream, node in topology.injectors.items()
             if node.is_assumed
         }
+        self._records = self._dropped = 0
+        self._has_warned = False
 
-    def observe(self, counts: Totals) -> None:
-        if not counts.dropped:
+    def observe(self, counts: Totals, now_us: int) -> None:
+        self._records += counts.records
+        self._dropped += counts.dropped
+        if not counts.dropped or self._is_told_of_order(counts) or self._has_warned:
             return
+        if self._dropped * _DROPPED_SHARE > self._records >= _DROPPED_SHARE:
+            self._has_warned = True
+            self._tell_of_share(now_us)
+
+    def _tell_of_share(self, now_us: int) -> None:
+        stream = max(self._topology.injectors, key=self._watermarks.injector_watermark)
+        newest = self._watermarks.watch(stream).newest
+        member = max(newest, key=newest.__getitem__, default=DEFAULT_MEMBER)
+        watermark = self._watermarks.injector_watermark(stream)
+        ahead = f" ahead_of_the_clock=`{duration_text(watermark - now_us)}`" if watermark > now_us else ""
+        _LOG.warning(
+            "more than one in a hundred records of this run came too late and are dropped: look for a sender whose clock is "
+            "fast, because the newest time moves the watermark for all; or allow more lateness, or declare a watermark by "
+            "percentile: dropped=`%s` records=`%s` stream=`%s` member=`%s` watermark=`%s`%s",
+            self._dropped,
+            self._records,
+            stream,
+            member or "the only one",
+            datetime.fromtimestamp(min(watermark, INSTANT_MAX_US) // 1_000_000, UTC).isoformat(),
+            ahead,
+        )
+
+    def _is_told_of_order(self, counts: Totals) -> bool:
         for stream, fed in list(self._fed.items()):
             behind_us = self._watermarks.behind_us(stream)
             dropped = {
@@ -230,6 +263,8 @@ class ForgottenWatermarks:
                 name,
                 count,
             )
+            self._has_warned = True
+        return self._has_warned
 
 
 ROWS_READ: Final = 100

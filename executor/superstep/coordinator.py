@@ -23,9 +23,9 @@ from millpond.executor.ownership.ownership import OwnedInterval, OwnedNames, Own
 from millpond.executor.pipeline.nodes import DEAD_LETTERS, ComputationNode
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.admission import (
-    ForgottenWatermarks,
     InputAdmission,
     KeyColumns,
+    LateRecords,
     SuspectTimes,
     UnsetStates,
 )
@@ -177,7 +177,7 @@ class Coordinator:
         self.keys: KeyColumns = KeyColumns(store, topology, self.ownership)
         retries = LetterRetries(store, topology, options.clock, self.id_scope)
         self.letters: DeadLetters = DeadLetters(store, topology, options.dead_letter_limit, retries)
-        self.forgotten: ForgottenWatermarks = ForgottenWatermarks(topology, self.watermarks)
+        self.late: LateRecords = LateRecords(topology, self.watermarks)
         self.suspects: SuspectTimes = SuspectTimes(topology)
         self.unset_states: UnsetStates = UnsetStates()
         self._id_scopes: dict[tuple[str, str, int | None], bytes] = {}
@@ -229,7 +229,7 @@ class Coordinator:
         Nothing is written: a restart would have begun with it.
         """
         self.watermarks.follow(topology)
-        self.forgotten = ForgottenWatermarks(topology, self.watermarks)
+        self.late = LateRecords(topology, self.watermarks)
         self.topology = topology
 
     def give_up(self) -> None:

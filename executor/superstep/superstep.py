@@ -222,8 +222,7 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
         if coordinator.balancer.is_on:
             coordinator.balancer.record(manifests)
         coordinator.letters.committed(letters)
-        if counts.dropped:
-            coordinator.forgotten.observe(counts)
+        coordinator.late.observe(counts, now_us)
         coordinator.suspects.observe(results.observations, now_us)
         coordinator.apply(plan.superstep, totals, manifests, written)
         reach("superstep.applied")

@@ -118,6 +118,23 @@ def test_no_watermark_for_records_out_of_order(told: Told) -> None:
             running.inject_durably("queries", [{"query": "cat", "at": at}])
 
 
+@pytest.mark.mistake("clock-fast")
+def test_one_fast_clock_among_many(told: Told) -> None:
+    """Its records move the watermark by a day, so that the next ones of all others are late."""
+    pipeline = mp.Pipeline("searches")
+    queries = pipeline.inject("queries", key="query", at="at", watermark=mp.BoundedDisorder("1m"))
+    queries.window(mp.FixedWindows("1m")).combine(mp.Count(), name="counts")
+    rows = [{"query": "cat", "at": DAY_US + 60 * MINUTE_US}] * 120
+
+    with (
+        told.by_warning("queries", "dropped=`120`", "records=`121`"),
+        mp.Store.in_memory() as store,
+        mp.LocalRunner(store, progress=False).start(pipeline, stepping=True) as running,
+    ):
+        running.inject_durably("queries", [{"query": "cat", "at": DAY_US + 25 * 60 * MINUTE_US}])
+        running.inject_durably("queries", rows)
+
+
 @pytest.mark.mistake("duration-in-words")
 def test_duration_with_another_unit(told: Told) -> None:
     with told.by_error("10 minutes"):
