@@ -37,7 +37,12 @@ _RESTORED: Final = "millpond/restored"
 _WATERMARK: Final = "millpond/watermark/"
 _LONG_AGO: Final = -(2**63)
 _COUNTED: Final = ("millpond/total/", "millpond/count/", "millpond/input_rows/", "millpond/injected/")
-_SAID_SINCE: Final = ("millpond/codec/", "millpond/state_version/", "millpond/backfill/")
+_SAID_SINCE: Final = (
+    "millpond/codec/",
+    "millpond/state_version/",
+    "millpond/fingerprint/",
+    "millpond/backfill/",
+)
 _OF_A_FORK: Final = ("millpond/incarnation/", "millpond/fork/", "millpond/location/")
 _VERSION_OF: Final = {"rewind": "restored_version", "fork": "forked_version"}
 _DROPPED: Final = 2**63 - 1
