@@ -10,11 +10,13 @@ null. The columns of a pane may also be ``window_start``, ``window_end`` (null f
 from __future__ import annotations
 
 import logging
+import math
 from base64 import b64decode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
+from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -58,6 +60,7 @@ _WINDOW_BOUNDS: Final = {"window_start": 0, "window_end": 1}
 _IS_RETRACTION: Final = "is_retraction"
 _VALUE: Final = "value"
 _LOG: Final = logging.getLogger("millpond")
+_DOUBLE_BITS: Final = 64
 _MISFITS: Final = (pa.ArrowException, ValueError, TypeError, ArithmeticError, InvalidError)
 
 
@@ -210,38 +213,82 @@ def _pane_cell(envelope: Mapping[str, Any], name: str) -> Any:
 
 
 def _array(cells: list[Any], field: pa.Field) -> pa.Array:
-    convert = _typed if _is_typed(field) else _converted
-    array = pa.array([None if cell is None else convert(cell, field.type) for cell in cells], field.type)
+    convert = _converter(field.type, is_typed=_is_typed(field))
+    array = pa.array(list(map(convert, cells)), field.type)
     if array.null_count and not field.nullable:
         raise InvalidError("the column does not take nulls", column=field.name)
     return array
-
-
-def _converted(cell: Any, kind: pa.DataType) -> Any:
-    """Parse types that JSON lacks from text: times, dates, decimal numbers."""
-    if pa.types.is_timestamp(kind):
-        return pa.scalar(parse_instant_us(cell), TIMESTAMP).cast(kind)
-    if pa.types.is_date(kind):
-        return date.fromisoformat(cell)
-    return Decimal(str(cell)) if pa.types.is_decimal(kind) else cell
 
 
 def _is_typed(field: pa.Field) -> bool:
     return field.metadata is not None and field.metadata.items() >= TYPED_FIELD.items()
 
 
-def _typed(cell: Any, kind: pa.DataType) -> Any:
-    if cell is None:
-        return None
-    if pa.types.is_struct(kind):
-        return {field.name: _typed(cell.get(field.name), field.type) for field in kind}
-    if pa.types.is_map(kind):
-        return [(_typed(key, kind.key_type), _typed(value, kind.item_type)) for key, value in cell]
-    if pa.types.is_list(kind):
-        return [_typed(part, kind.value_type) for part in cell]
-    if pa.types.is_binary(kind):
-        return b64decode(cell)
-    return float(cell) if pa.types.is_floating(kind) else _converted(cell, kind)
+def _converter(kind: pa.DataType, *, is_typed: bool) -> Callable[[Any], Any]:
+    """Return a function that makes of a cell what Arrow takes for a type: times and decimals out of text, no number changed.
+
+    Cells of a typed field also have bytes and floats as text.
+    """
+    of_part, types = partial(_converter, is_typed=is_typed), pa.types
+    convert: Callable[[Any], Any] | None = None
+    if types.is_struct(kind):
+        fields = {field.name: of_part(field.type) for field in kind}
+        convert = partial(_struct, fields)
+    elif types.is_map(kind):
+        convert = partial(_pairs, of_part(kind.key_type), of_part(kind.item_type))
+    elif types.is_list(kind) or types.is_large_list(kind):
+        convert = partial(_parts, of_part(kind.value_type))
+    elif types.is_timestamp(kind):
+        convert = lambda cell: pa.scalar(parse_instant_us(cell), TIMESTAMP).cast(kind)  # noqa: E731
+    elif types.is_date(kind):
+        convert = date.fromisoformat
+    elif types.is_decimal(kind):
+        convert = lambda cell: Decimal(str(cell))  # noqa: E731
+    elif types.is_binary(kind) and is_typed:
+        convert = b64decode
+    elif types.is_floating(kind):
+        convert = partial(_float, kind if kind.bit_width < _DOUBLE_BITS else None, is_typed=is_typed)
+    elif types.is_integer(kind):
+        convert = _whole
+    return (lambda cell: cell) if convert is None else partial(_optional, convert)
+
+
+def _optional(convert: Callable[[Any], Any], cell: Any) -> Any:
+    return None if cell is None else convert(cell)
+
+
+def _struct(fields: Mapping[str, Callable[[Any], Any]], cell: Any) -> Any:
+    if not isinstance(cell, Mapping):
+        return cell
+    return {name: convert(cell.get(name)) for name, convert in fields.items()}
+
+
+def _pairs(key: Callable[[Any], Any], value: Callable[[Any], Any], cell: Any) -> Any:
+    pairs = cell.items() if isinstance(cell, Mapping) else cell
+    return [(key(name), value(part)) for name, part in pairs]
+
+
+def _parts(convert: Callable[[Any], Any], cell: Any) -> Any:
+    return list(map(convert, cell)) if isinstance(cell, list | tuple) else cell
+
+
+def _whole(cell: Any) -> Any:
+    # Arrow would cut the fraction off in silence.
+    if not isinstance(cell, float):
+        return cell
+    if not cell.is_integer():
+        raise ValueError(cell)
+    return int(cell)
+
+
+def _float(narrow: pa.DataType | None, cell: Any, *, is_typed: bool) -> Any:
+    number = float(cell) if is_typed else cell
+    if narrow is None or not isinstance(number, int | float) or not math.isfinite(number):
+        return number
+    # Arrow makes an infinity of a number that is too large.
+    if math.isinf(pa.scalar(float(number), narrow).as_py()):
+        raise ValueError(number)
+    return number
 
 
 def _fits(cell: Any, field: pa.Field) -> bool:

@@ -162,6 +162,13 @@ class TestColumns:
             (pa.int8(), "1", "1000"),
             (pa.timestamp("us", tz="UTC"), '"1970-01-01T00:00:00Z"', '"soon"'),
             (pa.struct([("n", pa.int64())]), '{"n":1}', "5"),
+            (pa.int64(), "2.0", "2.75"),
+            (pa.float32(), "1.5", "1e40"),
+            (pa.list_(pa.int64()), "[1,2.0]", "[2.75]"),
+            (pa.struct([("n", pa.int64())]), '{"n":1}', '{"n":1.5}'),
+            (pa.map_(pa.string(), pa.float32()), '{"a":1}', '{"a":1e39}'),
+            (pa.decimal128(5, 2), "1.25", "1.255"),
+            (pa.list_(pa.date32()), '["2026-01-01"]', '["soon"]'),
         ],
     )
     def test_value_of_the_wrong_type_names_sink_column_and_key(self, kind, good, bad):
@@ -169,6 +176,7 @@ class TestColumns:
 
         with pytest.raises(InvalidError, match=r"sink=`s` column=`n` .* key=`broken`"):
             sink_table(records, pa.schema([("n", kind)]), "s")
+        assert sink_table(records.slice(0, 1), pa.schema([("n", kind)]), "s").column("n").null_count == 0
 
     def test_null_in_a_required_column_is_refused(self):
         schema = pa.schema([pa.field("n", pa.int64(), nullable=False)])
