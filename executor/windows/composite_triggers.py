@@ -131,7 +131,8 @@ class OrFinally(_Composite, _NotifyingAll):
 
     def __init__(self, trigger: Trigger, until: Trigger) -> None:
         super().__init__(trigger, until)
-        self.trigger, self.until = trigger, until
+        self.trigger: Trigger = trigger
+        self.until: Trigger = until
 
     def should_fire(self, context: TriggerContext) -> bool:
         return any(trigger.should_fire(context.child(name)) for name, trigger in self.children.items())
