@@ -292,8 +292,8 @@ def test_rows_of_a_misspelt_computation(told: Told) -> None:
     with mp.Store.in_memory() as store:
         run(counting(), ROWS, store)
         assert store.rows_view("something_else").to_arrow().num_rows == 0
-        with told.by_error("conter", "'counter'"):
-            store.rows_view("conter")
+        with told.by_error("countr", "'counter'"):
+            store.rows_view("countr")
 
 
 @pytest.mark.mistake("runner-intervals-changed")
