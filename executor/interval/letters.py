@@ -13,7 +13,6 @@ import json
 import math
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -168,8 +167,7 @@ def _plain(value: Any, pointer: str, types: dict[str, str]) -> Any:
         case np.ndarray() | np.generic() if not isinstance(value, np.datetime64 | np.timedelta64):
             return _plain(value.tolist(), pointer, types)
         case SupportsIndex():
-            with suppress(Exception):
-                return int(value.__index__())
+            return int(value.__index__())
     kind, text = worded(value)
     types[pointer] = kind
     return text
