@@ -19,7 +19,10 @@ import orjson
 
 from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import ObjectExistsError, ObjectMissingError
+from millpond.statestore.objects.hadoop import scheme_of
 from millpond.statestore.objects.local import LocalObjects
+from millpond.statestore.objects.obstore import open_objects
+from millpond.statestore.types import Objects
 
 _Entry = TypeVar("_Entry")
 
@@ -42,39 +45,46 @@ class Reached:
         return self.done > consumed or self.planned > consumed + 1
 
 
-def reached_batches(folder: Path) -> dict[str, Reached]:
+def reached_batches(
+    folder: str | Path, storage_options: Mapping[str, str] | None = None
+) -> dict[str, Reached]:
     reached = {}
-    for query, checkpoint in checkpoints_in(folder).items():
-        done, planned = (max(map(int, _batches(_files_in(checkpoint), part)), default=-1) for part in _PARTS)
+    for query, checkpoint in checkpoints_in(folder, storage_options).items():
+        files = _files_in(checkpoint, storage_options)
+        done, planned = (max(map(int, _batches(files, part)), default=-1) for part in _PARTS)
         reached[query] = Reached(done=done, planned=planned)
     return reached
 
 
-def checkpoints_in(folder: Path) -> dict[str, Path]:
+def checkpoints_in(folder: str | Path, storage_options: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the checkpoints in a folder, at any depth, by query id; a link in it raises `DataError`."""
-    if not folder.is_dir():
-        return {}
-    files = _files_in(folder)
-    # Spark would follow a link, and so would the writes below.
-    files.refuse_links()
+    files = _files_in(folder, storage_options)
+    if isinstance(files, LocalObjects):
+        if not Path(folder).is_dir():
+            return {}
+        # Spark would follow a link, and so would the writes below.
+        files.refuse_links()
     paths = [PurePath(path) for path in files.list("")]
     found = (
-        (_object(files.get(str(path))).get("id"), folder / path.parent)
+        (_object(files.get(str(path))).get("id"), f"{folder}/{path.parent}")
         for path in paths
         if path.name == "metadata"
     )
     return {query: checkpoint for query, checkpoint in found if isinstance(query, str)}
 
 
-def _files_in(folder: Path) -> LocalObjects:
-    return LocalObjects(folder, "os_cache")
+def _files_in(folder: str | Path, storage_options: Mapping[str, str] | None = None) -> Objects:
+    return (
+        open_objects(str(folder), storage_options) if scheme_of(folder) else LocalObjects(folder, "os_cache")
+    )
 
 
 def rewind_checkpoints(
-    folder: Path,
+    folder: str | Path,
     batches: Mapping[str, int],
     *,
     offsets: Mapping[str, str] = _NONE_KNOWN,
+    storage_options: Mapping[str, str] | None = None,
     dry_run: bool = False,
 ) -> tuple[str, ...]:
     """Rewind checkpoints in a folder, at any depth, and return the ids of the queries that a real or dry run changes.
@@ -83,10 +93,10 @@ def rewind_checkpoints(
     which is restored if Spark has removed it.
     """
     rewound = []
-    for query, checkpoint in checkpoints_in(folder).items():
+    for query, checkpoint in checkpoints_in(folder, storage_options).items():
         if query not in batches:
             continue
-        last, files = batches[query], _files_in(checkpoint)
+        last, files = batches[query], _files_in(checkpoint, storage_options)
         later = [
             path
             for part in _PARTS
@@ -120,7 +130,7 @@ def by_query(entries: Mapping[str, _Entry]) -> dict[str, _Entry]:
     }
 
 
-def _batches(files: LocalObjects, part: str) -> list[str]:
+def _batches(files: Objects, part: str) -> list[str]:
     names = (path.removeprefix(f"{part}/") for path in files.list(part))
     return sorted((name for name in names if name.isdecimal()), key=int)
 
@@ -146,7 +156,7 @@ _LINES_BEFORE_OFFSETS: Final = 2
 _NO_NOTE: Final = -1
 
 
-def forget_later_files(checkpoint: Path, batch: int) -> None:
+def forget_later_files(checkpoint: str | Path, batch: int) -> None:
     """Make a query's file sources forget files that no batch up to ``batch`` has covered.
 
     Sources that are not local folders stay unchanged. So does a source some of whose later files are gone: then Spark
@@ -159,7 +169,7 @@ def forget_later_files(checkpoint: Path, batch: int) -> None:
             _forget(files, f"{_SOURCES}/{source}", last)
 
 
-def _forget(files: LocalObjects, source: str, last: int) -> None:
+def _forget(files: Objects, source: str, last: int) -> None:
     paths = files.list(source)
     logs = [path for path in paths if path.rpartition("/")[2].removesuffix(".compact").isdecimal()]
     notes = {line: note for path in logs for line, note in _notes(files.get(path))}
@@ -186,7 +196,7 @@ def _notes(data: bytes) -> Iterator[tuple[bytes, Mapping[str, Any] | None]]:
         yield line, note if is_note else None
 
 
-def _last_note(files: LocalObjects, batch: int, source: str) -> int | None:
+def _last_note(files: Objects, batch: int, source: str) -> int | None:
     """Return the offset of a file source at the end of a batch; ``None`` for other kinds of sources."""
     try:
         line = files.get(f"{_OFFSETS}/{batch}").split(b"\n")[_LINES_BEFORE_OFFSETS + int(source)]

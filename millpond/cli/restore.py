@@ -23,6 +23,7 @@ from millpond.cli.terminal.output import note, print_table, progress_bar, result
 from millpond.executor.replay.repair import SET_ASIDE_FOLDER, hold_store, repair_store
 from millpond.executor.replay.repair_plan import RepairPlan, plan_repair, plan_rewind, sinks_of_rewind
 from millpond.executor.replay.spark_checkpoint import Reached, by_query, reached_batches, rewind_checkpoints
+from millpond.executor.run.options import CHECKPOINTS_FOLDER
 from millpond.executor.sinks.delta_table import TakenBack, take_back_sink, take_over_sink
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.statestore.app_ids import AppId, supersteps_of
@@ -40,6 +41,7 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.log.rules import CommitRequest
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.log.table import STORE_ID_KEY, store_id_of
+from millpond.statestore.objects.hadoop import scheme_of
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import rebuild_catalog
 from millpond.statestore.system import SystemClock, SystemRng
@@ -338,12 +340,12 @@ class _Held:
     leases: Leases
 
     @property
-    def checkpoints(self) -> Path | None:
-        """The folder of Spark's checkpoints; ``None`` for a store in an object store."""
-        return None if "://" in self.root else Path(self.root) / "checkpoints"
+    def checkpoints(self) -> str:
+        """The folder of Spark's checkpoints, unless the runner named another one."""
+        return f"{self.root}/{CHECKPOINTS_FOLDER}"
 
     def reached(self) -> Mapping[str, Reached]:
-        return {} if self.checkpoints is None else reached_batches(self.checkpoints)
+        return reached_batches(self.checkpoints, self.options)
 
     def mark(self) -> Mark | None:
         """Return the newest of the high-water marks in ZooKeeper and in the store's folder."""
@@ -409,8 +411,10 @@ def _describe_undone(undone: Mapping[str, Any], held: _Held) -> None:
             f"input {stream} of {one['pipeline']}: read again from position {kept + 1} (it was at {one['was']})"
         )
         # Spark reads the input again by itself where its checkpoint goes back with the store.
-        checkpoints = Path(held.root) / "checkpoints"
-        if source not in rewind_checkpoints(checkpoints, {source: kept}, dry_run=True):
+        rewound = rewind_checkpoints(
+            held.checkpoints, {source: kept}, storage_options=held.options, dry_run=True
+        )
+        if source not in rewound:
             note(f"inject {stream} again from that position (source {source})")
 
 
@@ -425,13 +429,13 @@ def _queries_ahead(plan: RepairPlan, reached: Mapping[str, Reached]) -> dict[str
 
 def _take_dependents_back(plan: RepairPlan, held: _Held, ahead: Mapping[str, int]) -> None:
     """Take Spark's checkpoints back to the store's state, and rebuild the catalog; repeating it changes nothing."""
-    if held.checkpoints is None:
-        return
     sources = {query: kept for query, (kept, _) in by_query(plan.moved(AppId.INPUT)).items()}
     batches = {**sources, **ahead}
     offsets = by_query(plan.source_offsets)
-    for query in rewind_checkpoints(held.checkpoints, batches, offsets=offsets):
+    for query in rewind_checkpoints(held.checkpoints, batches, offsets=offsets, storage_options=held.options):
         note(f"the checkpoint of query {query} was taken back to batch {batches[query]}")
+    if scheme_of(held.root):
+        return  # In an object store a store has no catalog of its own.
     try:
         with Catalog.open(default_catalog_url(held.root), SystemClock()) as catalog:
             rebuild_catalog(catalog, Log(held.objects))

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from millpond.executor.replay.fork import fork_store
-from millpond.executor.replay.spark_checkpoint import reached_batches, rewind_checkpoints
+from millpond.executor.replay.spark_checkpoint import Reached, reached_batches, rewind_checkpoints
 from millpond.statestore.errors import DataError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.objects.obstore import ObstoreObjects
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock
+from millpond.testing.servers.s3_server import S3Server
 
 
 @pytest.fixture
@@ -119,3 +121,24 @@ def test_fork_copies_nothing_through_a_link(folder, tmp_path_factory, place):
 
 def _leases(incarnation: str, writer_id: str) -> MemoryLeases:
     return MemoryLeases(MemoryRegistry(), ManualClock(), writer_id=writer_id)
+
+
+def test_checkpoints_in_an_object_store_are_rewound_like_local_ones(
+    s3_bucket: str, s3_server: S3Server
+) -> None:
+    """Spark leaves markers of folders and temporary files there, but no checksums."""
+    place, options = f"{s3_bucket}/pond/checkpoints", s3_server.options
+    objects = ObstoreObjects(place, options)
+    assert reached_batches(place, options) == {}
+    for path in (
+        "a/metadata",
+        *(f"a/{part}/{batch}" for part in ("commits", "offsets") for batch in range(4)),
+    ):
+        objects.put(path, b'{"id":"a"}')
+    objects.put("a/offsets/.4.0b1e.tmp", b"")
+    assert reached_batches(place, options) == {"a": Reached(done=3, planned=3)}
+
+    assert rewind_checkpoints(place, {"a": 1}, storage_options=options) == ("a",)
+    assert reached_batches(place, options) == {"a": Reached(done=1, planned=1)}
+    assert rewind_checkpoints(place, {"a": 2}, offsets={"a": "entry"}, storage_options=options) == ()
+    assert objects.get("a/offsets/2") == b"entry"
