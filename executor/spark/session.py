@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -83,6 +83,7 @@ _LISTS: Final = frozenset({_PACKAGES, _JARS, _EXTENSIONS})
 _DELTA_EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 _DELTA_CATALOG: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
+_S3A: Final = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 _FAST_FAILURE: Final = {"fs.s3a.attempts.maximum": "2", "fs.s3a.retry.limit": "2"}
 """Properties of a first look: with their defaults, a wrong endpoint takes minutes to fail."""
 
@@ -183,10 +184,18 @@ def spark_session(
     builder = session_builder(application, master, given, for_s3=scheme_of(store) in S3_SCHEMES)
     with _on_loopback(given.get("spark.master") or master or os.environ.get("MASTER", "local[*]"), given):
         spark = _made(builder)
+    if properties:
+        _set_up_s3(spark, properties, str(store))
+    return spark
+
+
+def _set_up_s3(spark: SparkSession, properties: Mapping[str, str], store: str) -> None:
     configuration = _hadoop_configuration(spark)
     for name, value in properties.items():
         configuration.set(name, value)
-    return spark
+    with _hadoop_errors(store):
+        # A JVM that spark-submit has started has only the jars that spark-submit was told.
+        configuration.getClassByName(_S3A)
 
 
 def _properties_for(store: str | Path | None, storage_options: Mapping[str, str]) -> dict[str, str]:
@@ -211,22 +220,25 @@ def check_reach(spark: SparkSession, place: str) -> None:
     """Make a folder of an object store with Spark's JVM, or raise `InvalidError` with the settings that it lacks."""
     if not scheme_of(place):
         return
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-    from pyspark.errors import PySparkException
-
     session: Any = spark
     jvm = session._jvm  # noqa: SLF001 - Spark has no public call for any of this
     configuration = session._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
     for name, value in _FAST_FAILURE.items():
         configuration.set(name, value)
     path = jvm.org.apache.hadoop.fs.Path(place)
+    # Not the cached file system, whose settings all later calls would have.
+    connect = jvm.org.apache.hadoop.fs.FileSystem.newInstance
+    with _hadoop_errors(place), closing(connect(path.toUri(), configuration)) as system:
+        system.mkdirs(path)
+
+
+@contextmanager
+def _hadoop_errors(place: str) -> Iterator[None]:
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
     try:
-        # Not the cached file system, whose settings all later calls would have.
-        system = jvm.org.apache.hadoop.fs.FileSystem.newInstance(path.toUri(), configuration)
-        try:
-            system.mkdirs(path)
-        finally:
-            system.close()
+        yield
     except (Py4JError, PySparkException) as error:
         raise unreachable(error, place) from error
 
