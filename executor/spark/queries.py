@@ -197,6 +197,24 @@ class QueryStart:
             _LOG.info("spark does not tell the offsets of batch %s: %s", batch, error)
             return None
 
+    def check_end(self, frame: DataFrame, stream: str, batch: int, entry: str) -> None:
+        """Raise if the checkpoint's end of the last batch in the store is not the end that the store has recorded.
+
+        An object store does not keep a fenced driver from writing over the owner's entry.
+        """
+        found = self.end_offsets(frame, batch)
+        if found is not None and _sources_in(found) != _sources_in(entry):
+            raise InvalidError(
+                "the checkpoint says that this batch ended elsewhere than the batch that the store consumed, as after two "
+                "drivers that wrote it at once, so records would be lost or repeated: `millpond rewind` to a version before "
+                "the batch has Spark plan it again",
+                input=stream,
+                checkpoint=self.query,
+                batch=batch,
+                ends_at=_sources_in(found),
+                store_ends_at=_sources_in(entry),
+            )
+
     def ends_by_itself(self, frame: DataFrame) -> bool:
         """Return True if the query ends once it has read the data of its start, as with ``availableNow``."""
         try:
@@ -209,6 +227,11 @@ class QueryStart:
         """Raise `QueryStoppedError` if the query is being stopped, because Spark cancels the jobs of its batch."""
         if _is_being_stopped(frame, self.query):
             raise _stopped(stream)
+
+
+def _sources_in(entry: str) -> list[str]:
+    """Return the offsets of the sources, which follow a line about the format and one about the batch."""
+    return [line.strip() for line in entry.splitlines()[2:]]
 
 
 @contextmanager

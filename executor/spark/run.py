@@ -93,6 +93,7 @@ class SparkRun(Run[None]):
                 # Each start of a query clones the user's session, so the setting is made for each.
                 plan_once(frame.sparkSession)
                 self._meet(stream, frame)
+                self._check_end(begun, frame, stream)
                 known, ends = begun, begun.ends_by_itself(frame)
             # A query that ends by itself does not wait: the slower query may have ended already.
             if not ends:
@@ -103,6 +104,13 @@ class SparkRun(Run[None]):
             )
 
         return function
+
+    def _check_end(self, begun: QueryStart, frame: DataFrame, stream: str) -> None:
+        with self._guarded(stream):
+            inputs = self._coordinator.inputs
+            last, entry = inputs.consumed(stream).get(begun.query), inputs.offsets(stream, begun.query)
+            if last is not None and entry is not None:
+                begun.check_end(frame, stream, last, entry)
 
     def _meet(self, stream: str, frame: DataFrame) -> None:
         if self._frames is None:

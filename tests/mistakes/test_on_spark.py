@@ -164,6 +164,25 @@ def test_deleted_checkpoint(told: Told, spark: SparkSession, store: mp.Store, st
         run(counting(), store, stream, finish=False)
 
 
+@pytest.mark.mistake("checkpoint-of-two-drivers")
+def test_entry_of_the_last_batch_that_another_driver_has_overwritten(
+    told: Told, spark: SparkSession, store: mp.Store, stream: DataFrame, tmp_path: Path
+) -> None:
+    """Spark would continue behind records that the store has not consumed."""
+    run(counting(), store, stream, finish=False)
+    for number in (2, 3):
+        (tmp_path / f"queries/{number}.json").write_bytes(b"\n".join(map(orjson.dumps, ROWS)))
+    checkpoint = Path(store.path) / "checkpoints/queries"
+    note = (checkpoint / "sources/0/0").read_text()
+    (checkpoint / "sources/0/1").write_text(note.replace("1.json", "2.json").replace(":0}", ":1}"))
+    entry = checkpoint / "offsets/0"
+    entry.write_text(entry.read_text().replace('{"logOffset":0}', '{"logOffset":1}'))
+    entry.with_name(".0.crc").unlink()
+
+    with told.by_error("queries", "batch=`0`", '{"logOffset":1}', '{"logOffset":0}'):
+        run(counting(), store, stream, finish=False)
+
+
 @pytest.mark.mistake("session-without-s3a")
 def test_session_that_cannot_reach_the_checkpoints(
     told: Told, spark: SparkSession, store: mp.Store, stream: DataFrame
