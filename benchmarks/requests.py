@@ -38,6 +38,7 @@ from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Objects
+from millpond.testing.fixtures.determinism import ManualClock
 from millpond.testing.processes.ledger import ROWS, ledger_pipeline, numbered
 from millpond.testing.servers.s3_proxy import S3Proxy
 from millpond.testing.servers.s3_server import S3Server, s3_options
@@ -46,6 +47,8 @@ CLOCK: Final = SystemClock()
 _SINK: Final = "sink"
 _PATIENCE: Final = "120s"
 _WARM_UP_US: Final = 6_000_000
+# Slow enough that replaced files are deleted as in a store of that age.
+_PACE_MS: Final = 60_000
 _KINDS: Final = (
     ("boundary", r"log_boundary"),
     ("mark", r"high_water"),
@@ -114,14 +117,16 @@ class _ManyObjects(MemoryObjects):
 
 
 def fill(url: str, server: S3Server, versions: int) -> None:
-    """Make a store whose table has a number of versions, one superstep of one record each, and copy it to the bucket."""
+    """Make a store whose table has a number of versions, a superstep of one record a minute, and copy it to the bucket."""
+    clock = ManualClock(CLOCK.now_us() - 1_000 * _PACE_MS * versions)
     with tempfile.TemporaryDirectory(prefix="millpond-requests-") as folder:
         rows = _ManyObjects()
-        with Store.in_memory(objects=rows) as store:
+        with Store.in_memory(objects=rows, clock=clock) as store:
             upkeep = UpkeepPolicy(background=False)
-            runner = LocalRunner(store, progress=False, upkeep=upkeep)
+            runner = LocalRunner(store, progress=False, upkeep=upkeep, clock=clock)
             run = runner.start(ledger_pipeline(DeltaSink(folder)), stepping=True)
             while store.committer.snapshot.version < versions:
+                clock.advance_ms(_PACE_MS)
                 run.inject(ROWS, numbered([store.committer.snapshot.version]))
                 run.run_until_quiet()
             run.stop()

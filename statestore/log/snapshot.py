@@ -285,8 +285,11 @@ def find_start(log: Log, version: TableVersion | None = None, near: int = 0) -> 
 
 def _recent_versions(log: Log, near: int) -> Iterator[int]:
     """Yield versions from which a listing may find a checkpoint, the cheaper hint first."""
-    if isinstance(log.objects, ParallelObjects):
+    if near and isinstance(log.objects, ParallelObjects):
         yield near - AHEAD_MAX
+        # All of a young log is listed as quickly.
+        if near <= AHEAD_MAX:
+            return
     yield log.named_checkpoint()
 
 

@@ -86,6 +86,26 @@ def test_requests_do_not_grow_with_age(versions: int) -> None:
     assert facts(snapshot) == facts(committer.snapshot)
 
 
+@pytest.mark.parametrize("versions", [20, 1_205])
+def test_version_that_was_reached_lately_saves_the_pointer(versions: int) -> None:
+    objects = Far()
+    committer = table(objects, versions)
+    objects.requests.clear()
+
+    snapshot = load(Log(objects), near=versions - 3)
+
+    assert objects.requests == {"get": 2 + versions % EVERY, "list": 1}
+    assert facts(snapshot) == facts(committer.snapshot)
+
+
+@pytest.mark.parametrize("near", [-1, 5, 900, 1_206, 10_000_000])
+def test_version_that_was_reached_lately_is_not_believed(near: int) -> None:
+    objects = Far()
+    committer = table(objects, 1_205)
+
+    assert facts(load(Log(objects), near=near)) == facts(committer.snapshot)
+
+
 def test_table_without_checkpoint_is_read_at_once() -> None:
     objects = Far()
     committer = table(objects, 300, checkpoints=False)
