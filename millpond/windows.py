@@ -15,6 +15,7 @@ from millpond.executor.windows.sketches import ApproximateQuantiles as Approxima
 from millpond.executor.windows.strategy import Accumulation as Accumulation
 from millpond.executor.windows.strategy import Asked as Asked
 from millpond.executor.windows.strategy import Closing as Closing
+from millpond.executor.windows.strategy import UpgradeWindows as UpgradeWindows
 from millpond.executor.windows.strategy import WindowingStrategy as WindowingStrategy
 from millpond.executor.windows.time_triggers import AfterDelay as AfterDelay
 from millpond.executor.windows.time_triggers import Domain as Domain
