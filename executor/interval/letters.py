@@ -12,10 +12,11 @@ import binascii
 import json
 import math
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from itertools import count
 from typing import Any, Final, SupportsIndex
 
 import numpy as np
@@ -79,7 +80,7 @@ def typed_text(value: Any) -> LetterValue:
         pass  # more types than JSON has
     types: dict[str, str] = {}
     try:
-        plain = _plain(value, _WHOLE, types)
+        plain = _plain(value, _WHOLE, types, count(VALUE_MAX // 2, -1))
         text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
         # Half a character has no UTF-8 form, but JSON can escape it.
         return LetterValue(text if has_utf8(text) else json.dumps(plain, separators=(",", ":")), types)
@@ -144,7 +145,10 @@ def error_line(error: BaseException) -> str:
     return text.splitlines()[0][:_ERROR_MAX] if text else type(error).__name__
 
 
-def _plain(value: Any, pointer: str, types: dict[str, str]) -> Any:
+def _plain(value: Any, pointer: str, types: dict[str, str], left: Iterator[int]) -> Any:
+    if next(left) < 0:
+        # Each part takes two characters at least, so the text would be cut.
+        raise InvalidError("the value has too many parts for a letter")
     match value:
         case None | bool():
             return value
@@ -155,17 +159,22 @@ def _plain(value: Any, pointer: str, types: dict[str, str]) -> Any:
         case Mapping() if all(isinstance(name, str) and has_utf8(name) for name in value):
             # A JSON pointer (RFC 6901) escapes both characters.
             names = [(name, name.replace("~", "~0").replace("/", "~1")) for name in value]
-            return {str(name): _plain(value[name], f"{pointer}/{escaped}", types) for name, escaped in names}
+            return {
+                str(name): _plain(value[name], f"{pointer}/{escaped}", types, left) for name, escaped in names
+            }
         case Mapping():
             types[pointer] = "mapping"
             return [
-                [_plain(name, f"{pointer}/{index}/0", types), _plain(part, f"{pointer}/{index}/1", types)]
+                [
+                    _plain(name, f"{pointer}/{index}/0", types, left),
+                    _plain(part, f"{pointer}/{index}/1", types, left),
+                ]
                 for index, (name, part) in enumerate(value.items())
             ]
         case list() | tuple():
-            return [_plain(item, f"{pointer}/{index}", types) for index, item in enumerate(value)]
+            return [_plain(item, f"{pointer}/{index}", types, left) for index, item in enumerate(value)]
         case np.ndarray() | np.generic() if not isinstance(value, np.datetime64 | np.timedelta64):
-            return _plain(value.tolist(), pointer, types)
+            return _plain(value.tolist(), pointer, types, left)
         case SupportsIndex():
             return int(value.__index__())
     kind, text = worded(value)

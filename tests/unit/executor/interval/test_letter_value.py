@@ -156,8 +156,9 @@ def test_array_of_one_number_stays_a_list() -> None:
         nested(100_000),
         np.array([Awkward()], dtype=object),
         {"a": 10**5_000},
+        {1: [[]] * 1_000_000},
     ],
-    ids=["object", "field", "name", "depth", "array", "number"],
+    ids=["object", "field", "name", "depth", "array", "number", "parts"],
 )
 def test_letter_can_be_made_of_anything(value: Any) -> None:
     letter = kept(value)
