@@ -80,7 +80,8 @@ class AppId(StrEnum):
     KEY_COLUMNS = "millpond/key_columns/"
     # Computation, columns that views show of its states; see `millpond.statestore.view_columns`.
     STATE_COLUMNS = "millpond/state_columns/"
-    # Computation, wanted number of intervals when its keys were cut; 0 in loads and of earlier versions, if left to them.
+    # Computation, declared number of intervals when its keys were cut; "runner-" and the number that the caller of the
+    # runner gave, or 0 if it was left to a default.
     DECLARED_INTERVALS = "millpond/declared_intervals/"
     # Name: the table version that the savepoint keeps readable, or `SAVEPOINT_RELEASED`.
     SAVEPOINT = "millpond/savepoint/"

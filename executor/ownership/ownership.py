@@ -33,6 +33,7 @@ from millpond.executor.ownership.evolution import (
     evolution_request,
     intervals_of,
     new_fingerprints,
+    number_of_runner,
     plan_evolution,
     state_records,
 )
@@ -456,10 +457,10 @@ class Ownership:
         """Cut the keys of a computation that has never run, and take the intervals."""
         # Before any lease is taken: a new owner may hold one on the same interval.
         self.check_owner()
-        intervals = node.intervals or self._intervals
-        cuts = boundaries_of(sample, intervals)
+        cuts = boundaries_of(sample, node.intervals or self._intervals)
         next_version = self.committer.snapshot.version + 1
-        declared = {AppId.DECLARED_INTERVALS.of(node.name, intervals): next_version}
+        of_runner = number_of_runner(self._intervals) if self._has_own_intervals else 0
+        declared = {AppId.DECLARED_INTERVALS.of(node.name, node.intervals or of_runner): next_version}
         self._take(list(intervals_from_boundaries(node.name, cuts)), records=declared)
 
     def recut(self, cut: Cut, records: Mapping[str, int]) -> None:
