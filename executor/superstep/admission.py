@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Final
 
@@ -25,7 +25,7 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.options import PipelineOptions
 from millpond.executor.superstep.plan import InputPosition
 from millpond.executor.superstep.report import Totals
-from millpond.executor.time.instants import INSTANT_MAX_US
+from millpond.executor.time.instants import INSTANT_MAX_US, INSTANT_MIN_US
 from millpond.executor.time.observations import DEFAULT_MEMBER, InputObservation
 from millpond.executor.time.watermark_policies import IngressTime
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
@@ -193,6 +193,7 @@ class UnsetStates:
                 )
 
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DROPPED_SHARE: Final = 100
 """One in so many records may come too late without a word."""
 
@@ -238,7 +239,9 @@ class LateRecords:
             self._records,
             stream,
             member or "the only one",
-            datetime.fromtimestamp(min(watermark, INSTANT_MAX_US) // 1_000_000, UTC).isoformat(),
+            (
+                _EPOCH + timedelta(microseconds=min(max(watermark, INSTANT_MIN_US), INSTANT_MAX_US))
+            ).isoformat(),
             ahead,
         )
 
