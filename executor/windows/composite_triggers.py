@@ -154,6 +154,7 @@ class AfterAll(_Composite, _NotifyingAll):
     """
 
     def listening(self, context: TriggerContext) -> Mapping[str, Trigger]:
+        """Return the triggers that have not finished, by name."""
         finished = context.get(_FINISHED, ())
         return {name: trigger for name, trigger in self.children.items() if name not in finished}
 

@@ -88,7 +88,7 @@ def test_toml_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f'password = "{PLANTED}', "not TOML"),
+        (f'password = "{PLANTED}', "must be TOML"),
         (f'user = "shop"\npasswort = "{PLANTED}"', "passwort"),
         (f'tls = "{PLANTED}"', "tls is true or false"),
         (f'password = ["{PLANTED}"]', "password is a text"),
