@@ -9,7 +9,7 @@ It finds mistakes, not forgeries: whoever may write the input may write the rows
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 
@@ -51,6 +51,8 @@ def added(*digests: int) -> int:
 
 def _of_mappings(rows: Sequence[Any]) -> _Numbers:
     try:
+        if columns := _columns(rows):
+            return _sum_of_fields(len(rows), {name: pa.array(cells) for name, cells in columns.items()})
         array = pa.array(rows)
         if pa.types.is_struct(array.type):
             return _of_array(array)
@@ -63,6 +65,24 @@ def _of_mappings(rows: Sequence[Any]) -> _Numbers:
     if len(rows) > 1:
         return np.concatenate([_of_mappings([row]) for row in rows])
     return np.array([_of_bytes(repr(row).encode(errors="surrogatepass")) for row in rows], np.uint64)
+
+
+def _columns(rows: Sequence[Any]) -> dict[str, list[Any]]:
+    """Return the cells of each field if all rows have the same fields: faster than a struct of them."""
+    names = list(rows[0]) if rows and isinstance(rows[0], dict) else []
+    if not names or {*map(len, rows)} != {len(names)} or not all(isinstance(name, str) for name in names):
+        return {}
+    try:
+        return {name: [row[name] for row in rows] for name in names}
+    except (KeyError, TypeError, IndexError):
+        return {}
+
+
+def _sum_of_fields(count: int, columns: Mapping[str, Any]) -> _Numbers:
+    found = np.zeros(count, np.uint64)
+    for name, values in columns.items():
+        found += _named(name, _of_array(values))
+    return found
 
 
 def _of_table(table: pa.Table) -> _Numbers:
@@ -135,10 +155,9 @@ def _of_times(values: npt.NDArray[Any], unit: str) -> _Numbers:
 
 
 def _of_struct(array: Any) -> _Numbers:
-    found = np.zeros(len(array), np.uint64)
-    for field, values in zip(array.type, array.flatten(), strict=True):
-        found += _named(field.name, _of_array(values))
-    return found
+    return _sum_of_fields(
+        len(array), {field.name: values for field, values in zip(array.type, array.flatten(), strict=True)}
+    )
 
 
 def _of_lists(array: Any) -> _Numbers:
