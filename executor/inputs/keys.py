@@ -19,7 +19,7 @@ from millpond.executor.computation.values import has_utf8
 from millpond.executor.inputs.payload import ROW_DICTS, TEXT_TYPES, UndecodedRow, python_rows
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.rows.key_columns import KeyTexts, check_key_type, encode_key_columns, plain_keys
-from millpond.statestore.rows.key_text import encode_key, is_missing, key_of_text, plain_key
+from millpond.statestore.rows.key_text import encode_key, is_missing, is_typed, key_of_text, plain_key
 from millpond.statestore.types import Key
 
 KeyExtractor: TypeAlias = str | Sequence[str] | Callable[[Any], Any] | None
@@ -68,9 +68,10 @@ def extract_key(extractor: KeyExtractor, own_key: str | None, value: Any) -> Key
         return _checked_key(own_key)
     if isinstance(extractor, str):
         cell = _field_of(value, extractor)
-        if is_missing(cell):
-            return _checked_key(None)
-        return Key(plain_key(_checked_key(cell))) if isinstance(cell, str) else Key(encode_key((cell,)))
+        if isinstance(cell, str):
+            key = _checked_key(cell)
+            return Key(plain_key(key)) if is_typed(key) else key
+        return _checked_key(None) if is_missing(cell) else Key(encode_key((cell,)))
     if not callable(extractor):
         cells = [_field_of(value, name) for name in extractor]
         return Key(encode_key([None if is_missing(cell) else cell for cell in cells]))
@@ -111,11 +112,15 @@ def extract_keys(extractor: KeyExtractor, own_keys: pa.Array, value: Callable[[i
     """Return the keys of many records, reading values by index only if the extractor needs them."""
     if extractor is None:
         return _text_column(own_keys)
-    if (
-        isinstance(extractor, tuple)
-        and (texts := _made_at_once(extractor, [value(row) for row in range(len(own_keys))])) is not None
-    ):
-        return KeyTexts(keys=texts)
+    if not callable(extractor):
+        rows = [value(row) for row in range(len(own_keys))]
+        made = (
+            _texts_at_once(extractor, rows)
+            if isinstance(extractor, str)
+            else _made_at_once(tuple(extractor), rows)
+        )
+        if made is not None:
+            return KeyTexts(keys=made)
     keys: list[str | None] = []
     errors: dict[int, str] = {}
     for row in range(len(own_keys)):
@@ -125,6 +130,18 @@ def extract_keys(extractor: KeyExtractor, own_keys: pa.Array, value: Callable[[i
             keys.append(None)
             errors[row] = str(error)
     return KeyTexts(keys=pa.array(keys, pa.string()), errors=errors)
+
+
+def _texts_at_once(name: str, rows: Sequence[Any]) -> pa.StringArray | None:
+    """Return the keys of a field that is text in all rows; ``None`` unless it is."""
+    if not rows or not ROW_DICTS.issuperset(map(type, rows)):
+        return None
+    try:
+        cells = [row[name] for row in rows]
+        return plain_keys(pa.array(cells, pa.string())) if {*map(type, cells)} == {str} else None
+    except (KeyError, UnicodeEncodeError, pa.ArrowException):
+        # The slow path reports the reason for each row without a key.
+        return None
 
 
 def _made_at_once(names: tuple[str, ...], rows: Sequence[Any]) -> pa.StringArray | None:
