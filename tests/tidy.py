@@ -110,6 +110,7 @@ MAY_SKIP: Final = {
     "tests/conformance/test_leases.py": "a Docker engine",
     "tests/fault/test_full_disk.py": "the right to mount a file system",
     "tests/fault/test_power_cuts.py": "the right to mount a file system",
+    "tests/format/test_back_and_forth.py": "the history of the repository",
 }
 """The files with tests that a machine may be unable to run, and what it lacks then."""
 

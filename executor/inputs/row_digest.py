@@ -56,7 +56,7 @@ def _of_mappings(rows: Sequence[Any]) -> _Numbers:
         array = pa.array(rows)
         if pa.types.is_struct(array.type):
             return _of_array(array)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+    except (pa.ArrowException, TypeError, ValueError, OverflowError, RecursionError):
         pass
     if len(rows) > _FEW_ROWS:
         # A row without a type in Arrow must not change the digests of the rows around it.
@@ -64,7 +64,7 @@ def _of_mappings(rows: Sequence[Any]) -> _Numbers:
         return np.concatenate([_of_mappings(rows[:middle]), _of_mappings(rows[middle:])])
     if len(rows) > 1:
         return np.concatenate([_of_mappings([row]) for row in rows])
-    return np.array([_of_bytes(repr(row).encode(errors="surrogatepass")) for row in rows], np.uint64)
+    return np.array([_of_shown(row) for row in rows], np.uint64)
 
 
 def _columns(rows: Sequence[Any]) -> dict[str, list[Any]]:
@@ -88,10 +88,25 @@ def _sum_of_fields(count: int, columns: Mapping[str, Any]) -> _Numbers:
 def _of_table(table: pa.Table) -> _Numbers:
     found = np.zeros(table.num_rows, np.uint64)
     for name, column in zip(table.column_names, table.columns, strict=True):
-        parts = [_named(name, _of_array(chunk)) for chunk in column.chunks]
+        parts = [_named(name, _of_column(chunk)) for chunk in column.chunks]
         if parts:
             found += np.concatenate(parts)
     return found
+
+
+def _of_column(array: Any) -> _Numbers:
+    try:
+        return _of_array(array)
+    except (pa.ArrowException, RecursionError):
+        # A type that Arrow does not compute with, or one of hundreds of levels.
+        return np.array([_of_shown(array[row]) for row in range(len(array))], np.uint64)
+
+
+def _of_shown(value: Any) -> int:
+    try:
+        return _of_bytes(repr(value).encode(errors="surrogatepass"))
+    except (RecursionError, ValueError):
+        return _of_bytes(type(value).__name__.encode())
 
 
 def _of_array(array: Any) -> _Numbers:
@@ -161,9 +176,11 @@ def _of_struct(array: Any) -> _Numbers:
 
 
 def _of_lists(array: Any) -> _Numbers:
-    elements, lengths = array.flatten(), array.value_lengths().fill_null(0).to_numpy().astype(np.int64)
     if pa.types.is_map(array.type):
-        elements = pa.StructArray.from_arrays([array.keys, array.items], ["key", "value"])
+        # A map is a list of pairs; a slice of one has all pairs, and its own offsets.
+        pairs = pa.StructArray.from_arrays([array.keys, array.items], ["key", "value"])
+        array = pa.ListArray.from_arrays(pa.array(array.offsets.to_numpy(), pa.int32()), pairs)
+    elements, lengths = array.flatten(), array.value_lengths().fill_null(0).to_numpy().astype(np.int64)
     ends = np.cumsum(lengths)
     # An element counts by its place in its own list.
     places = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)

@@ -290,6 +290,9 @@ def _translated(engine: sa.Engine) -> Iterator[None]:
     unavailable = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, sqlite3.OperationalError)
     try:
         yield
+    except UnicodeDecodeError as error:
+        # SQLite quotes what it has read in its own errors, and the driver cannot decode that.
+        raise DataError(f"the catalog is damaged: {_REMOVE_IT}", url=_without_password(engine.url)) from error
     except (exc.SQLAlchemyError, sqlite3.Error) as error:
         url = _without_password(engine.url)
         if "interrupted" in str(error):

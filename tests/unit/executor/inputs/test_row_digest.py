@@ -76,3 +76,25 @@ def test_sliced_and_chunked_columns_are_read_from_their_places() -> None:
     assert rows_digest(table.slice(20, 40), 20) == rows_digest(rows[20:60], 20)
     assert rows_digest(chunked, 0) == rows_digest(rows, 0)
     assert rows_digest(table.slice(0, 0), 3) == 0
+
+
+def test_maps_are_lists_of_their_pairs() -> None:
+    kind = pa.map_(pa.string(), pa.int64())
+    maps = pa.array([[("a", 1), ("b", 2)], None, [], [("a", 1)], [("b", 1)]], kind)
+    table = pa.table({"n": [1, 2, 3, 4, 5], "m": maps})
+
+    assert added(rows_digest(table[:3], 0), rows_digest(table[3:], 3)) == rows_digest(table, 0)
+    digests = [rows_digest(pa.table({"m": maps.slice(row, 1)}), 0) for row in range(5)]
+    assert len({*digests}) == 5
+
+
+def test_value_of_very_many_levels_has_a_digest() -> None:
+    deep: object = 1
+    for _ in range(3_000):
+        deep = [deep]
+    kind = pa.int64()
+    for _ in range(1_200):
+        kind = pa.list_(kind)
+
+    assert rows_digest([{"a": deep}], 0) != 0
+    assert rows_digest(pa.table({"a": pa.nulls(2, kind)}), 0) is not None
