@@ -32,7 +32,7 @@ from millpond.statestore.leases import zookeeper_server, zookeeper_service
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.system import SystemClock
 from tests.hostile.damage import Vandal
-from tests.hostile.inputs import AGAIN, APP_MODULE, APPS, Forger
+from tests.hostile.inputs import AGAIN, APP_MODULE, APPS, Forger, replay_on
 from tests.prepared_pond import write_pond
 
 CASE_S_MAX: Final = 60.0
@@ -86,17 +86,7 @@ _WRITES: Final[tuple[tuple[str, ...], ...]] = (
     ("load", "pond", "counts", "counts.parquet"),
     ("upgrade", "pond", "--app", "flights:pipeline"),
     ("adopt", "pond", "--as", "copy"),
-    (
-        "replay",
-        "pond",
-        "out/replay",
-        "--version",
-        "1",
-        "--app",
-        "flights:pipeline",
-        "--input",
-        "flights=flights",
-    ),
+    replay_on("flights"),
     ("run", "flights:pipeline", "--store", "pond", "--input", "flights=flights", "--more-to-come", "--quiet"),
 )
 

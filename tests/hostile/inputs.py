@@ -154,6 +154,12 @@ _SUFFIXES: Final = (
 )  # fmt: skip
 
 
+def replay_on(given: str) -> tuple[str, ...]:
+    """Return the command that replays the honest store on another input."""
+    words = ("replay", "pond", "out/replay", "--version", "1", "--app", "flights:pipeline")
+    return (*words, "--input", f"flights={given}")
+
+
 class Forger(Vandal):
     """Makes hostile inputs in ``folder``, with links to the folder ``canary``."""
 
@@ -196,17 +202,7 @@ class Forger(Vandal):
             "--more-to-come",
             "--quiet",
         )
-        replay = (
-            "replay",
-            "pond",
-            "out/replay",
-            "--version",
-            "1",
-            "--app",
-            "flights:pipeline",
-            "--input",
-            f"flights={given}",
-        )
+        replay = replay_on(given)
         retry = ("dead-letters", "retry", store, "--all")
         reads = [*_reads(store, "window_counter"), ("diff", "pond_of_today", store)]
         return self._one_of([[run, *self._some(reads)], [run, retry, run], [replay], [run, AGAIN, run]])

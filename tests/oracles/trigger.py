@@ -69,7 +69,7 @@ class Moment:
 
 
 class OracleTrigger:
-    """Base class: ignores all notifications and sets no alarms."""
+    """Base class: passes notifications on to its parts and sets no alarms."""
 
     def __init__(self) -> None:
         self.alarms: set[Alarm] = set()
@@ -90,9 +90,13 @@ class OracleTrigger:
 
     def arm(self, moment: Moment) -> None:
         """Start, because a sequence has reached this trigger or starts over."""
+        for part in self.parts():
+            part.arm(moment)
 
     def element(self, at: int, value: int, moment: Moment) -> None:
         """Handle the arrival of an element."""
+        for part in self.parts():
+            part.element(at, value, moment)
 
     def signal(self, moment: Moment) -> None:
         """Handle a signal for the window, in the triggers that listen."""

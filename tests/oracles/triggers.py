@@ -258,14 +258,6 @@ class _Repeated(OracleTrigger):
     def parts(self) -> Sequence[OracleTrigger]:
         return (self.inner, self.until)
 
-    def arm(self, moment: Moment) -> None:
-        for part in self.parts():
-            part.arm(moment)
-
-    def element(self, at: int, value: int, moment: Moment) -> None:
-        for part in self.parts():
-            part.element(at, value, moment)
-
     def merge(self, sources: Sequence[Self], moment: Moment) -> None:
         self.fired = min(source.fired for source in sources)
         self.inner.merge([source.inner for source in sources], moment)
@@ -297,14 +289,6 @@ class _FirstOf(OracleTrigger):
 
     def parts(self) -> Sequence[OracleTrigger]:
         return self.rivals
-
-    def arm(self, moment: Moment) -> None:
-        for rival in self.rivals:
-            rival.arm(moment)
-
-    def element(self, at: int, value: int, moment: Moment) -> None:
-        for rival in self.rivals:
-            rival.element(at, value, moment)
 
     def merge(self, sources: Sequence[Self], moment: Moment) -> None:
         for index, rival in enumerate(self.rivals):
@@ -347,14 +331,6 @@ class _Conjunction(OracleTrigger):
 
     def parts(self) -> Sequence[OracleTrigger]:
         return list(self.awaited.values())
-
-    def arm(self, moment: Moment) -> None:
-        for part in self.parts():
-            part.arm(moment)
-
-    def element(self, at: int, value: int, moment: Moment) -> None:
-        for part in self.parts():
-            part.element(at, value, moment)
 
     def merge(self, sources: Sequence[Self], moment: Moment) -> None:
         self.awaited = {}
