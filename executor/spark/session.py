@@ -20,7 +20,13 @@ from millpond.executor.spark.jars import check_jars, files_in
 from millpond.statestore import errors
 from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError
 from millpond.statestore.leases.zookeeper_process import java_of_spark, refuse_old_java
-from millpond.statestore.objects.hadoop import S3_SCHEMES, hadoop_properties, scheme_of, unreachable
+from millpond.statestore.objects.hadoop import (
+    S3_SCHEMES,
+    S3A_FILE_SYSTEM,
+    hadoop_properties,
+    scheme_of,
+    unreachable,
+)
 from millpond.statestore.visible import options_without_secrets
 
 if TYPE_CHECKING:
@@ -83,7 +89,6 @@ _LISTS: Final = frozenset({_PACKAGES, _JARS, _EXTENSIONS})
 _DELTA_EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 _DELTA_CATALOG: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
-_S3A: Final = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 _FAST_FAILURE: Final = {"fs.s3a.attempts.maximum": "2", "fs.s3a.retry.limit": "2"}
 """Properties of a first look: with their defaults, a wrong endpoint takes minutes to fail."""
 
@@ -195,7 +200,7 @@ def _set_up_s3(spark: SparkSession, properties: Mapping[str, str], store: str) -
         configuration.set(name, value)
     with _hadoop_errors(store):
         # A JVM that spark-submit has started has only the jars that spark-submit was told.
-        configuration.getClassByName(_S3A)
+        configuration.getClassByName(S3A_FILE_SYSTEM)
 
 
 def _properties_for(store: str | Path | None, storage_options: Mapping[str, str]) -> dict[str, str]:

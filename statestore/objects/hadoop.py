@@ -15,6 +15,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.visible import options_without_secrets
 
 S3_SCHEMES: Final = ("s3", "s3a")
+S3A_FILE_SYSTEM: Final = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 
 _S3A: Final = (
     ("access_key_id", "fs.s3a.access.key"),
@@ -37,32 +38,26 @@ _S3A_OTHERWISE: Final = frozenset({"skip_signature", "virtual_hosted_style_reque
 """Options that become several properties, or other values."""
 
 _S3_CLIENT_ONLY: Final = frozenset(
-    (
-        *(
-            "allow_http",
-            "bucket",
-            "bucket_name",
-            "checksum_algorithm",
-            "conditional_put",
-            "copy_if_not_exists",
-        ),
-        *(
-            "connect_timeout",
-            "disable_tagging",
-            "http1_only",
-            "http2_only",
-            "imdsv1_fallback",
-            "metadata_endpoint",
-        ),
-        *(
-            "pool_idle_timeout",
-            "pool_max_idle_per_host",
-            "read_timeout",
-            "timeout",
-            "unsigned_payload",
-            "user_agent",
-        ),
-    )
+    [
+        "allow_http",
+        "bucket",
+        "bucket_name",
+        "checksum_algorithm",
+        "conditional_put",
+        "connect_timeout",
+        "copy_if_not_exists",
+        "disable_tagging",
+        "http1_only",
+        "http2_only",
+        "imdsv1_fallback",
+        "metadata_endpoint",
+        "pool_idle_timeout",
+        "pool_max_idle_per_host",
+        "read_timeout",
+        "timeout",
+        "unsigned_payload",
+        "user_agent",
+    ]
 )
 """Options that say how the client in Python works, and not how to reach the store."""
 
@@ -71,7 +66,7 @@ _ENCRYPTIONS: Final = {
 }  # fmt: skip
 _TRUE: Final = frozenset({"1", "true", "on", "yes", "y"})
 _S3A_CLASSES: Final = {
-    "fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
+    "fs.s3.impl": S3A_FILE_SYSTEM,
     "fs.AbstractFileSystem.s3.impl": "org.apache.hadoop.fs.s3a.S3A",
 }
 _PROVIDER: Final = "fs.s3a.aws.credentials.provider"
@@ -154,7 +149,7 @@ def _is_true(text: str) -> bool:
 _S3_NEEDS: Final = (
     "make the session with mp.spark_session(store=…, storage_options=…), or add to your own org.apache.hadoop:hadoop-aws of "
     "its Hadoop (spark.jars.packages, --packages of spark-submit), "
-    "spark.hadoop.fs.s3.impl=org.apache.hadoop.fs.s3a.S3AFileSystem, and spark.hadoop.fs.s3a.access.key, .secret.key, "
+    f"spark.hadoop.fs.s3.impl={S3A_FILE_SYSTEM}, and spark.hadoop.fs.s3a.access.key, .secret.key, "
     ".endpoint and .path.style.access as far as the store needs them"
 )
 _AZURE_NEEDS: Final = (
