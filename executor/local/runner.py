@@ -69,8 +69,8 @@ class LocalRunner:
 
         With ``finish=False`` more rows will follow: the run does all the work that its rows have made due,
         and leaves the watermarks to their policies. Give a later run the same rows with the new rows
-        behind them; consumed rows are skipped, and refused if they are others. The rows of one run count as having arrived together, so
-        no row makes another row of that run late.
+        behind them; consumed rows are skipped, and refused if they are others. The rows of one run count
+        as having arrived together, so no row makes another row of that run late.
 
         Args:
             pipeline: the pipeline.

@@ -75,7 +75,7 @@ class TextForm:
     """How text files are written.
 
     Args:
-        delimiter: what stands between the fields of CSV.
+        delimiter: separates the fields of CSV.
         encoding: a codec of Python, of CSV and JSON.
 
     Raises:
@@ -136,11 +136,11 @@ class FileFormat(ABC):
         return rows
 
     def place(self) -> Mapping[str, JsonValue]:
-        """Return what a later run must know of the files that it leaves out."""
+        """Return facts for a later run about the files that it leaves out."""
         return {}
 
     def resume(self, place: Mapping[str, JsonValue]) -> None:
-        """Take what an earlier run knew of the files; before anything is read."""
+        """Take the facts of an earlier run, before anything is read."""
         del place
 
 
@@ -399,7 +399,7 @@ class RowFiles(RowSource):
         return self._format.typed(rows)
 
     def place(self, count: int) -> Mapping[str, JsonValue]:
-        """Return the file of the last of ``count`` rows, its number there, and what is known of the files before."""
+        """Return the file of the last of ``count`` rows, its number there, and facts about the files before."""
         for number, file in enumerate(self._files, self._files_before):
             if file.start < count <= file.stop:
                 return {
@@ -486,7 +486,7 @@ def files_in(
 
 
 def _refuse_links_out(folder: Path, found: Iterable[Path]) -> None:
-    """Refuse links out of a folder: whoever filled it may not be allowed to read what they lead to."""
+    """Refuse links out of a folder: whoever filled it may not be allowed to read their targets."""
     root = os.path.realpath(folder)
     for file in found:
         if file.is_symlink() and os.path.commonpath((root, os.path.realpath(file))) != root:
