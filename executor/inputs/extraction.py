@@ -99,6 +99,11 @@ class InjectorNode:
     is_assumed: bool = False
     max_record_bytes: int | None = RECORD_BYTES_MAX
 
+    @property
+    def is_unit_assumed(self) -> bool:
+        """Its records have times, and numbers are taken for microseconds because no unit was declared."""
+        return not isinstance(self.at, IngressTime) and not self.times.is_unit_given
+
     def check_member(self, member: str | None) -> None:
         if member is not None and member not in self.members:
             raise InvalidError(

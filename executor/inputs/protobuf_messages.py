@@ -9,7 +9,7 @@ into text, so it is not used.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from graphlib import CycleError, TopologicalSorter
 from operator import attrgetter
 from typing import Any, Final
@@ -31,6 +31,7 @@ from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from millpond.executor.inputs.payload import misfit
+from millpond.executor.time.instants import EPOCH
 from millpond.statestore.errors import InvalidError
 
 _SHIPPED: Final = {
@@ -174,7 +175,6 @@ def read_varint(payload: bytes, at: int) -> tuple[int, int | None]:
     return number, None
 
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _WRAPPED: Final = ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
 
 _Convert = Callable[[Any], Any]
@@ -296,7 +296,7 @@ def _same(value: Any) -> Any:
 
 def _time(message: Any) -> datetime:
     try:
-        return _EPOCH + timedelta(seconds=message.seconds, microseconds=message.nanos // 1_000)
+        return EPOCH + timedelta(seconds=message.seconds, microseconds=message.nanos // 1_000)
     except OverflowError as error:
         raise _UnfitError(f"outside the calendar: {message.seconds} seconds since 1970") from error
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.executor.inputs.extraction import Rows
+from millpond.executor.time.instants import UNIT_FACTORS
 
 _Numbers: TypeAlias = npt.NDArray[np.uint64]
 
@@ -25,7 +26,6 @@ _MODULUS: Final = 1 << 64
 _LONG_BYTES: Final = 512
 """From here on a hash of C for each value is faster than eight bytes of all values at a time."""
 _FEW_ROWS: Final = 64
-_PER_US: Final = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
 _TEXT, _LIST, _TIME = (np.uint64(2) ** np.uint64(60 + kind) for kind in range(3))
 """Added before mixing, because an empty text, an empty list and the number 1 differ."""
 
@@ -147,7 +147,7 @@ def _of_values(array: Any) -> _Numbers:
     try:
         return _of_binary(array.cast(pa.large_binary()))
     except pa.ArrowException:
-        return np.array([_of_bytes(repr(value).encode()) for value in array.to_pylist()], np.uint64)
+        return np.array([_of_shown(value) for value in array.to_pylist()], np.uint64)
 
 
 def _plain(array: Any, kind: pa.DataType) -> npt.NDArray[Any]:
@@ -165,7 +165,7 @@ def _of_floats(values: npt.NDArray[np.float64]) -> _Numbers:
 
 
 def _of_times(values: npt.NDArray[Any], unit: str) -> _Numbers:
-    factor, divisor = _PER_US[unit]
+    factor, divisor = UNIT_FACTORS[unit]
     return _mixed((values.astype(np.int64) * factor // divisor).view(np.uint64) + _TIME)
 
 

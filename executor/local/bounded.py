@@ -132,7 +132,7 @@ class InputRest:
 
 
 def rest_of_inputs(run: LocalRun, given: Mapping[str, Rows | RowSource]) -> list[InputRest]:
-    """Return what the store has not consumed of its inputs; positions count rows.
+    """Return the parts of the inputs that the store has not consumed; positions count rows.
 
     Raises:
         InvalidError: the consumed rows are not the first of an input.
@@ -224,8 +224,7 @@ def _rest_of(run: LocalRun, stream: str, source: RowSource) -> InputRest | None:
 def _check_first(run: LocalRun, stream: str, rows: Rows) -> None:
     run.check_rows(stream, rows)
     node = run.topology.injectors[stream]
-    at = np.zeros(0) if isinstance(node.at, IngressTime) else readable_times(node, rows)
-    if len(at):
+    if node.is_unit_assumed and len(at := readable_times(node, rows)):
         check_seconds(node, len(at), int(at.min()), int(at.max()))
 
 
@@ -239,7 +238,7 @@ def _recorded_place(run: LocalRun, stream: str, consumed: int) -> dict[str, Any]
 
 
 def _continued(stream: str, source: RowSource, consumed: int, place: Mapping[str, Any]) -> InputRest:
-    """Return the rest of an input whose first rows are those that were consumed, and refuse another."""
+    """Return the rest of an input that begins with the consumed rows, and refuse another."""
     known = source.resume(consumed, place)
     if consumed > source.count:
         raise InvalidError(
@@ -251,7 +250,7 @@ def _continued(stream: str, source: RowSource, consumed: int, place: Mapping[str
     digest, part_digest = _number(place, "digest"), _number(place, "part_digest") or 0
     rest = InputRest(stream, source, known)
     if known and digest is not None:
-        # Only the part is read in which the consumed rows end, because its beginning is what the source knows again.
+        # Read only the part in which the consumed rows end, because the source knows its beginning again.
         rest.digest, rest.part_digest = (digest if known == consumed else part_digest), part_digest
     elif known:
         rest.digest = None
@@ -260,7 +259,7 @@ def _continued(stream: str, source: RowSource, consumed: int, place: Mapping[str
     is_same = (
         rest.digest == digest
         if digest is not None
-        # Written by an earlier version: the names and numbers of files tell what they can.
+        # Written by an earlier version: only the names and numbers of files can be compared.
         else all(place[name] == now[name] for name in _PLACES if name in place and name in now)
     )
     if not is_same:

@@ -40,6 +40,7 @@ from millpond.executor.spark.task_plan import (
 )
 from millpond.executor.time.instants import (
     DATES_IN,
+    FLOAT_US_MAX,
     INSTANT_MAX_US,
     INSTANT_MIN_US,
     INSTANT_TEXT,
@@ -254,9 +255,6 @@ def _parts_of_change(
     return (names, None, None) if node.change is None else (image_names(names), CHANGE_SIGN, CHANGE_ERROR)
 
 
-_FLOAT_MAX: Final = 2**62
-
-
 def _target(key: str, at: str, error: str | None, route: Route) -> str:
     # A null key or time makes the condition null, which counts as false.
     taken = "" if error is None else f" AND {error} IS NULL"
@@ -306,7 +304,7 @@ def _time(schema: T.StructType, name: str, reading: TimeReading) -> tuple[str, s
         factor, divisor = reading.factors
         # A number that is not finite becomes null.
         scaled = f"rint(CAST({column} AS DOUBLE) * {factor}D / {divisor}D)"
-        return f"CASE WHEN abs({scaled}) < {_FLOAT_MAX}D THEN CAST({scaled} AS BIGINT) END", None
+        return f"CASE WHEN abs({scaled}) < {int(FLOAT_US_MAX)}D THEN CAST({scaled} AS BIGINT) END", None
     if isinstance(kind, T.TimestampNTZType):
         if reading.zone is None:
             raise InvalidError(NO_ZONE, column=name, type=kind.simpleString())

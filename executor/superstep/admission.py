@@ -25,7 +25,7 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.options import PipelineOptions
 from millpond.executor.superstep.plan import InputPosition
 from millpond.executor.superstep.report import Totals
-from millpond.executor.time.instants import INSTANT_MAX_US, INSTANT_MIN_US
+from millpond.executor.time.instants import EPOCH, INSTANT_MAX_US, INSTANT_MIN_US
 from millpond.executor.time.observations import DEFAULT_MEMBER, InputObservation
 from millpond.executor.time.watermark_policies import IngressTime
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
@@ -110,8 +110,7 @@ def check_seconds(node: InjectorNode, records: int, oldest: int, newest: int) ->
 
     A few records are accepted with a warning, because they may be examples.
     """
-    is_declared = isinstance(node.at, IngressTime) or node.times.is_unit_given
-    if is_declared or not records or oldest < _SECONDS_MIN or newest > _SECONDS_MAX:
+    if not node.is_unit_assumed or not records or oldest < _SECONDS_MIN or newest > _SECONDS_MAX:
         return
     refusal = InvalidError(
         "the times of the stream all lie in the first hour of 1970, as dates in seconds do that are taken for "
@@ -193,7 +192,6 @@ class UnsetStates:
                 )
 
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DROPPED_SHARE: Final = 100
 """One in so many records may come too late without a word."""
 
@@ -239,9 +237,7 @@ class LateRecords:
             self._records,
             stream,
             member or "the only one",
-            (
-                _EPOCH + timedelta(microseconds=min(max(watermark, INSTANT_MIN_US), INSTANT_MAX_US))
-            ).isoformat(),
+            (EPOCH + timedelta(microseconds=min(max(watermark, INSTANT_MIN_US), INSTANT_MAX_US))).isoformat(),
             ahead,
         )
 

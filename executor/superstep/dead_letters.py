@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 import orjson
@@ -25,13 +25,13 @@ from millpond.executor.pipeline.nodes import DEAD_LETTERS, control_interval
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.letter_retries import LetterRetries
 from millpond.executor.superstep.plan import SuperstepPlan
+from millpond.executor.time.instants import EPOCH
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.files import RowFile, write_row_file
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import EventTimeMicros, Superstep
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _RARE: Final = frozenset({"id_base64", "retried"})
 
 
@@ -87,7 +87,7 @@ def _readable(letter: DeadLetter, failed_at: int) -> dict[str, object]:
 
 def _date(at: int) -> str | int:
     try:
-        return (_EPOCH + timedelta(microseconds=at)).isoformat()
+        return (EPOCH + timedelta(microseconds=at)).isoformat()
     except OverflowError:
         # A timer may lie outside the calendar.
         return at

@@ -41,7 +41,7 @@ DATES_IN: Final[Mapping[TimeUnit, tuple[int, int]]] = {
 """The same years in units that a number in microseconds shows to be mistaken; in seconds they are its first 68 minutes."""
 
 _MISTAKEN: Final[Mapping[TimeUnit, str]] = {"s": "seconds", "ms": "milliseconds", "ns": "nanoseconds"}
-_FACTORS: Final = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
+UNIT_FACTORS: Final = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
 _OFFSET: Final = re.compile(r"[+-](0[0-9]|1[0-7]):[0-5][0-9]")
 
 
@@ -71,7 +71,7 @@ class TimeReading:
     @property
     def factors(self) -> tuple[int, int]:
         """Multiplier and divisor that turn a number into microseconds, rounded down."""
-        return _FACTORS[self.unit]
+        return UNIT_FACTORS[self.unit]
 
     @property
     def is_region(self) -> bool:
@@ -155,15 +155,15 @@ Instant: TypeAlias = int | datetime
 """A point in time: microseconds since 1970 UTC, or a `datetime` with a time zone."""
 
 _PARSED_TYPES: Final = frozenset({pa.string(), pa.large_string(), pa.string_view(), pa.null(), pa.uint64()})
-_FLOAT_MAX: Final = 2.0**62
+FLOAT_US_MAX: Final = 2.0**62
 _QUARTER_US: Final = 15 * 60_000_000
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-INSTANT_MIN_US: Final = EventTimeMicros((datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // MICROSECOND)
+INSTANT_MIN_US: Final = EventTimeMicros((datetime(1, 1, 1, tzinfo=UTC) - EPOCH) // MICROSECOND)
 """The earliest event time of a record: the beginning of year 1."""
 
 INSTANT_MAX_US: Final = EventTimeMicros(
-    (datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC) - _EPOCH) // MICROSECOND
+    (datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC) - EPOCH) // MICROSECOND
 )
 """The latest event time of a record: the end of year 9999, the last that SQL engines can show."""
 
@@ -207,7 +207,7 @@ def instant_us(value: Instant) -> EventTimeMicros:
 def datetime_us(value: datetime) -> int:
     if value.tzinfo is None or value.utcoffset() is None:
         raise InvalidError(NO_ZONE, value=value.isoformat())
-    return (value - _EPOCH) // MICROSECOND
+    return (value - EPOCH) // MICROSECOND
 
 
 def _bounded_instant(instant: int, value: object) -> EventTimeMicros:
@@ -266,7 +266,7 @@ def instant_column_us(
     """Convert an Arrow column of integers, timestamps or ISO text; ``name`` is for errors."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if pa.types.is_timestamp(array.type):
-        at = _scaled(array.cast(pa.int64()), *_FACTORS[array.type.unit])
+        at = _scaled(array.cast(pa.int64()), *UNIT_FACTORS[array.type.unit])
         if array.type.tz is None:
             if reading.zone is None:
                 raise InvalidError(NO_ZONE, column=name, type=array.type)
@@ -302,7 +302,7 @@ def _float_column(array: pa.Array, name: str, reading: TimeReading) -> InstantCo
     factor, divisor = reading.factors
     # What is no number and what is too large lies outside of all years.
     bounded = np.clip(np.nan_to_num(values, nan=np.inf), -1e100, 1e100)
-    scaled = np.rint(np.clip(bounded * factor / divisor, -_FLOAT_MAX, _FLOAT_MAX))
+    scaled = np.rint(np.clip(bounded * factor / divisor, -FLOAT_US_MAX, FLOAT_US_MAX))
     return _checked_column(array, scaled.astype(np.int64))
 
 

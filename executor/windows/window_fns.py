@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from functools import lru_cache
 from typing import ClassVar, Final, Literal, Self, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from millpond.executor.pipeline.checks import check_count, positive_us
+from millpond.executor.time.instants import EPOCH
 from millpond.executor.windows.window import GLOBAL_WINDOW, Element, Merge, Window, WindowFn
 from millpond.statestore.durations import Duration, duration_us
 from millpond.statestore.errors import InvalidError
@@ -153,7 +154,6 @@ class Sessions(WindowFn):
 CalendarUnit: TypeAlias = Literal["days", "weeks", "months", "years"]
 """The unit of a calendar window; weeks start on Monday."""
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # The first window's first day, and the days of a unit.
 _DAYS: Final = {"days": (date(1970, 1, 1), 1), "weeks": (date(1970, 1, 5), 7)}
 _MONTHS: Final = {"months": 1, "years": 12}
@@ -207,7 +207,7 @@ class CalendarWindows(WindowFn):
         return cls("years", count, zone)
 
     def assign(self, element: Element) -> tuple[Window, ...]:
-        day = (_EPOCH + timedelta(microseconds=element.at)).astimezone(self._zone).date()
+        day = (EPOCH + timedelta(microseconds=element.at)).astimezone(self._zone).date()
         if self.unit in _MONTHS:
             number = ((day.year - 1970) * 12 + day.month - 1) // _MONTHS[self.unit]
         else:
@@ -224,4 +224,4 @@ class CalendarWindows(WindowFn):
             first, length = _DAYS[self.unit]
             day = first + timedelta(days=number * length)
         midnight = datetime(day.year, day.month, day.day, tzinfo=self._zone)
-        return (midnight - _EPOCH) // _MICROSECOND
+        return (midnight - EPOCH) // _MICROSECOND
