@@ -14,14 +14,14 @@ import os
 import re
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, AnyStr, Final, TypeAlias, TypeVar, cast
 
 import orjson
 import pyarrow as pa
@@ -58,6 +58,8 @@ _OBJECTS_PER_TEXT: Final = 4
 _LINE_SHOWN: Final = 1_000
 _NUMBER: Final = re.compile(r"(\d+)")
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_CHUNK: Final = 1 << 20
+_BLANK_LINES: Final = re.compile(rb"\n\s*\n")
 # The first type whose pattern matches a whole column of text. With leading zeros it is no number, but a code; whole
 # numbers of more than 64 bits stay text, because a float would lose their digits.
 _WHOLE: Final = "0|[1-9][0-9]{0,17}|[1-8][0-9]{18}"
@@ -223,26 +225,32 @@ class JsonLines(FileFormat):
 
     def _lines(self, path: Path) -> Iterator[bytes]:
         """Yield the lines of a file that are not blank, in UTF-8; none may be larger than a piece of the input."""
+        mark = _BYTE_ORDER_MARK
         with gzip.open(path) if path.suffix == _COMPRESSED else path.open("rb") as file:
-            read = (
-                cast(IO[bytes], file).readline if self._form.is_utf8 else _recoded(file, self._form.encoding)
-            )
-            is_first = True
-            for line in iter(partial(read, PIECE_BYTES_MAX + 1), b""):
-                if len(line) > PIECE_BYTES_MAX:
+            for chunk in _chunks(cast(IO[bytes], file), self._form):
+                # At once, because a small compressed file may hold any number of blank lines.
+                lines = _BLANK_LINES.sub(b"\n", chunk.removeprefix(mark)).split(b"\n")
+                mark = b""
+                if len(lines[-1]) > PIECE_BYTES_MAX:
                     raise InvalidError(
                         f"a line of the file is longer than {PIECE_BYTES_MAX >> 20} MiB", file=path
                     )
-                text = line.removeprefix(_BYTE_ORDER_MARK) if is_first else line
-                is_first = False
-                if not text.isspace():
-                    yield text
+                yield from (line for line in lines if line and not line.isspace())
 
 
-def _recoded(file: Any, encoding: str) -> Callable[[int], bytes]:
+def _chunks(file: IO[bytes], form: TextForm) -> Iterator[bytes]:
+    """Yield a file in UTF-8 by some whole lines at a time; the last line of a chunk may be cut where it is too long."""
+    if form.is_utf8:
+        yield from iter(partial(_chunk, file), b"")
+        return
     # Only at line feeds, because JSON may have the other line ends of Unicode in its texts.
-    lines = TextIOWrapper(file, encoding, "replace", newline="\n")
-    return lambda size: lines.readline(size).encode()
+    with TextIOWrapper(file, form.encoding, "replace", newline="\n") as text:
+        yield from (chunk.encode() for chunk in iter(partial(_chunk, text), ""))
+
+
+def _chunk(file: IO[AnyStr]) -> AnyStr:
+    begin = file.read(_CHUNK)
+    return begin if begin[-1:] in ("\n", b"\n") else begin + file.readline(PIECE_BYTES_MAX + 1)
 
 
 def _object(line: bytes) -> Any:

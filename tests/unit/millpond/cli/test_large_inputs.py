@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from millpond.cli.terminal.row_files import RowFiles
+from millpond.cli.terminal.row_files import RowFiles, TextForm
 from millpond.executor.inputs.extraction import row_count
 from millpond.statestore.errors import InvalidError
 
@@ -55,3 +56,23 @@ def test_endless_line_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(InvalidError, match="longer than 64 MiB"):
         list(RowFiles(tmp_path).pieces(0, 10))
+
+
+@pytest.mark.parametrize("blank", [b"\n", b" \r\n", b" " * 1_000 + b"\n"])
+def test_blank_lines_between_rows_are_no_rows_however_many(tmp_path: Path, blank: bytes) -> None:
+    with gzip.open(tmp_path / "1.json.gz", "wb") as file:
+        for number in range(3):
+            file.write(blank * (3 * _MIB // len(blank)) + b'  {"k": %d}' % number + b"\r\n")
+
+    assert RowFiles(tmp_path).count == 3
+    assert [list(rows) for _, rows in RowFiles(tmp_path).pieces(1, 10)] == [[{"k": 1}, {"k": 2}]]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_lines_longer_than_a_read_stay_whole(tmp_path: Path, encoding: str) -> None:
+    rows = [{"k": 1}, {"k": "ø" * (2 * _MIB)}, {"k": "\u2028" * _MIB}, {"k": 2}]
+    text = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    (tmp_path / "1.json").write_bytes(text.encode(encoding))
+
+    source = RowFiles(tmp_path, form=TextForm(encoding=encoding))
+    assert [row for _, found in source.pieces(0, 10) for row in found] == rows
