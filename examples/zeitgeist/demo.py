@@ -165,9 +165,14 @@ def _run_on_spark(demo: Demo, console: Console, spark: SparkSession) -> tuple[mp
     resumed = (demo.store / "rows").is_dir()
     console.print("Going on with the run that is in the store." if resumed else "Starting a run.")
     console.print("Kill it whenever you like and start it again: the answer will be the same.\n")
-    runner = mp.SparkRunner(demo.store, spark=spark)
+    runner = mp.SparkRunner(demo.store, spark=spark, progress=_shows_progress())
     run = runner.run(demo.pipeline(demo.tables), {"flights": _flights(demo, spark, demo.files_per_trigger)})
     return run, peak_memory_mib()
+
+
+def _shows_progress() -> bool:
+    """Return False where the run would write a line of JSON a superstep, which nobody reads here."""
+    return sys.stderr.isatty()
 
 
 def _flights(demo: Demo, spark: SparkSession, files_per_trigger: int) -> DataFrame:
@@ -195,6 +200,7 @@ def _replay(demo: Demo, console: Console, spark: SparkSession) -> None:
         (demo.first, demo.last),
         _flights(demo, spark, _FILES_PER_TRIGGER),
         spark,
+        progress=_shows_progress(),
     )
     what_if.write(demo.what_if_numbers)
 

@@ -77,6 +77,8 @@ def replay_what_if(
     days: tuple[date | None, date | None],
     flights: DataFrame,
     spark: SparkSession,
+    *,
+    progress: bool,
 ) -> WhatIf:
     """Replay a finished run with the more sensitive alarm, or resume the replay, and compare the two.
 
@@ -88,7 +90,7 @@ def replay_what_if(
     pipeline = zeitgeist(tables, Detector(_SENSITIVITY))
     with mp.Store.open(store, read_only=True) as original:
         mp.spark.replay_on_spark(
-            original, folder, pipeline, {"flights": flights}, version=version, spark=spark, progress=True
+            original, folder, pipeline, {"flights": flights}, version=version, spark=spark, progress=progress
         )
         with mp.Store.open(folder, read_only=True) as replayed:
             difference = mp.compare_stores(replayed, original)

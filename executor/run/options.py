@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypedDict, TypeVar
 
 from millpond.executor.maintenance.policy import CompactionWorkers, UpkeepPolicy
 from millpond.executor.ownership.balancer import BalancePolicy
@@ -93,8 +93,11 @@ class SharedRunnerOptions(TypedDict, total=False):
     default on Spark only: in one thread more intervals make nothing faster.
     """
 
-    progress: bool
-    """Show a progress line in a terminal and log supersteps; ``True`` by default."""
+    progress: bool | Literal["json"]
+    """``True``, the default, shows a progress line in a terminal or a notebook, and writes log lines as JSON to standard
+    error where that is a pipe or a file. ``"json"`` writes them on a terminal, too; ``False`` shows nothing. A program that
+    has set up logging gets the log lines there.
+    """
 
     dead_letter_limit: DeadLetterLimit | None
     """The share of records that may become dead letters before the run stops; ``None`` accepts all, as
@@ -151,7 +154,7 @@ class RunnerOptions(PipelineOptions):
     cache_mib: int = 512
     disk_mib: int | None = None
     disk_folder: str | Path | None = None
-    progress: bool = True
+    progress: bool | Literal["json"] = True
     intake_records_max: int = 100_000
     checkpoint_weak_after: str | timedelta = "1s"
     spark: SparkSession | None = None
@@ -188,6 +191,8 @@ class RunnerOptions(PipelineOptions):
                 "disk_folder is an absolute path: each machine has its own working folder",
                 disk_folder=self.disk_folder,
             )
+        if self.progress not in (True, False, "json"):
+            raise InvalidError('progress must be True, False or "json"', progress=self.progress)
         if self.durability not in (None, *DURABILITIES):
             raise InvalidError("durability is disk or os_cache", durability=self.durability)
         if isinstance(self.store, Store) and self.durability not in (None, self.store.durability):

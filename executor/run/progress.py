@@ -1,15 +1,15 @@
 """Progress of a run: a log line per superstep, and a live line in a terminal.
 
 The log lines go to the logger ``millpond.progress.<pipeline>`` of the standard library, so they are silenced,
-redirected and filtered as any other. A run in a terminal shows its live line; a run elsewhere, in a program that has
-not set up logging, writes the log lines to standard error. Only sums are kept.
+redirected and filtered as any other. A run that a person watches, in a terminal or a notebook, shows its line and no
+log lines; a run elsewhere, in a program that has not set up logging, writes them to standard error. Only sums are kept.
 """
 
 from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Literal
 
 import orjson
 import structlog
@@ -26,7 +26,10 @@ _SEPARATOR: Final = " · "
 
 
 class ProgressLine:
-    """The live line of one run, refreshed ten times a second; it appears with the first superstep."""
+    """The live line of one run, refreshed ten times a second; it appears with the first superstep.
+
+    On a console that cannot redraw a line it appears once, at the end of the run.
+    """
 
     def __init__(self, pipeline: str, clock: Clock, console: Console) -> None:
         self._pipeline = pipeline
@@ -236,7 +239,7 @@ _LOG = logging.getLogger("millpond")
 class Progress:
     """The reports of one run's supersteps, on standard error unless a console is given.
 
-    Log at most once in ``log_every_ms``, with the sums of the supersteps in between; 0 logs every superstep.
+    ``enabled="json"`` writes log lines where a person watches, too. Log at most once in ``log_every_ms``, with the sums of the supersteps in between; 0 logs every superstep.
 
     Example:
         >>> from millpond.statestore.system import SystemClock
@@ -249,21 +252,24 @@ class Progress:
         pipeline: str,
         *,
         clock: Clock,
-        enabled: bool = True,
+        enabled: bool | Literal["json"] = True,
         log_every_ms: float = 0,
         console: Console | None = None,
     ) -> None:
         console = console or Console(stderr=True, highlight=False)
-        in_terminal = console.is_terminal and not console.is_dumb_terminal and not console.is_jupyter
-        self.is_enabled: bool = enabled
+        is_watched = (console.is_terminal or console.is_jupyter) and enabled != "json"
+        if console.is_jupyter:
+            # Rich would draw with widgets that a notebook may lack: a plain console prints the line at the end.
+            console = Console(file=console.file, force_jupyter=False, highlight=False)
+        self.is_enabled: bool = bool(enabled)
         self._log: ProgressLog | None = None
         self._line: ProgressLine | None = None
         if enabled:
-            fallback = None if in_terminal else console.file
+            fallback = None if is_watched else console.file
             self._log = ProgressLog(
-                pipeline, clock, as_json=not in_terminal, every_ms=log_every_ms, fallback=fallback
+                pipeline, clock, as_json=not is_watched, every_ms=log_every_ms, fallback=fallback
             )
-            self._line = ProgressLine(pipeline, clock, console) if in_terminal else None
+            self._line = ProgressLine(pipeline, clock, console) if is_watched else None
 
     def report(self, report: SuperstepReport) -> None:
         """Log a superstep and show it; after `close` it does nothing."""

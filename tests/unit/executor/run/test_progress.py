@@ -36,6 +36,14 @@ def _pipe() -> Console:
     return Console(file=io.StringIO(), force_terminal=False, _environ={})
 
 
+def _dumb_terminal() -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=160, _environ={"TERM": "dumb"})
+
+
+def _notebook() -> Console:
+    return Console(file=io.StringIO(), force_jupyter=True, width=160, _environ={})
+
+
 def _written(console: Console) -> str:
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -196,6 +204,32 @@ def test_terminal_gets_a_live_line_and_no_log_lines() -> None:
     assert "superstep 1 · 100 records" in drawn
     assert drawn.rindex("superstep 2 · 200 records · 2,000/s") > drawn.rindex("superstep 1 ")
     assert "{" not in drawn
+
+
+@pytest.mark.parametrize("console", [_dumb_terminal(), _notebook()])
+def test_console_that_cannot_redraw_gets_the_last_line_alone(console: Console) -> None:
+    """A terminal of an editor, or a notebook: a person reads it, so there is no JSON either."""
+    with _bare_logging():
+        progress = Progress("zeitgeist", clock=ManualClock(), console=console)
+        progress.report(_report(1))
+        progress.report(_report(2))
+        during = _written(console)
+        progress.close()
+
+    assert during == ""
+    assert "{" not in _written(console)
+    assert _written(console).startswith("zeitgeist  superstep 2 · 200 records")
+
+
+@pytest.mark.parametrize("console", [_terminal(), _dumb_terminal(), _notebook(), _pipe()])
+def test_json_is_written_everywhere_if_asked_for(console: Console) -> None:
+    with _bare_logging():
+        progress = Progress("zeitgeist", clock=ManualClock(), enabled="json", console=console)
+        progress.report(_report(1))
+        progress.close()
+
+    (line,) = _json_lines(_written(console))
+    assert line["superstep"] == 1
 
 
 def test_log_lines_in_a_terminal_are_key_value_pairs(caplog: pytest.LogCaptureFixture) -> None:
