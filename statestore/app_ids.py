@@ -98,6 +98,8 @@ class AppId(StrEnum):
     # In a sink's own table: store id, pipeline, sink, incarnation. The table version with which a copy of the store took
     # the sink over; the newest counts.
     SINK_OWNER = "millpond/sink_owner/"
+    # Pipeline, sink: a superstep that the sink has, and where its destination is. See `sink_reached`.
+    SINK_REACHED = "millpond/sink_reached/"
     # Incarnation of a fork, identity of a sink's destination: the fork writes there itself.
     SINK_TAKEN = "millpond/sink_taken/"
 
@@ -111,6 +113,7 @@ class AppId(StrEnum):
 
 # The kinds whose readers take an id apart.
 _PARTS: Final = {
+    AppId.SINK_REACHED: 2,
     **dict.fromkeys((AppId.INCARNATION, AppId.FORK, AppId.SINK_TAKEN, AppId.ENSEMBLE), 2),
     **dict.fromkeys((AppId.CODEC, AppId.STATE_VERSION, AppId.KEY_COLUMNS, AppId.STATE_COLUMNS), 2),
     **dict.fromkeys((AppId.DECLARED_INTERVALS, AppId.PIPELINE_NAME, AppId.FINGERPRINT), 2),
@@ -144,6 +147,33 @@ def sink_app_id(store_id: str, pipeline: str, name: str, incarnation: str = "") 
     """
     later = () if incarnation in ("", store_id) else (incarnation,)
     return AppId.SINK.of(store_id, pipeline, name, *later)
+
+
+_PLACE_BITS: Final = 31
+_NO_PLACE: Final = (1 << _PLACE_BITS) - 1
+
+
+def sink_reached(superstep: int, identity: str) -> int:
+    """Return the version that records a superstep of a sink's destination; "" for a sink that begins anew, wherever it is.
+
+    Example:
+        >>> at = sink_reached(7, "/out/s")
+        >>> [superstep_reached(at, place) for place in ("/out/s", "/out/t")], at < sink_reached(7, "")
+        ([7, 0], True)
+    """
+    digest = int.from_bytes(hashlib.sha256(identity.encode(errors="surrogatepass")).digest()[:8], "big")
+    return superstep << _PLACE_BITS | (digest % _NO_PLACE if identity else _NO_PLACE)
+
+
+def superstep_reached(version: int, identity: str) -> int:
+    """Return the superstep that a destination must have; 0 if nothing is recorded of it."""
+    superstep = version >> _PLACE_BITS
+    return superstep if version == sink_reached(superstep, identity) else 0
+
+
+def is_elsewhere(version: int, identity: str) -> bool:
+    """Return True if the recorded superstep is another destination's."""
+    return version & _NO_PLACE != _NO_PLACE and not superstep_reached(version, identity)
 
 
 def supersteps_of(txns: Mapping[str, int]) -> dict[str, Superstep]:

@@ -227,6 +227,9 @@ def _transactions(
             positions[app_id] = supersteps[unquote(app_id.removeprefix(AppId.SUPERSTEP))]
         elif app_id.startswith(AppId.INPUT):
             positions[app_id] = -1 if restored is None else restored
+        elif app_id.startswith(AppId.SINK_REACHED):
+            # The sinks may go back, too, to before what the restored version expects of them.
+            positions[app_id] = 0
         elif app_id.startswith(AppId.SAVEPOINT):
             is_kept = plan.is_readable and was <= plan.newest
             positions[app_id] = was if is_kept else SAVEPOINT_RELEASED

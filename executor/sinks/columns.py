@@ -306,13 +306,14 @@ class SinkRecord:
     A superstep's number is unique only within one incarnation of a store, so the record's name has the incarnation. A
     sink refuses a store that was restored from an older copy if the table has later supersteps, and refuses a copy
     that writes into the table of its original, or the reverse. ``reached`` is the store's last superstep when the
-    sink is opened, if known.
+    sink is opened, if known. ``expected`` is a superstep that the sink must have: without it the table is gone.
     """
 
     lineage: Lineage
     pipeline: str
     name: str
     reached: Superstep | None = None
+    expected: int = 0
 
     @staticmethod
     def of_store(store_id: str, pipeline: str, name: str) -> SinkRecord:
@@ -410,8 +411,25 @@ class SinkRecord:
         """Refuse a table that another copy writes or that is ahead of the store; warn of rows from another store."""
         self.check(snapshot)
         self._warn_of_others(snapshot, path)
+        delivered = self.delivered(snapshot.txns)
+        # A crash may have come between the store's last superstep and its delivery, which is then repeated.
+        if self.expected != self.reached:
+            self.refuse_loss(delivered, path)
         if self.reached is not None:
-            refuse_sink_ahead(self.name, self.delivered(snapshot.txns), self.reached)
+            refuse_sink_ahead(self.name, delivered, self.reached)
+
+    def refuse_loss(self, delivered: int, path: str) -> None:
+        """Refuse a table that lacks a superstep that the store has delivered to it."""
+        if delivered < self.expected:
+            raise DataError(
+                "the sink's table lacks rows that this store delivered to it: it was removed or replaced, or is an older "
+                "copy. Put it back; or begin it anew with what comes next (`millpond take-over STORE TABLE`); or give the "
+                "sink another path",
+                sink=self.name,
+                path=path,
+                delivered=delivered,
+                expected=self.expected,
+            )
 
     def _warn_of_others(self, snapshot: Snapshot, path: str) -> None:
         """Warn of rows from another store: if that store is gone, its rows will be delivered a second time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import ClassVar, Final
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from millpond.executor.sinks.columns import SINK_SCHEMA, ColumnWatch, SinkRecord, sink_table
 from millpond.executor.sinks.table_upkeep import COMPACTION, FILE_BYTES_MAX, TableUpkeep
-from millpond.statestore.app_ids import AppId
+from millpond.statestore.app_ids import AppId, sink_reached, superstep_reached, supersteps_of
 from millpond.statestore.errors import ConflictError, DataError, InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.history.lineage import Lineage
@@ -32,17 +32,18 @@ from millpond.statestore.types import Clock, Objects, Rng, Superstep, TableVersi
 
 
 def open_table(
-    objects: Objects, clock: Clock, rng: Rng, name: str, schema: pa.Schema, *, whole: bool = False
+    objects: Objects, clock: Clock, rng: Rng, record: SinkRecord, schema: pa.Schema, *, whole: bool = False
 ) -> LogWriter:
-    """Return the writer of a sink's table, which is created if it does not exist.
+    """Return the writer of a sink's table, which is created unless the store has written to it.
 
     A table that a sink of this name created can change its columns: freely while it has no rows, later by
     further nullable columns. Not with ``whole``: an upsert rewrites rows, and a row would no longer equal its
     retraction.
     """
-    log = Log(objects)
+    log, name = Log(objects), record.name
     snapshot = load_existing(log)
     if snapshot is None:
+        record.refuse_loss(0, objects.url)
         try:
             return create_table(log, clock, rng, schema=schema, name=name)
         except ConflictError:
@@ -150,7 +151,7 @@ class TableWriter:
         self._recent: dict[str, pa.Table] = {}
         # A commit by upkeep's thread changes the snapshot that a delivery reads.
         self._lock = threading.RLock()
-        self._writer = open_table(objects, clock, rng, name, self._columns, whole=self.is_whole)
+        self._writer = open_table(objects, clock, rng, record, self._columns, whole=self.is_whole)
         self._writer.successors_kept = True
         record.check_on_opening(self._writer.snapshot, objects.url)
 
@@ -352,6 +353,21 @@ def take_over_sink(
         snapshot = _write(log, snapshot, plan, clock, rng)
         done.append(plan.result)
     return tuple(done)
+
+
+def begin_anew(
+    objects: Objects, lineage: Lineage, identities: Collection[str], txns: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the positions with which a store's sinks begin anew in a table that was removed or replaced."""
+    snapshot = load_existing(Log(objects))
+    delivered = {} if snapshot is None else snapshot.txns
+    positions: dict[str, int] = {}
+    for app_id in (one for one in txns if one.startswith(AppId.SINK_REACHED)):
+        pipeline, name = AppId.SINK_REACHED.parts(app_id)
+        expected = max(superstep_reached(txns[app_id], identity) for identity in identities)
+        if SinkRecord(lineage, pipeline, name).delivered(delivered) < expected:
+            positions[app_id] = sink_reached(supersteps_of(txns)[pipeline], "")
+    return positions
 
 
 def _write(log: Log, snapshot: Snapshot, plan: _TakeBackPlan, clock: Clock, rng: Rng) -> Snapshot:

@@ -19,6 +19,7 @@ from millpond.executor.sinks.columns import ROW_SCHEMA_BY_WINDOW, SinkRecord
 from millpond.executor.sinks.delta_table import DeltaSinkWriter
 from millpond.executor.sinks.delta_upsert import UpsertSinkWriter, key_columns
 from millpond.statestore.errors import InvalidError, UnavailableError, did_you_mean
+from millpond.statestore.history.lineage import local_folder
 from millpond.statestore.log.action import delta_schema
 from millpond.statestore.objects.obstore import is_local, open_objects, refuse_outside
 from millpond.statestore.system import SystemClock, SystemRng
@@ -187,12 +188,17 @@ class DeltaSink:
 
         Raises:
             InvalidError: the table has other columns or is partitioned, or belongs to another copy of the store.
-            DataError: the table is ahead of the store, which was restored from an older copy.
+            DataError: the table is ahead of the store, which was restored from an older copy, or lacks what the store has
+                delivered to it.
             UnavailableError: the folder or bucket cannot be opened.
         """
         writer: Callable[..., DeltaSinkWriter | UpsertSinkWriter] = DeltaSinkWriter
         if self.mode == "upsert":
             writer = partial(UpsertSinkWriter, keys=self._row_keys())
+        folder = local_folder(self.path)
+        if folder is not None and not folder.is_dir():
+            # Before the folder is made, so that the removed one can be moved back.
+            record.refuse_loss(0, self.identity)
         opened = writer(
             open_objects(self.path, self.storage_options, durability=self.durability),
             clock or SystemClock(),

@@ -7,8 +7,9 @@ missing, and the sink's own Delta ``txn`` records the last superstep that it has
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from millpond.executor.sinks.fork import SinkFolder
 from millpond.executor.sinks.sink import DeltaSink, RecordingSink, SinkWriter
 from millpond.executor.sinks.table_upkeep import TableUpkeep
 from millpond.executor.superstep.delivery import ProductionSource, read_productions
+from millpond.statestore.app_ids import AppId, is_elsewhere, sink_reached, superstep_reached
 from millpond.statestore.failpoint import reach
 from millpond.statestore.history.lineage import Origin
 from millpond.statestore.store import Store
@@ -57,6 +59,8 @@ class SinkDelivery:
         self._in_background = in_background
         self._has_upkeep = has_upkeep
         self._writers: list[tuple[str, SinkWriter]] = []
+        # Of each sink: the name of its record in the store, its destination, and the superstep that it had when opened.
+        self._opened: list[tuple[str, str, Superstep]] = []
         self._executor: ThreadPoolExecutor | None = None
         self._upkeep: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None
@@ -64,7 +68,22 @@ class SinkDelivery:
 
     def open(self, superstep: Superstep) -> None:
         nodes = self._topology.sinks.values()
+        self._opened = []
         self._writers = [(node.stream, self._open_sink(node, superstep)) for node in nodes]
+
+    def records(
+        self, superstep: Superstep, txns: Mapping[str, int], produced: Collection[str]
+    ) -> dict[str, int]:
+        """Return what a superstep's commit records of the sinks, once a run: a later run finds their tables gone by it."""
+        records: dict[str, int] = {}
+        for (stream, _), (app_id, identity, had) in zip(self._writers, self._opened, strict=True):
+            stored = txns.get(app_id, 0)
+            if had and sink_reached(had, identity) > stored:
+                records[app_id] = sink_reached(had, identity)
+            elif not superstep_reached(stored, identity) and not _kept_as(stream).isdisjoint(produced):
+                # Nobody removes the first rows unnoticed: until the next superstep they would be delivered again.
+                records[app_id] = sink_reached(superstep, identity)
+        return records
 
     def catch_up(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
         """Deliver the last superstep to the sinks that lack it, because of a crash or because they are new."""
@@ -112,7 +131,10 @@ class SinkDelivery:
     def _open_sink(self, node: SinkNode, superstep: Superstep) -> SinkWriter:
         lineage, pipeline = self._store.lineage, self._topology.name
         sink = node.sink
-        record = SinkRecord(lineage, pipeline, node.name, superstep)
+        app_id = AppId.SINK_REACHED.of(pipeline, node.name)
+        stored = self._store.committer.snapshot.txns.get(app_id, 0)
+        expected = superstep_reached(stored, sink.identity)
+        record = SinkRecord(lineage, pipeline, node.name, superstep, expected)
         # Another kind of recording sink is given the lineage, and tells copies of a store apart itself.
         is_placed = isinstance(sink, DeltaSink) or not isinstance(sink, RecordingSink)
         if is_placed and lineage.copied.origin is Origin.FORK and not lineage.has_taken(sink.identity):
@@ -123,12 +145,22 @@ class SinkDelivery:
                 rng=self._rng,
             )
             sink = folder.own(sink, record)
+            record = replace(record, expected=superstep_reached(stored, sink.identity))
         if isinstance(sink, DeltaSink):
             sink = sink.following(self._store.durability)
         if isinstance(sink, RecordingSink):
-            return sink.open_for(record, clock=self._clock, rng=self._rng)
-        writer = sink.open(lineage.copied.id, pipeline, node.name, clock=self._clock, rng=self._rng)
-        refuse_sink_ahead(node.name, writer.delivered, superstep)
+            writer = sink.open_for(record, clock=self._clock, rng=self._rng)
+        else:
+            writer = sink.open(lineage.copied.id, pipeline, node.name, clock=self._clock, rng=self._rng)
+            refuse_sink_ahead(node.name, writer.delivered, superstep)
+        had = writer.delivered
+        if stored and not had and is_elsewhere(stored, sink.identity):
+            _LOG.warning(
+                "the sink has another path than in earlier runs, whose rows are not there: sink=`%s` path=`%s`",
+                node.name,
+                sink.identity,
+            )
+        self._opened.append((app_id, sink.identity, had))
         return writer
 
     def _write(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
@@ -140,7 +172,9 @@ class SinkDelivery:
         wanted = [source for source in sources if source.concerns(names)]
         productions = read_productions(self._row_files, wanted)
         for stream, writer in behind:
-            part = productions.filter(pc.is_in(productions.column("stream"), pa.array(_kept_as(stream))))
+            part = productions.filter(
+                pc.is_in(productions.column("stream"), pa.array(sorted(_kept_as(stream))))
+            )
             if part.num_rows:
                 reach("sink.behind")
                 writer.write(superstep, part.drop_columns(["stream"]))
@@ -159,6 +193,6 @@ class SinkDelivery:
         return writer.upkeep if self._has_upkeep and isinstance(writer, TableWriter) else None
 
 
-def _kept_as(stream: str) -> tuple[str, str]:
+def _kept_as(stream: str) -> frozenset[str]:
     """Return the streams under which rows keep productions for a stream's sinks."""
-    return stream, addressed(stream)
+    return frozenset({stream, addressed(stream)})

@@ -207,6 +207,7 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
         has_sinks = bool(coordinator.topology.sinks)
         if has_sinks:
             coordinator.sinks.wait()
+            request = _with_sinks(request, coordinator, plan, manifests, written)
         reach("superstep.before_commit")
 
         # Commit: rows, record ids, timers, productions, positions and watermarks in one table version, under the
@@ -250,6 +251,20 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
             pending=coordinator.pending.count,
         )
         return self._engine.confirm(results, report)
+
+
+def _with_sinks(
+    request: CommitRequest,
+    coordinator: Coordinator,
+    plan: SuperstepPlan,
+    manifests: Sequence[Manifest],
+    written: WrittenLetters,
+) -> CommitRequest:
+    produced = {summary.stream for one in manifests for summary in one.result.productions}
+    produced |= {summary.stream for summary in written.productions}
+    # In the commit itself: after any crash the store and its sinks agree on what the sinks must have.
+    records = coordinator.sinks.records(plan.superstep, coordinator.committer.snapshot.txns, produced)
+    return replace(request, positions={**request.positions, **records}) if records else request
 
 
 @collector_paused()

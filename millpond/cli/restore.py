@@ -24,7 +24,7 @@ from millpond.executor.replay.repair import SET_ASIDE_FOLDER, hold_store, repair
 from millpond.executor.replay.repair_plan import RepairPlan, plan_repair, plan_rewind, sinks_of_rewind
 from millpond.executor.replay.spark_checkpoint import Reached, by_query, reached_batches, rewind_checkpoints
 from millpond.executor.run.options import CHECKPOINTS_FOLDER
-from millpond.executor.sinks.delta_table import TakenBack, take_back_sink, take_over_sink
+from millpond.executor.sinks.delta_table import TakenBack, begin_anew, take_back_sink, take_over_sink
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.statestore.app_ids import AppId, supersteps_of
 from millpond.statestore.catalog.catalog import Catalog
@@ -287,6 +287,8 @@ def take_over(store: StoreAt, sinks: tuple[str, ...], *, keep_rows: bool, as_jso
     TABLE may be the identity of a sink that is no Delta table. What the fork has delivered to its own tables so far
     stays there.
 
+    For a store that is refused because TABLE was removed or replaced: its sink begins anew there, and gets what comes next.
+
     Stop the pipelines of STORE before.
     """
     options = read_options(store.storage_options)
@@ -296,13 +298,17 @@ def take_over(store: StoreAt, sinks: tuple[str, ...], *, keep_rows: bool, as_jso
         is_fork = lineage.copied.origin is Origin.FORK
         for sink in sinks:
             place = DeltaSink(sink).identity
+            snapshot, positions = opened.committer.snapshot, dict[str, int]()
             if is_fork:
+                taken_ids = (AppId.SINK_TAKEN.of(lineage.copied.id, name) for name in {sink, place})
+                positions = dict.fromkeys(taken_ids, snapshot.version + 1)
+            # A fork's sink of another kind is no table, and has no record that could refuse either copy.
+            with suppress(InvalidError) if is_fork else nullcontext():
+                positions |= begin_anew(open_objects(place, options), lineage, {sink, place}, snapshot.txns)
+            if positions:
                 # First, so that a crash leaves no table that refuses the original and that the fork does not write.
-                version = opened.committer.snapshot.version + 1
-                positions = {AppId.SINK_TAKEN.of(lineage.copied.id, name): version for name in {sink, place}}
                 opened.committer.commit(CommitRequest(kind="adoption", positions=positions))
             taken: tuple[TakenBack, ...] = ()
-            # A fork's sink of another kind is no table, and has no record that could refuse either copy.
             with suppress(InvalidError) if is_fork else nullcontext():
                 table = open_objects(place, options)
                 taken = take_over_sink(table, lineage, SystemClock(), SystemRng(), keeps_rows=keep_rows)

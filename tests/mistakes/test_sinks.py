@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 from deltalake import write_deltalake
 
 import millpond as mp
+from millpond.executor.sinks.delta_table import begin_anew
+from millpond.statestore.log.rules import CommitRequest
+from millpond.statestore.objects.obstore import open_objects
 from tests.mistakes.catalogue import Told
 from tests.mistakes.code_of_users import ROWS, Does, counting, run
 
@@ -78,6 +82,59 @@ def test_table_of_another_store(told: Told, tmp_path: Path) -> None:
     with told.by_warning("counts", tmp_path / "counts"):
         run(into(tmp_path / "counts"), ROWS)
         run(into(tmp_path / "counts"), ROWS)
+
+
+@pytest.mark.mistake("sink-table-gone")
+@pytest.mark.parametrize("what", ["removed", "moved", "emptied", "replaced", "older"])
+def test_table_that_lost_its_rows(told: Told, tmp_path: Path, what: str) -> None:
+    table, other, older = tmp_path / "counts", tmp_path / "other", tmp_path / "older"
+    store = mp.Store.in_memory()
+
+    def night(number: int) -> None:
+        run(into(table), ROWS * number, store, finish=False)
+
+    night(1)
+    shutil.copytree(table, older)
+    night(2)
+    night(3)
+    if what == "emptied":
+        shutil.rmtree(table / "_delta_log")
+    else:
+        table.rename(other)
+    if what == "replaced":
+        mp.DeltaSink(str(table)).open("others", "p", "s")
+    elif what == "older":
+        older.rename(table)
+
+    for _ in range(2):
+        with told.by_error("counts", table, "delivered=`1`" if what == "older" else "delivered=`0`"):
+            night(4)
+    assert table.exists() is (what not in ("removed", "moved"))
+    if what == "moved":
+        other.rename(table)
+    else:
+        # What `millpond take-over` does.
+        positions = begin_anew(
+            open_objects(str(table)), store.lineage, {str(table)}, store.committer.snapshot.txns
+        )
+        store.committer.commit(CommitRequest(kind="adoption", positions=positions))
+    night(4)
+    assert mp.read_table(table).num_rows == len(ROWS) * {"moved": 4, "older": 2}.get(what, 1)
+    night(5)
+    night(6)
+    shutil.rmtree(table)
+    with told.by_error("counts", table):
+        night(7)
+
+
+@pytest.mark.mistake("sink-elsewhere")
+def test_sink_with_another_path_than_before(told: Told, tmp_path: Path) -> None:
+    """It may be a relative path, and a program that was started in another folder."""
+    with mp.Store.in_memory() as store:
+        run(into(tmp_path / "counts"), ROWS, store, finish=False)
+
+        with told.by_warning("counts", tmp_path / "others"):
+            run(into(tmp_path / "others"), ROWS * 2, store, finish=False)
 
 
 @pytest.mark.mistake("sink-of-an-input")
