@@ -23,11 +23,12 @@ _BEGINNING: Final = """# The command line
 while a pipeline runs.
 
 - **Exit codes**: 0 is done, 1 an error of the store, the data or a service, or what a command was asked to find, 2
-  wrong usage. The help of each command states them.
+  wrong usage, 3 a run with `--strict` that is done, but not with all of its records as they were meant. The help of
+  each command states them.
 - **`--json`**: each command prints one JSON object, or one a line where it lists several, with the names of the Python
   API. Messages go to standard error, so standard output is the result alone.
 - **Completion**: `millpond completion bash`, `zsh` or `fish` prints a script for your shell.
-- **Progress** is shown on standard error, in a terminal only.
+- **Progress** is shown on standard error, in a terminal only; `millpond run` writes it as JSON where that is a pipe.
 
 The examples of each command are run by the test suite. This page is made of the help of each command.
 """

@@ -291,7 +291,19 @@ def observe_times(
         for name in sorted({member for member in members if member is not None}):
             by_member[name] = times_seen(watch, at[senders == name], name)
     times = times_seen(watch, at, DEFAULT_MEMBER)
-    return InputObservation(stream=watch.stream, records=count, times=times, members=by_member)
+    return InputObservation(
+        stream=watch.stream, records=count, times=times, members=by_member, in_1970=count_in_1970(at)
+    )
+
+
+_YEAR_US: Final = 365 * 86_400_000_000
+
+
+def count_in_1970(at: npt.NDArray[np.int64]) -> int:
+    """Return how many times lie in 1970, where clocks that were never set and times in a wrong unit are."""
+    if not len(at) or at.min() >= _YEAR_US:
+        return 0
+    return int(np.count_nonzero((at >= 0) & (at < _YEAR_US)))
 
 
 def times_seen(watch: Watch, at: npt.NDArray[np.int64], member: str) -> TimesSeen:

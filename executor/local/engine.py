@@ -189,7 +189,7 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         for piece in rows:
             part = OutsideRows(stream=stream, rows=piece)
             seen = extract_inputs(topology, [part], is_bounded=False, watches={stream: watch})
-            observations += [replace(one, records=0) for one in seen.observations]
+            observations += [replace(one, records=0, in_1970=0) for one in seen.observations]
         return observations
 
     def sample_keys(self, inputs: LocalInputs, node: ComputationNode) -> pa.Array:

@@ -26,6 +26,7 @@ from millpond.executor.inputs.extraction import (
     InjectorNode,
     Rows,
     check_fields,
+    count_in_1970,
     delivered_values,
     member_names,
     mended_texts,
@@ -481,5 +482,5 @@ def _observation(
         if members is not None:
             members = [member for row, member in enumerate(members) if row not in unreadable]
     if is_bounded:
-        return InputObservation(stream=watch.stream, records=records)
+        return InputObservation(stream=watch.stream, records=records, in_1970=count_in_1970(at))
     return replace(observe_times(watch, at, members), records=records)

@@ -72,6 +72,8 @@ class RunSummary:
             records are refused.
         skipped: by stream, the reason why a bounded input, or a stream read up to now, brought no
             records or not all of them.
+        times_in_1970: by injected stream, the number of this run's records with times in that year, where clocks
+            that were never set and times in a wrong unit lie.
     """
 
     supersteps: int
@@ -83,6 +85,23 @@ class RunSummary:
     error: str | None = None
     ended: tuple[str, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)
+    times_in_1970: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The records of this run that were not processed, or probably not as meant, a sentence for each kind."""
+        letters, dropped = self.run.dead_letters, self.run.dropped
+        found = [
+            f"{letters:,} became dead letters: `millpond dead-letters list` shows them" if letters else "",
+            f"{dropped:,} came too late and were dropped: allow more lateness, or a watermark that waits longer"
+            if dropped
+            else "",
+        ]
+        found += [
+            f"{count:,} of {stream} have times in 1970: look at the unit of the times and at the senders' clocks"
+            for stream, count in sorted(self.times_in_1970.items())
+        ]
+        return tuple(filter(None, found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,6 +374,7 @@ class Run(ABC, Generic[_Accepted]):
             error=None if self._lifecycle.error is None else str(self._lifecycle.error),
             ended=tuple(sorted(status.ended)),
             skipped=dict(self._skipped),
+            times_in_1970=status.times_in_1970,
         )
 
     def note_skipped(self, stream: str, reason: str) -> None:
@@ -379,17 +399,18 @@ class Run(ABC, Generic[_Accepted]):
         )
 
     def note_nothing(self) -> None:
-        """Warn with the reasons if the run has read all its input and processed no record."""
+        """Warn with the reasons if the run has read all its input and done nothing at all."""
         summary = self.summary()
-        retried = any(counts.get("retried") for counts in summary.run.by_computation.values())
-        if self._skipped and not summary.run.injected and not retried:
-            reasons = "; ".join(f"{stream}: {reason}" for stream, reason in sorted(self._skipped.items()))
-            _LOG.warning(
-                "nothing was processed: %s; of all the records ever, %d are dead letters; a new store processes"
-                " them again",
-                reasons,
-                summary.totals.dead_letters,
-            )
+        done, letters = summary.run, summary.totals.dead_letters - summary.totals.retried
+        if not self._skipped or done.injected or done.records or done.timers or done.retried:
+            return
+        _LOG.warning(
+            "nothing was processed: %s; a new store processes them again%s",
+            "; ".join(f"{stream}: {reason}" for stream, reason in sorted(self._skipped.items())),
+            f"; {letters:,} dead letters of earlier runs were not retried: see `millpond dead-letters list`"
+            if letters > 0
+            else "",
+        )
 
     # -- the end ---------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ on. A computation without a record has plain keys.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -129,9 +130,11 @@ class SuspectTimes:
 
     Times in seconds, read as microseconds, lie in the first hour of 1970; see `check_seconds`. A time far ahead of the
     clock moves the watermark there, so that all later records are late: it may be meant, so it is accepted with a warning.
+    ``in_1970`` counts, by stream, the committed records with times in that year.
     """
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, in_1970: Counter[str]) -> None:
+        self._in_1970 = in_1970
         self._timed = {
             name: node for name, node in topology.injectors.items() if not isinstance(node.at, IngressTime)
         }
@@ -146,6 +149,9 @@ class SuspectTimes:
 
     def observe(self, inputs: Sequence[InputObservation], now_us: int) -> None:
         """Check the observations of a committed superstep, of which a stream may have several."""
+        for seen in inputs:
+            if seen.in_1970 and seen.stream in self._timed:
+                self._in_1970[seen.stream] += seen.in_1970
         for stream, (_, _, newest) in _bounds(inputs, self._on_time).items():
             if newest > now_us + _AHEAD_US:
                 self._on_time.discard(stream)

@@ -7,6 +7,7 @@ one commit consumes them and stores the effects. Implements MillWheel §6.1 and 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
 import pyarrow as pa
@@ -72,6 +73,7 @@ class Coordinator:
     Attributes:
         row_files: where row files are read, by default the store; a runner may put the machine's disk in front of it.
         names: source of file names that are unique to this owner; usable once it is open.
+        times_in_1970: by stream, the number of records with times in 1970 that this owner has committed.
         on_recut: called after each cut of a computation's keys.
     """
 
@@ -123,6 +125,7 @@ class Coordinator:
         self.on_recut: Callable[[Cut], None] | None = None
         self.superstep: Superstep = Superstep(0)
         self.totals: Totals = Totals()
+        self.times_in_1970: Counter[str] = Counter()
         self.pending: PendingProductions = PendingProductions()
         self._serve(topology, self._sinks_of(topology))
 
@@ -178,7 +181,7 @@ class Coordinator:
         retries = LetterRetries(store, topology, options.clock, self.id_scope)
         self.letters: DeadLetters = DeadLetters(store, topology, options.dead_letter_limit, retries)
         self.late: LateRecords = LateRecords(topology, self.watermarks)
-        self.suspects: SuspectTimes = SuspectTimes(topology)
+        self.suspects: SuspectTimes = SuspectTimes(topology, self.times_in_1970)
         self.unset_states: UnsetStates = UnsetStates()
         self._id_scopes: dict[tuple[str, str, int | None], bytes] = {}
 
@@ -314,6 +317,7 @@ class Coordinator:
             watermarks=self.watermarks.input_watermarks(),
             low_watermark=self.watermarks.low_watermark(),
             ended=self.watermarks.ended,
+            times_in_1970=dict(self.times_in_1970),
         )
 
     def next_wall_timer(self) -> WallTimeMicros | None:

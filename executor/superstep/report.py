@@ -59,6 +59,11 @@ class Totals:
     productions: int = 0
     by_computation: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
+    @property
+    def retried(self) -> int:
+        """The dead letters that were retried, of all computations."""
+        return sum(counts.get("retried", 0) for counts in self.by_computation.values())
+
     def items(self) -> Iterator[tuple[str, int]]:
         """Return name and value of each counter of the pipeline as a whole."""
         return zip(_COUNTERS, _values(self), strict=True)
@@ -156,6 +161,7 @@ class RunStatus:
         watermarks: input low watermark by computation.
         low_watermark: the lowest output watermark; everything before it is done.
         ended: injected streams whose input has ended for good.
+        times_in_1970: by injected stream, the records of this run with times in that year.
     """
 
     superstep: Superstep
@@ -163,6 +169,7 @@ class RunStatus:
     watermarks: Mapping[str, EventTimeMicros]
     low_watermark: EventTimeMicros
     ended: frozenset[str] = frozenset()
+    times_in_1970: Mapping[str, int] = field(default_factory=dict)
 
 
 SECONDS_MIN: Final = 1e-6

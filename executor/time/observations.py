@@ -134,10 +134,12 @@ class TimesSeen:
 class InputObservation:
     """The observation of one outside input, from which the injector's low watermark follows.
 
-    ``records`` counts each readable record once for all its consumers; ``times`` are ``None`` without a record.
+    ``records`` counts each readable record once for all its consumers, ``in_1970`` those with times in that year;
+    ``times`` are ``None`` without a record.
     """
 
     stream: str
     records: int
     times: TimesSeen | None = None
     members: Mapping[str, TimesSeen] = field(default_factory=dict)
+    in_1970: int = 0

@@ -116,15 +116,25 @@ def list_(store: StoreAt, version: str | None, *, as_json: bool, **selected: Any
     )
 )
 @store_argument
-@click.argument("letter")
+@click.argument("letter", required=False)
 @version_option
 @json_option("As one JSON object.")
-def show(store: StoreAt, letter: str, version: str | None, *, as_json: bool) -> None:
-    """Show a LETTER of STORE whole, with its traceback."""
+def show(store: StoreAt, letter: str | None, version: str | None, *, as_json: bool) -> None:
+    """Show a LETTER of STORE whole, with its traceback.
+
+    The only letter of a store needs no name.
+    """
     with store.reading(version) as (opened, snapshot):
-        found = list(stored_letters(snapshot, opened.objects, [letter]))
+        found = list(stored_letters(snapshot, opened.objects, None if letter is None else [letter]))
+    if not found and letter is None:
+        raise InvalidError("the store has no dead letter")
     if not found:
         raise InvalidError("the store has no such dead letter; `list` names one of each kind", letter=letter)
+    if len(found) > 1:
+        raise click.UsageError(
+            f"which of the {len(found):,} dead letters? `millpond dead-letters list` names one of each kind, such as "
+            f"{found[-1].name}"
+        )
     (one,) = found
     shown = {"letter": one.name, "pipeline": one.pipeline, "superstep": one.superstep, **one.fields}
     shown |= {"lost_because": one.lost}

@@ -20,6 +20,7 @@ from millpond.cli.terminal.cli_help import Example, command
 from millpond.cli.terminal.opening import StoreAt, read_options, store_argument, version_in, zookeeper_options
 from millpond.cli.terminal.options import flag, json_option, option, several, yes_option
 from millpond.cli.terminal.output import note, print_table, progress_bar, result_as_json, say
+from millpond.executor.inputs.positions import BOUNDED_SOURCE, LOCAL_SOURCE
 from millpond.executor.replay.repair import SET_ASIDE_FOLDER, hold_store, repair_store
 from millpond.executor.replay.repair_plan import RepairPlan, plan_repair, plan_rewind, sinks_of_rewind
 from millpond.executor.replay.spark_checkpoint import Reached, by_query, reached_batches, rewind_checkpoints
@@ -420,7 +421,9 @@ def _describe_undone(undone: Mapping[str, Any], held: _Held) -> None:
         rewound = rewind_checkpoints(
             held.checkpoints, {source: kept}, storage_options=held.options, dry_run=True
         )
-        if source not in rewound:
+        if source in (LOCAL_SOURCE, BOUNDED_SOURCE):
+            note(f"`millpond run`, or `run` of a runner, reads {stream} from there if it gets the same input")
+        elif source not in rewound:
             note(f"inject {stream} again from that position (source {source})")
 
 

@@ -47,6 +47,7 @@ _COUNTS: Final = (
     "timers",
     "productions",
     "dead_letters",
+    "retried",
 )
 
 
@@ -55,6 +56,9 @@ _COUNTS: Final = (
     "millpond run flights:pipeline --store pond --input flights=flights",
     "millpond run flights:pipeline --store other_pond --inputs flights:inputs --json | jq .run",
     "millpond run flights:pipeline --store big_pond --input flights=flights --spark",
+    exit_codes={
+        3: "done, but with --strict: records became dead letters, came too late, or have times in 1970"
+    },
 )
 @click.argument("pipeline", metavar="MODULE:PIPELINE")
 @option(
@@ -86,6 +90,7 @@ _COUNTS: Final = (
     default="take",
 )
 @flag("--accept-ended", "Take records of an input that has ended, as late ones.")
+@flag("--strict", "Exit with 3 if records became dead letters, came too late, or have times in 1970.")
 @zookeeper_options
 @storage_option
 @flag("--quiet", "Show no progress.")
@@ -98,6 +103,7 @@ def run(
     *,
     more_to_come: bool,
     spark: bool,
+    strict: bool,
     quiet: bool,
     as_json: bool,
     **options: Any,
@@ -124,9 +130,13 @@ def run(
         execute = _run_on_spark if spark else _run_here
         summary = execute(loaded, given, store, finish=not more_to_come, **options)
         result |= {"pipeline": loaded.name, "store": store, **asdict(summary)}
-        result |= {"watermark": time_text(summary.watermark)}
+        result |= {"watermark": time_text(summary.watermark), "problems": summary.problems}
     if not as_json:
         _print(loaded.name, summary)
+    for problem in summary.problems:
+        note(f"of the records of this run, {problem}")
+    if strict and summary.problems:
+        raise SystemExit(3)
 
 
 def _run_here(
@@ -172,6 +182,7 @@ def _print(pipeline: str, summary: RunSummary) -> None:
     rows = [
         (name.replace("_", " "), getattr(summary.run, name), getattr(summary.totals, name))
         for name in _COUNTS
+        if name != "retried" or summary.totals.retried
     ]
     print_table("", ("", "this run", "ever"), rows)
     for stream, reason in sorted(summary.skipped.items()):

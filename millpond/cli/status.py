@@ -17,9 +17,10 @@ from millpond.cli.terminal.options import catalog_option, flag, json_option
 from millpond.cli.terminal.output import note, print_json, print_table, say, size_text, time_text
 from millpond.executor.inputs.positions import current_name
 from millpond.executor.pipeline.nodes import DEAD_LETTERS, control_interval
-from millpond.statestore.app_ids import AppId, supersteps_of
+from millpond.statestore.app_ids import AppId, pipeline_number, supersteps_of
+from millpond.statestore.catalog.topology import DEFINES, definition_from_metadata
 from millpond.statestore.errors import DataError, InvalidError, MillpondError, UnavailableError
-from millpond.statestore.history.replayed_log import read_commit
+from millpond.statestore.history.replayed_log import newest_commits, read_commit
 from millpond.statestore.history.savepoint import open_savepoints
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.ensemble import recorded_ensemble
@@ -32,6 +33,7 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.statestore.view import connect
 
+_COMMITS_MAX: Final = 1_000
 _PROCESS: Final = ("pipeline", "process", "state")
 _TOTALS: Final = ("records", "late", "dropped", "duplicates", "timers", "productions", "dead_letters")
 
@@ -89,7 +91,7 @@ def _describe(store: Store, place: StoreAt) -> dict[str, Any]:
         "files": snapshot.file_count,
         "size_bytes": sum(file.size_bytes for file in snapshot.files),
         "pipelines": _pipelines(snapshot),
-        "computations": _computations(snapshot, _code_versions(store)),
+        "computations": _computations(snapshot, _code_versions(store), _departed(store, snapshot)),
         "dead_letters": _dead_letters(store, snapshot),
         "savepoints": [*map(asdict, open_savepoints(snapshot.txns))],
         **_service(store, place, snapshot.txns),
@@ -140,7 +142,25 @@ def _pipelines(snapshot: Snapshot) -> list[dict[str, Any]]:
     return [{"pipeline": name, **pipelines[names[name]]} for name in sorted(names)]
 
 
-def _computations(snapshot: Snapshot, code_versions: Mapping[str, int]) -> list[dict[str, Any]]:
+def _departed(store: Store, snapshot: Snapshot) -> set[str]:
+    """Return the computations that were renamed or dropped: their fences and counts stay in the table.
+
+    As far as the newest commits still say which computations their pipeline has.
+    """
+    empty = {one.computation for one in snapshot.live_intervals()} - {*snapshot.computations, DEAD_LETTERS}
+    declared: dict[int, set[str]] = {}
+    for commit in newest_commits(store.log, snapshot.version, _COMMITS_MAX, naming=DEFINES) if empty else ():
+        definition = definition_from_metadata(commit.metadata)
+        if definition is not None:
+            names = {one.name for one in definition.computations}
+            declared.setdefault(pipeline_number(definition.name), names)
+    owners = {name: snapshot.txns.get(AppId.CLAIM.of(name), -1) for name in empty}
+    return {name for name, owner in owners.items() if name not in declared.get(owner, empty)}
+
+
+def _computations(
+    snapshot: Snapshot, code_versions: Mapping[str, int], departed: set[str]
+) -> list[dict[str, Any]]:
     intervals: defaultdict[str, list[Interval]] = defaultdict(list)
     for interval in snapshot.live_intervals():
         intervals[interval.computation].append(interval)
@@ -158,7 +178,7 @@ def _computations(snapshot: Snapshot, code_versions: Mapping[str, int]) -> list[
             "watermark": time_text(_watermark(snapshot, name, intervals[name])),
             "counts": counts[name],
         }
-        for name in sorted({*snapshot.computations, *intervals})
+        for name in sorted({*snapshot.computations, *intervals} - departed)
     ]
 
 
@@ -206,10 +226,10 @@ def _tables(
     description: Mapping[str, Any],
 ) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[object]]]]:
     pipelines, computations = description["pipelines"], description["computations"]
-    totals = [name.replace("_", " ") for name in _TOTALS]
+    totals = [name.replace("_", " ") for name in _TOTALS[:-1]]
     yield "Processes", _PROCESS, [tuple(one.values()) for one in description["processes"]]
     rows = [(one["pipeline"], one["superstep"], *map(one["totals"].get, _TOTALS)) for one in pipelines]
-    yield "Pipelines", ("pipeline", "superstep", *totals), rows
+    yield "Pipelines", ("pipeline", "superstep", *totals, "dead letters ever"), rows
     inputs = [
         ConsumedInput(pipeline=one["pipeline"], **source) for one in pipelines for source in one["inputs"]
     ]

@@ -598,6 +598,33 @@ class TestBounded:
         assert pond.states("second") == {str(k): list(range(k, 50_000, 101)) for k in range(101)}
         assert pond.runner().run(a_chain(), {"in": table}).run.injected == 0
 
+    def test_run_without_new_rows_that_fires_timers_has_processed_something(self, caplog):
+        """The second run ends the input, so the alarm of the first one's only row rings; the third has nothing to do."""
+        pond = Pond()
+
+        def run(*, finish: bool = True) -> tuple[int, bool]:
+            pipeline, stream = injected()
+            stream.apply(Alarm("event"), name="alarm")
+            caplog.clear()
+            summary = pond.runner().run(pipeline, {"in": rows(1)}, finish=finish)
+            return summary.run.timers, "nothing was processed" in caplog.text
+
+        assert [run(finish=False), run(), run()] == [(0, False), (1, False), (0, True)]
+
+    def test_times_in_1970_are_counted_once(self):
+        """Before the first and after the last of them, and again where the watermark follows consumed rows."""
+        pond, year_us = Pond(), 365 * 86_400_000_000
+        pipeline, stream = injected(watermark=BoundedDisorder("1d"))
+        stream.apply(Collect(), name="first")
+        stream.apply(Collect(), name="second")
+        given = rows(-1, 0, year_us - 1, year_us)
+
+        first = pond.runner().run(pipeline, {"in": given}, finish=False)
+        second = pond.runner().run(pipeline, {"in": given})
+
+        assert (first.times_in_1970, second.times_in_1970) == ({"in": 2}, {})
+        assert "2 of in have times in 1970" in " ".join(first.problems)
+
     def test_input_shorter_than_consumed_is_refused(self):
         """The store must have consumed a different input."""
         pond = Pond()

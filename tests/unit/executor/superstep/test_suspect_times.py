@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 
 import pytest
 
@@ -27,7 +28,7 @@ def seen(oldest: int, newest: int, records: int = 2) -> InputObservation:
 def suspects(**options: object) -> SuspectTimes:
     pipeline = EnginePipeline("p")
     pipeline.inject("s", **{"key": "k", "at": "t", **options}).apply(Computation(), name="c")  # type: ignore[arg-type]
-    return SuspectTimes(pipeline.check())
+    return SuspectTimes(pipeline.check(), Counter())
 
 
 def told(caplog: pytest.LogCaptureFixture, times: SuspectTimes, *inputs: InputObservation) -> list[str]:

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 from deltalake import DeltaTable
 
+import millpond as mp
 from millpond.cli.main import main
 from millpond.statestore.app_ids import AppId, pipeline_number
 from millpond.statestore.catalog.catalog import Catalog
@@ -99,6 +100,22 @@ def fill(folder: Path) -> None:
     store.commit(
         "savepoint", positions={AppId.SAVEPOINT.of("kept"): 2, AppId.SAVEPOINT.of("gone"): 2**63 - 1}
     )
+
+
+ROWS = [{"k": "a", "at": "2026-01-01T00:00:00Z"}]
+
+
+class Counted(mp.Computation):
+    counters = ("seen",)
+
+    def process_record(self, context, record):
+        context.state.set(1)
+        context.count("seen")
+
+
+class Stateless(mp.Computation):
+    def process_record(self, context, record):
+        return
 
 
 @pytest.fixture(scope="session")
@@ -392,6 +409,25 @@ class TestStatus:
         ]
         assert result.exit_code == 1
         assert "newest error" in result.stdout
+
+    def test_status_leaves_out_renamed_and_dropped_computations(self, tmp_path: Path) -> None:
+        """Their fences and counts stay in the table; a retired computation has rows, and a stateless one runs."""
+
+        def ran(**steps: str | None) -> None:
+            gone = {"drop": ["two"], "retire": ["three"]} if "uno" in steps else {}
+            pipeline = mp.Pipeline("p", **gone)
+            numbers = pipeline.inject("numbers", key="k", at="at", watermark=mp.ManualWatermark())
+            for name, former in steps.items():
+                numbers.apply(Counted(), name=name, renamed_from=former)
+            numbers.apply(Stateless(), name="stateless")
+            mp.LocalRunner(tmp_path, progress=False).run(pipeline, {"numbers": ROWS}, finish=False)
+
+        ran(one=None, two=None, three=None)
+        ran(uno="one")
+        (found,) = lines_of("status", str(tmp_path), "--json")
+
+        counts = {one["computation"]: one["counts"] for one in found["computations"]}
+        assert counts == {"dead_letters": {}, "stateless": {}, "three": {"seen": 1}, "uno": {"seen": 1}}
 
     def test_empty_store_has_status(self, tmp_path: Path) -> None:
         create_rows_table(Log(open_objects(f"{tmp_path}/rows")), ManualClock(), SeededRng())

@@ -71,6 +71,17 @@ def test_letters_are_counted_by_error(pond: Path) -> None:
     assert (table.exit_code, "ZeroDivisionError" in table.stdout) == (0, True)
 
 
+def test_letter_without_a_name_is_asked_for_or_the_only_one(pond: Path, tmp_path: Path) -> None:
+    asked = invoke("show", pond)
+    run(tmp_path / "one", mended=True)
+    run(tmp_path / "none", mended=True, rows=ROWS[:1])
+
+    assert asked.exit_code == 2
+    assert "which of the 3 dead letters? `millpond dead-letters list`" in asked.stderr
+    assert json.loads(invoke("show", tmp_path / "one", "--json").stdout)["error"] == "the key is null"
+    assert "the store has no dead letter" in invoke("show", tmp_path / "none").stderr
+
+
 def test_letter_is_shown_whole(pond: Path) -> None:
     (sample,) = (group["sample"] for group in listed(pond, "--key", "cup"))
     shown = json.loads(invoke("show", pond, sample, "--json").stdout)

@@ -32,6 +32,16 @@ def pipeline():
     numbers.apply(Count(), name="count")
     return made
 
+class Strict(mp.Computation):
+    def process_record(self, context, record):
+        context.state.set(int(record.value["n"]) if os.path.exists("mended") else 0 + record.value["n"])
+
+def strict():
+    made = mp.Pipeline("strict")
+    numbers = made.inject("numbers", key="key", at="at", watermark=mp.BoundedDisorder("1s"))
+    numbers.apply(Strict(), name="count", on_late="drop")
+    return made
+
 def inputs():
     return {"numbers": [{"key": "a", "at": 1, "n": 1}]}
 
@@ -167,11 +177,62 @@ def test_rewound_store_reads_files_again(zookeeper_hosts: str) -> None:
     write("2.json", range(10, 30))
     summary_of(run(zookeeper_hosts, *FILES, "--more-to-come", "--json"))
     given = ["rewind", "pond", "--version", str(version), "--yes", "--zookeeper", zookeeper_hosts]
-    assert CliRunner().invoke(main, given).exit_code == 0
+    rewound = CliRunner().invoke(main, given)
+    assert rewound.exit_code == 0
+    assert "reads numbers from there" in rewound.stderr
+    assert "inject" not in rewound.stderr
     assert sum(sums().values()) == sum(range(10))
 
     assert summary_of(run(zookeeper_hosts, *FILES, "--json"))["run"]["injected"] == 20
     assert sum(sums().values()) == sum(range(30))
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"key": null, "at": "2026-01-01T00:01:00Z", "n": 1}', "1 became dead letters"),
+        ('{"key": "b", "at": "2025-01-01T00:00:00Z", "n": 1}', "1 came too late"),
+        ('{"key": "b", "at": "1970-01-01T00:00:07Z", "n": 1}', "1 of numbers have times in 1970"),
+    ],
+)
+def test_strict_run_tells_records_that_were_not_processed_as_meant(
+    zookeeper_hosts: str, line: str, problem: str
+) -> None:
+    """The late record comes in a run of its own, because the rows of one run arrive together."""
+    good = ['{"key": "a", "at": "2026-01-01T00:00:00Z", "n": 1}' for _ in range(3)]
+    late = [line] if "2025" in line else []
+    Path("numbers", "1.json").write_text("\n".join([*good, *([] if late else [line])]), encoding="utf-8")
+    first = run(zookeeper_hosts, *FILES, "--more-to-come", "--strict", pipeline="counts_of_test:strict")
+    Path("numbers", "2.json").write_text("\n".join([*late, *good]), encoding="utf-8")
+    second = run(
+        zookeeper_hosts, *FILES, "--more-to-come", "--strict", "--json", pipeline="counts_of_test:strict"
+    )
+
+    told, quiet = (second, first) if late else (first, second)
+    assert (told.exit_code, quiet.exit_code) == (3, 0), told.output + quiet.output
+    assert problem in told.stderr
+    assert "of the records of this run" not in quiet.stderr
+    assert [problem in one for one in json.loads(second.stdout)["problems"]] == [True] * len(late)
+
+
+def test_retried_letters_are_counted_beside_the_dead_letters(zookeeper_hosts: str) -> None:
+    """They were dead letters once, but none is left, and the last run did something."""
+    broken = [f'{{"key": "a", "at": "2026-01-01T00:00:0{n}Z", "n": "{n}"}}' for n in range(3)]
+    good = ['{"key": "a", "at": "2026-01-01T00:00:00Z", "n": 1}' for _ in range(9)]
+    Path("numbers", "1.json").write_text("\n".join([*good, *broken]), encoding="utf-8")
+    given = (*FILES, "--more-to-come")
+    assert run(zookeeper_hosts, *given, pipeline="counts_of_test:strict").exit_code == 0
+    asked = ["dead-letters", "retry", "pond", "--all", "--zookeeper", zookeeper_hosts]
+    assert CliRunner().invoke(main, asked).exit_code == 0
+    Path("mended").touch()
+    retried = run(zookeeper_hosts, *given, pipeline="counts_of_test:strict")
+    again = run(zookeeper_hosts, *given, pipeline="counts_of_test:strict")
+
+    rows = [line.split() for line in retried.stdout.splitlines()]
+    assert (["dead", "letters", "0", "3"] in rows, ["retried", "3", "3"] in rows) == (True, True)
+    assert "nothing was processed" not in retried.stderr
+    assert again.exit_code == 0
+    assert "letters" not in again.stderr
 
 
 def test_function_may_return_inputs(zookeeper_hosts: str) -> None:
