@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import math
 import re
+import threading
 from collections.abc import Callable
 from typing import Any, Final, NoReturn, Protocol, runtime_checkable
 
@@ -112,25 +113,72 @@ def has_non_finite(value: object) -> bool:
 
 
 class MsgpackCodec:
-    """MessagePack: smaller and faster than JSON, with bytes and any plain dict key; tuples are decoded as lists."""
+    """MessagePack: smaller and faster than JSON, with bytes and any plain dict key.
+
+    It represents JSON's types, NaN and infinities, bytes, and MessagePack's own extension types. Tuples are decoded as
+    lists, so a tuple as a dict key is refused, as are integers beyond 64 bits and values of a thousand levels.
+
+    Example:
+        >>> MsgpackCodec().decode(MsgpackCodec().encode({7: b"raw"}))
+        {7: b'raw'}
+    """
 
     name: Final = "msgpack"
     is_text: Final = False
 
     def encode(self, value: Any) -> bytes:
-        """Encode with distinct text and binary types, or raise `InvalidError` for a type that MessagePack lacks."""
+        """Encode with distinct text and binary types, or raise `InvalidError` for a value that it could not decode."""
         try:
-            encoded: bytes = msgpack.packb(value, use_bin_type=True)
+            encoded = _PACKER.pack(value)
         except (TypeError, ValueError, OverflowError) as error:
-            raise _refusal(self, value, str(error)) from error
+            raise _refusal(self, value, str(error) or "nested too deeply") from error
         return encoded
 
     def decode(self, encoded: str | bytes) -> Any:
         """Parse a MessagePack byte string, or raise `DataError`."""
         try:
-            return msgpack.unpackb(encoded, raw=False, strict_map_key=False)
+            return _unpacked(encoded)
         except (TypeError, ValueError, msgpack.UnpackException) as error:
             raise _damage(self, str(error) or type(error).__name__) from error
+
+
+# The types whose subclasses are decoded as the type itself.
+_BASES: Final[tuple[type[Any], ...]] = (dict, list, str, int, float, bytes, bytearray)
+
+
+class _Packer(threading.local):
+    """A packer for each thread, because making one costs more than packing a small state."""
+
+    def __init__(self) -> None:
+        self._packer = msgpack.Packer(default=self._plain, use_bin_type=True, strict_types=True)
+        self._has_tuples = False
+
+    def pack(self, value: object) -> bytes:
+        self._has_tuples = False
+        # In a list, because the packer allows one level more than the unpacker; the list's mark is one byte.
+        encoded: bytes = self._packer.pack([value])[1:]
+        if self._has_tuples:
+            try:
+                _unpacked(encoded)
+            except TypeError:
+                raise TypeError("a tuple cannot be a key, because it would be decoded as a list") from None
+        return encoded
+
+    def _plain(self, value: object) -> object:
+        if isinstance(value, tuple):
+            self._has_tuples = True
+            return list(value)
+        for base in _BASES:
+            if isinstance(value, base):
+                return base(value)
+        raise TypeError(f"can not serialize {type(value).__name__!r} object")
+
+
+_PACKER: Final = _Packer()
+
+
+def _unpacked(encoded: str | bytes) -> Any:
+    return msgpack.unpackb(encoded, raw=False, strict_map_key=False)
 
 
 class BytesCodec:
