@@ -1,27 +1,23 @@
 """Lengths of time: the one notation that users write, ``"30s"`` or a `timedelta`, and the names of options that had a unit.
 
-`Duration` also admits whole microseconds, the unit of event time, because code computes with those. A warning shows one
-that is no whole number of seconds, because it may have been meant in another unit.
+A number is refused, because its unit would be a guess. Only zero needs none.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 import warnings
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import lru_cache, wraps
-from typing import Any, Final, SupportsIndex, TypeAlias, TypeVar, cast
+from functools import wraps
+from typing import Any, Final, Literal, SupportsIndex, TypeAlias, TypeVar, cast
 
 from millpond.statestore.errors import InvalidError
 
-_LOG: Final = logging.getLogger("millpond")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-Duration: TypeAlias = int | str | timedelta
-"""A length of time: microseconds, text such as ``"250ms"`` or ``"1h30m"``, or a `timedelta`."""
-
+Duration: TypeAlias = Literal[0] | str | timedelta
+"""A length of time: text such as ``"250ms"`` or ``"1h30m"``, a `timedelta`, or 0, which needs no unit."""
 
 _OLD_NAMES: Final = {
     "timeout_ms": "timeout",
@@ -52,31 +48,34 @@ _TERMS: Final = re.compile(f"(?:{_TERM.pattern})+")
 def duration_us(value: Duration) -> int:
     """Convert a duration to microseconds: text has numbers with units ``us ms s m min h d``, in any order."""
     match value:
-        case bool():
-            raise InvalidError("a duration cannot be a bool", value=value)
         case timedelta():
             duration = value // MICROSECOND
         case str():
             duration = _parse_duration_us(value)
+        case int() if value == 0 and not isinstance(value, bool):
+            return 0
         case _:
-            message = "a duration must be microseconds, text such as '30s' or a timedelta"
-            duration = whole_number(value, message)
-            if duration % _UNITS_US["s"]:
-                _tell_unit(duration)
+            raise InvalidError(
+                f"a duration must be text with a unit, or a timedelta{_with_unit(value)}",
+                value=value,
+                type=type(value).__name__,
+            )
     if abs(duration) > INT64_MAX:
         raise InvalidError("the duration is too long", value=value)
     return duration
 
 
-@lru_cache(maxsize=256)
-def _tell_unit(duration: int) -> None:
-    """Warn once about a number that may have been meant in seconds or milliseconds; code computes with whole seconds."""
-    _LOG.warning(
-        "a duration without a unit is in microseconds: %s is %s; write it as text with the unit that you mean, such as '%ss'",
-        duration,
-        duration_text(duration),
-        duration,
+def _with_unit(value: object) -> str:
+    """Return a hint that writes a number with the unit that makes it a usual, round length: a second to a year."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= INT64_MAX:
+        return ""
+    lengths = {unit: int(abs(value) * _UNITS_US[unit]) for unit in ("s", "ms", "us")}
+    usual = [unit for unit, length in lengths.items() if _UNITS_US["s"] <= length <= 366 * _UNITS_US["d"]]
+    unit = min(
+        usual or ["us" if abs(value) > 1 else "s"],
+        key=lambda unit: len(_TERM.findall(duration_text(lengths[unit]))),
     )
+    return f"; did you mean '{value}{unit}'?"
 
 
 def duration_text(duration: int) -> str:
@@ -106,7 +105,9 @@ def duration_ms(name: str, value: str | timedelta, *, least: str | None = "0s") 
     """Convert an option to milliseconds; a number is refused, because its unit would be a guess."""
     if not isinstance(value, str | timedelta):
         raise InvalidError(
-            f"{name} must be text such as '30s' or a timedelta", value=value, type=type(value).__name__
+            f"{name} must be text such as '30s' or a timedelta{_with_unit(value)}",
+            value=value,
+            type=type(value).__name__,
         )
     duration = duration_us(value)
     if least is not None and duration < duration_us(least):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Unpack, cast
 
@@ -241,7 +242,8 @@ def drop_duplicates(
     if within_watermark and delay_us is None:
         raise InvalidError("to drop duplicates within the watermark, the frame needs a withWatermark")
     has_time = watermark_column(frame.schema) in columns
-    computation = DropDuplicates(frame.schema, delay_us if within_watermark else 0 if has_time else None)
+    delay = None if delay_us is None else timedelta(microseconds=delay_us)
+    computation = DropDuplicates(frame.schema, delay if within_watermark else 0 if has_time else None)
     return _start(
         computation,
         name,

@@ -68,8 +68,8 @@ class BoundedDisorder:
     A record before the watermark is late.
 
     Args:
-        bound: a non-negative duration: microseconds, text such as ``"30s"``, or a `timedelta`. A longer bound
-            makes fewer records late and delays every window and timer.
+        bound: a non-negative duration, such as ``"30s"`` or a `timedelta`. A longer bound makes fewer records late
+            and delays every window and timer.
 
     Raises:
         InvalidError: ``bound`` is not a duration, or is negative.

@@ -62,14 +62,14 @@ class Final(Computation):
 def make() -> Pipeline:
     """Fixed windows, sessions and a user's windows, the first of them windowed again."""
     pipeline = Pipeline("bounded")
-    stream = pipeline.inject("s", key="k", at="t", watermark=BoundedDisorder(20))
-    options: dict[str, Any] = {"accumulation": "accumulating", "allowed_lateness": 100}
-    values = stream.window(FixedWindows(10), **options).map(_value, name="values")
+    stream = pipeline.inject("s", key="k", at="t", watermark=BoundedDisorder("20us"))
+    options: dict[str, Any] = {"accumulation": "accumulating", "allowed_lateness": "100us"}
+    values = stream.window(FixedWindows("10us"), **options).map(_value, name="values")
     lists = values.combine(ToList(), name="lists")
     lists.apply(Final(), name="fixed")
-    again = lists.window(FixedWindows(20), of=len, accumulation="retracting", allowed_lateness=100)
+    again = lists.window(FixedWindows("20us"), of=len, accumulation="retracting", allowed_lateness="100us")
     again.combine(ToList(), name="lengths").apply(Final(), name="again", on_error="stop")
-    stream.window(Sessions(9), **options).combine(Count(), name="sessions").apply(Final(), name="counts")
+    stream.window(Sessions("9us"), **options).combine(Count(), name="sessions").apply(Final(), name="counts")
     stream.window(Even(), **options).combine(ToList("v"), name="evens").apply(Final(), name="own")
     return pipeline
 

@@ -90,7 +90,7 @@ class Facts:
     @pytest.mark.parametrize("form", ["debezium", "delta", "words"])
     def test_sums_follow_updates_and_deletes(self, play: Open, form: Form) -> None:
         """Changes retract the old row under its old key and window, also after a restart."""
-        run = play(partial(scores_of_teams, form, window_fn=FixedWindows(10)))
+        run = play(partial(scores_of_teams, form, window_fn=FixedWindows("10us")))
         run.inject("scores", table(form, changes_in(form, STEPS)[:4]))
         run.settle()
         run.restart()

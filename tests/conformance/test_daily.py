@@ -57,7 +57,7 @@ class Kept(mp.Computation):
 def pipeline(folder: Path) -> mp.Pipeline:
     """Counts by hour, kept by a second stage, and an alarm for each key and hour."""
     made = mp.Pipeline("daily")
-    events = made.inject("events", key="k", at="t", id="id", watermark=mp.BoundedDisorder(DISORDER))
+    events = made.inject("events", key="k", at="t", id="id", watermark=mp.BoundedDisorder(f"{DISORDER}us"))
     counts = events.window(mp.FixedWindows("1h")).combine(mp.Count(), name="counts")
     counts.apply(Kept(), name="kept")
     counts.sink("counts", mp.DeltaSink(str(folder / "counts")))
@@ -277,7 +277,7 @@ def test_closing_an_embedded_computation_completes_all_due_work(spark: SparkSess
                 key="k",
                 at="t",
                 id="id",
-                watermark=mp.BoundedDisorder(DISORDER),
+                watermark=mp.BoundedDisorder(f"{DISORDER}us"),
                 name="alarms",
                 sink=mp.DeltaSink(str(job.folder / "alarms")),
                 spark=spark,

@@ -51,7 +51,7 @@ def shifting(horizon: Any) -> Callable[[], Pipeline]:
         pipeline = Pipeline("times")
         stream = pipeline.inject("s", key="k", at="t", watermark=ManualWatermark())
         shifted = stream.with_timestamps(moved, name="shifted", late_data_horizon=horizon)
-        windowed = shifted.window(FixedWindows(10), trigger=AfterWatermark())
+        windowed = shifted.window(FixedWindows("10us"), trigger=AfterWatermark())
         windowed.combine(ToList("move"), name="lists").apply(Panes(), name="panes")
         return pipeline
 

@@ -51,7 +51,7 @@ def scores(**options: Any) -> Callable[[], mp.Pipeline]:
             "in", key="team", at="at", at_unit="us", watermark=mp.ManualWatermark(), **options
         )
         trigger = mp.Repeatedly(mp.AfterSignal("show"))
-        sums = stream.window(mp.FixedWindows(10), trigger=trigger).combine(mp.Sum("points"), name="sums")
+        sums = stream.window(mp.FixedWindows("10us"), trigger=trigger).combine(mp.Sum("points"), name="sums")
         sums.apply(Panes(), name="panes")
         return pipeline
 

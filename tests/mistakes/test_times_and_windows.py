@@ -230,8 +230,8 @@ def test_pipeline_without_an_injector(told: Told) -> None:
 
 @pytest.mark.mistake("duration-without-unit")
 def test_number_for_a_duration(told: Told) -> None:
-    with told.by_warning("61 is 61us", "'61s'"):
-        mp.FixedWindows(61)
+    with told.by_error("61", "'61s'"):
+        mp.FixedWindows(61)  # type: ignore[arg-type]
 
 
 class MergingAlone(mp.FixedWindows):

@@ -47,7 +47,7 @@ def strategy_of(spec: WindowSpec) -> WindowingStrategy:
         trigger=construct(trigger_text(spec.trigger), Trigger),
         accumulation=spec.mode,  # type: ignore[arg-type]  # its name
         incremental=spec.incremental,
-        allowed_lateness=spec.lateness,
+        allowed_lateness=f"{spec.lateness}us",
         timestamp_combiner=spec.combiner,  # type: ignore[arg-type]  # its name
         closing=spec.closing,  # type: ignore[arg-type]  # its name
         emit_empty_on_time=spec.empty_on_time,
@@ -101,7 +101,7 @@ class _Steps:
             stream, (shift, horizon) = injected, self._shifts[number]
             if shift:
                 # Without a horizon, elements moved back may be late.
-                held = horizon or ("unbounded" if shift < 0 else 0)
+                held = f"{horizon}us" if horizon else "unbounded" if shift < 0 else 0
                 move = partial(_moved, micros=shift)
                 stream = stream.with_timestamps(
                     move, name=f"m{number}", late_data_horizon=held, on_error="stop"

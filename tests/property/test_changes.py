@@ -49,7 +49,7 @@ def test_windows_hold_the_sums_of_the_table(steps, form, windowed, as_table, dat
     """Updates may move a row to another key or window."""
     clock = ManualClock()
     store = Store.in_memory(clock=clock, rng=SeededRng(1))
-    pipeline = scores_of_teams(form, window_fn=FixedWindows(SIZE_US) if windowed else None)
+    pipeline = scores_of_teams(form, window_fn=FixedWindows(f"{SIZE_US}us") if windowed else None)
     run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(pipeline, stepping=True)
     rows = changes_in(form, steps)
     while rows:

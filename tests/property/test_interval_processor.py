@@ -101,7 +101,7 @@ class Script(Computation):
 
 class BatchScript(Script):
     codec = MsgpackCodec()
-    late_data_horizon = 2
+    late_data_horizon = "2us"
 
     def process_records(self, context: Context, records: Records) -> None:
         for record in records:

@@ -103,7 +103,7 @@ def pipeline_of(computation: Computation, streams: Sequence[str]) -> EnginePipel
     """Return the computation on these streams, out of order by `BOUND`."""
     pipeline = EnginePipeline("sorted")
     for stream in streams:
-        pipeline.inject(stream, key="k", at="t", id="id", watermark=BoundedDisorder(BOUND))
+        pipeline.inject(stream, key="k", at="t", id="id", watermark=BoundedDisorder(f"{BOUND}us"))
     subscribes = dict.fromkeys(streams)
     pipeline.add(computation, name="journal", subscribes=subscribes, time_sorted=True, retries=0)
     return pipeline

@@ -49,7 +49,7 @@ def topologies(draw, *, with_feedback: bool = False) -> Topology:
     nodes = dict(topology.computations)
     for name in names:
         lagging = Computation()
-        lagging.late_data_horizon = draw(st.sampled_from([0, 0, 7]))
+        lagging.late_data_horizon = draw(st.sampled_from([0, 0, "7us"]))
         changed = {**nodes, name: replace(nodes[name], computation=lagging)}
         try:
             check_topology(replace(topology, computations=changed))

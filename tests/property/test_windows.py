@@ -25,10 +25,15 @@ from millpond.testing.transcripts.transcript import Arrived, pane_fields
 
 _END = 1_000
 
+
+def _micros(least: int, most: int) -> st.SearchStrategy[str]:
+    return st.integers(least, most).map("{}us".format)
+
+
 _WINDOWS: st.SearchStrategy[WindowFn] = st.one_of(
-    st.builds(FixedWindows, st.integers(1, 40)),
-    st.builds(SlidingWindows, st.integers(5, 40), st.integers(5, 20)),
-    st.builds(Sessions, st.integers(1, 30)),
+    st.builds(FixedWindows, _micros(1, 40)),
+    st.builds(SlidingWindows, _micros(5, 40), _micros(5, 20)),
+    st.builds(Sessions, _micros(1, 30)),
 )
 
 _LEAVES: st.SearchStrategy[Trigger] = st.one_of(
@@ -119,7 +124,7 @@ def _strategy(
     window_fn: WindowFn, trigger: Trigger, accumulation: Accumulation, lateness: int = _END
 ) -> WindowingStrategy:
     return WindowingStrategy(
-        window_fn=window_fn, trigger=trigger, accumulation=accumulation, allowed_lateness=lateness
+        window_fn=window_fn, trigger=trigger, accumulation=accumulation, allowed_lateness=f"{lateness}us"
     )
 
 
@@ -151,7 +156,7 @@ def test_indices_count_the_panes(
 def test_discarding_panes_have_each_element_once(
     size: int, trigger: Trigger, bundles: list[tuple[list[int], int]]
 ) -> None:
-    key = _play(_strategy(FixedWindows(size), trigger, Accumulation.DISCARDING), bundles, ToList())
+    key = _play(_strategy(FixedWindows(f"{size}us"), trigger, Accumulation.DISCARDING), bundles, ToList())
     shown = Counter(element for value in key.shown for element in value.value)
 
     assert shown == Counter(at for times, _ in bundles for at in times)
@@ -211,7 +216,7 @@ def test_local_runner_equals_a_slow_engine(
         window_fn=window_fn,
         trigger=trigger,
         accumulation=accumulation,
-        allowed_lateness=lateness,
+        allowed_lateness=f"{lateness}us",
         timestamp_combiner=combiner,
         closing=closing,
         asked=asked,

@@ -64,7 +64,7 @@ class Ripples(Workload):
         pipeline = Pipeline("ripples")
         stones = pipeline.inject("stones", key="place", at="at", id="id", watermark=ManualWatermark())
         waves = stones.apply(_Fall(), name="fall", produces="waves")
-        shown = waves.window(FixedWindows(_SIZE_US), allowed_lateness="3650d")
+        shown = waves.window(FixedWindows(f"{_SIZE_US}us"), allowed_lateness="3650d")
         gathered = shown.combine(ToList(), name="gathered", feedback=["waves"])
         gathered.apply(
             _Spread(), name="spread", produces="waves", productions="weak" if self._weak else "strong"

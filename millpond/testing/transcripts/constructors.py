@@ -43,6 +43,7 @@ from millpond.executor.windows.window_fns import (
     SlidingWindows,
     UnalignedFixedWindows,
 )
+from millpond.statestore.durations import duration_text
 from millpond.statestore.errors import InvalidError
 
 SECOND_US: Final = 1_000_000
@@ -56,6 +57,16 @@ def seconds_us(seconds: float) -> int:
         9999999
     """
     return round(seconds * SECOND_US)
+
+
+def duration_of(value: str | float) -> str:
+    """A transcript's duration with its unit: a number is seconds.
+
+    Example:
+        >>> duration_of(9.5), duration_of("2m")
+        ('9s500ms', '2m')
+    """
+    return value if isinstance(value, str) else duration_text(seconds_us(value))
 
 
 class CustomTimestampingFixedWindowsWindowFn(FixedWindows):
@@ -254,13 +265,11 @@ def _called(name: str, arguments: list[Any], named: dict[str, Any], text: str) -
     except TypeError as cause:
         raise InvalidError(f"these are not the arguments of {name}: {cause}", text=text) from cause
     for parameter, value in bound.arguments.items():
-        if _is_time(signature.parameters[parameter]) and isinstance(value, int | float):
-            bound.arguments[parameter] = seconds_us(value)
+        annotation = str(signature.parameters[parameter].annotation)
+        if isinstance(value, int | float) and ("Duration" in annotation or "Instant" in annotation):
+            convert = duration_of if "Duration" in annotation else seconds_us
+            bound.arguments[parameter] = convert(value)
     try:
         return function(*bound.args, **bound.kwargs)
     except TypeError as cause:
         raise InvalidError(f"{name} cannot be made so: {cause}", text=text) from cause
-
-
-def _is_time(parameter: inspect.Parameter) -> bool:
-    return any(word in str(parameter.annotation) for word in ("Duration", "Instant"))

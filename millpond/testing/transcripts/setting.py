@@ -16,7 +16,7 @@ from millpond.executor.windows.strategy import WindowingStrategy
 from millpond.executor.windows.stream import DataflowStream
 from millpond.executor.windows.windowed_computation import TimestampShift, WindowedComputation
 from millpond.statestore.errors import InvalidError
-from millpond.testing.transcripts.constructors import construct, seconds_us
+from millpond.testing.transcripts.constructors import construct, duration_of, seconds_us
 
 _TO_LIST: Final = ToList()
 
@@ -49,7 +49,7 @@ class TranscriptSetting:
         shift, horizon = document.get("shift"), document.get("late_data_horizon", 0)
         if shift is not None and (isinstance(shift, bool) or not isinstance(shift, int | float)):
             raise InvalidError("a shift is a number of seconds", shift=shift)
-        horizon = horizon if isinstance(horizon, str) else seconds_us(horizon)
+        horizon = duration_of(horizon)
         horizon_us(horizon)
         return cls(
             by_arrival=bool(document.get("by_arrival", False)),

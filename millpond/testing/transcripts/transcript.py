@@ -17,7 +17,7 @@ from millpond.executor.windows.strategy import WindowingStrategy
 from millpond.executor.windows.trigger import Trigger
 from millpond.executor.windows.window import WindowFn
 from millpond.statestore.errors import InvalidError
-from millpond.testing.transcripts.constructors import SECOND_US, construct, seconds_us
+from millpond.testing.transcripts.constructors import SECOND_US, construct, duration_of, seconds_us
 from millpond.testing.transcripts.setting import Stage, TranscriptSetting
 
 STEPS: Final = ("input", "watermark", "clock", "signal", "expect", "expect_dropped", "state", "restart")
@@ -82,7 +82,7 @@ def _strategy(document: Mapping[str, Any]) -> WindowingStrategy:
         trigger=construct(get("trigger_fn", "Default"), Trigger),
         accumulation=get("accumulation_mode", "accumulating"),
         incremental=bool(get("incremental", False)),
-        allowed_lateness=seconds_us(get("allowed_lateness", 0)),
+        allowed_lateness=duration_of(get("allowed_lateness", 0)),
         timestamp_combiner=get("timestamp_combiner", "OUTPUT_AT_EOW"),
         closing=get("closing", "never"),
         emit_empty_on_time=bool(get("emit_empty_on_time", True)),

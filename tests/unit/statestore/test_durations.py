@@ -43,14 +43,51 @@ def test_text_with_units_is_added_up(text, expected):
     assert duration_us(text) == expected
 
 
-def test_integer_is_microseconds_and_timedelta_is_exact():
-    assert duration_us(5) == 5
-    assert duration_us(np.int64(5)) == 5
+def test_zero_needs_no_unit_and_timedelta_is_exact():
+    assert duration_us(0) == 0
     assert duration_us(timedelta(days=1, microseconds=1)) == 86_400_000_001
 
 
 @pytest.mark.parametrize(
-    "value", ["", "-", "30", "s", "3 weeks", "1s x", "0.0000001s", 1.5, True, None, 2**70]
+    ("number", "expected"),
+    [
+        (1, "1s"),
+        (-61, "-61s"),
+        (1.5, "1.5s"),
+        (1_800, "1800s"),
+        (604_800, "604800s"),
+        (300_000, "300000ms"),
+        (86_400_000, "86400000ms"),
+        (60_000_000, "60000000us"),
+        (10**16, f"{10**16}us"),
+    ],
+)
+def test_number_is_refused_with_the_unit_of_a_usual_length(number: Any, expected: str) -> None:
+    with pytest.raises(InvalidError, match=f"must be text with a unit.*did you mean '{expected}'"):
+        duration_us(number)
+    with pytest.raises(InvalidError, match=f"tick must be text.*did you mean '{expected}'"):
+        duration_ms("tick", number)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "-",
+        "30",
+        "s",
+        "3 weeks",
+        "1s x",
+        "0.0000001s",
+        True,
+        False,
+        None,
+        0.0,
+        float("nan"),
+        10**400,
+        np.int64(30),
+        f"{2**70}us",
+    ],
 )
 def test_invalid_duration_is_named(value):
     with pytest.raises(InvalidError, match="duration"):

@@ -145,7 +145,7 @@ def test_late_data_horizon_applies_to_records_but_not_timers():
     """For a timer only its output time has been held."""
 
     class Back(Call):
-        late_data_horizon = 5
+        late_data_horizon = "5us"
 
         def process_timer(self, context: Any, timer: Any) -> None:
             context.produce("out", 1, at=context.oldest_at)

@@ -256,7 +256,7 @@ class TestOrder:
         def make() -> Pipeline:
             pipeline = Pipeline("windows")
             stream = pipeline.inject("s", key="k", at="t", watermark=ManualWatermark())
-            counts = stream.window(FixedWindows(10)).combine(Count(), name="counts", time_sorted=True)
+            counts = stream.window(FixedWindows("10us")).combine(Count(), name="counts", time_sorted=True)
             counts.apply(Panes(), name="seen")
             return pipeline
 
@@ -336,7 +336,7 @@ class TestSurroundings:
     def test_run_without_finish_leaves_records_waiting_for_the_next(self) -> None:
         def make() -> Pipeline:
             pipeline = Pipeline("daily")
-            stream = pipeline.inject("s", key="k", at="t", watermark=BoundedDisorder(10))
+            stream = pipeline.inject("s", key="k", at="t", watermark=BoundedDisorder("10us"))
             stream.apply(Seen(), name="seen", time_sorted=True)
             return pipeline
 

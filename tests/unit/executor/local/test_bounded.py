@@ -56,7 +56,7 @@ def run(rows: Any, *, shift: bool = False, **options: Any) -> tuple[_Seen, RunSu
     stream = pipeline.inject("s", key="k", at="t", **options)
     if shift:
         stream = stream.with_timestamps(lambda row, _: row["t"], name="same", late_data_horizon="unbounded")
-    stream.window(FixedWindows(_TEN)).combine(Count(), name="counts").apply(seen, name="seen")
+    stream.window(FixedWindows(f"{_TEN}us")).combine(Count(), name="counts").apply(seen, name="seen")
     store = Store.in_memory(clock=clock, rng=SeededRng(1))
     runner = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False)
     return seen, runner.run(pipeline, {"s": rows})
@@ -108,7 +108,7 @@ def by_share(rows: Any, **options: Any) -> list[tuple[int, int, str]]:
     pipeline, panes, clock = Pipeline("bounded"), _Panes(), ManualClock()
     stream = pipeline.inject("s", key="k", at="t", **options)
     tiers = AfterEach(WatermarkPercentile(80), WatermarkPercentile(100))
-    windows = stream.window(FixedWindows(_TEN), trigger=tiers, accumulation="accumulating")
+    windows = stream.window(FixedWindows(f"{_TEN}us"), trigger=tiers, accumulation="accumulating")
     windows.combine(Count(), name="counts").apply(panes, name="panes")
     store = Store.in_memory(clock=clock, rng=SeededRng(1))
     LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).run(pipeline, {"s": rows})
@@ -138,7 +138,7 @@ def test_several_inputs_advance_together() -> None:
     """The input that is furthest behind is read next, so a join closes its windows early."""
     pipeline, seen, clock = Pipeline("join"), _Seen(), ManualClock()
     streams = {name: pipeline.inject(name, key="k", at="t") for name in ("left", "right")}
-    strategy = WindowingStrategy(window_fn=FixedWindows(_TEN))
+    strategy = WindowingStrategy(window_fn=FixedWindows(f"{_TEN}us"))
     co_group(streams, strategy, name="joined").apply(seen, name="seen")
     runner = LocalRunner(Store.in_memory(clock=clock, rng=SeededRng(1)), clock=clock, progress=False)
     runner.run(pipeline, {"left": rows_at(range(100)), "right": rows_at(range(60))})

@@ -78,7 +78,7 @@ class Pond:
     def run(self, rows: Any, *, finish: bool = True, **options: Any) -> Any:
         pipeline, seen = Pipeline("bounded"), Seen()
         stream = pipeline.inject("s", key="k", at="t", **options)
-        stream.window(FixedWindows(_TEN)).combine(Count(), name="counts").apply(seen, name="seen")
+        stream.window(FixedWindows(f"{_TEN}us")).combine(Count(), name="counts").apply(seen, name="seen")
         runner = LocalRunner(self.store(), clock=self._clock, rng=self._rng, progress=False)
         return seen.panes, runner.run(pipeline, {"s": rows}, finish=finish)
 
@@ -93,7 +93,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_source_equals_its_rows_in_memory(disorder: int, finish: bool) -> None:
     """Panes and their watermarks agree for sorted and unsorted rows."""
     source = Numbered(100, disorder=disorder)
-    options = {"finish": finish, "watermark": BoundedDisorder(disorder)}
+    options = {"finish": finish, "watermark": BoundedDisorder(f"{disorder}us")}
     read, read_summary = Pond().run(source, **options)
     held, held_summary = Pond().run(source.rows(), **options)
 

@@ -133,7 +133,7 @@ def test_windows_and_joins_work_within_a_composite() -> None:
 
     def joined(numbers: mp.DataflowStream) -> mp.DataflowStream:
         even, odd = numbers.transform("parts", parted)
-        strategy = mp.windows.WindowingStrategy(window_fn=mp.FixedWindows(100))
+        strategy = mp.windows.WindowingStrategy(window_fn=mp.FixedWindows("100us"))
         both = mp.co_group({"even": even, "odd": odd}, strategy, name="both")
         sizes = both.map(lambda value: [len(value["even"]), len(value["odd"])], name="sizes")
         return sizes.window(mp.GlobalWindows()).combine(most=mp.Max(), name="most")

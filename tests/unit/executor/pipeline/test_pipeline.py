@@ -308,7 +308,7 @@ class TestCheck:
         refused(pipeline, "late_data_horizon", "computation=`back`")
 
     def test_invalid_late_data_horizon_is_refused_when_declared(self):
-        for horizon in (-1, "soon"):
+        for horizon in ("-1us", 1, "soon"):
             back = Pass()
             back.late_data_horizon = horizon
             with pytest.raises(InvalidError):

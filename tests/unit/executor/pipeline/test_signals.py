@@ -15,9 +15,9 @@ def waiting(**options: Any) -> mp.Pipeline:
     """Declare a step that waits for a signal, and another that does not."""
     pipeline = mp.Pipeline("p")
     rows = pipeline.inject("in", key="k", at="at", at_unit="us", watermark=mp.ManualWatermark())
-    windows = rows.window(mp.FixedWindows(10), trigger=mp.Repeatedly(mp.AfterSignal("show")))
+    windows = rows.window(mp.FixedWindows("10us"), trigger=mp.Repeatedly(mp.AfterSignal("show")))
     windows.combine(mp.Count(), name="counts", **options)
-    rows.window(mp.FixedWindows(10)).combine(mp.Count(), name="others")
+    rows.window(mp.FixedWindows("10us")).combine(mp.Count(), name="others")
     return pipeline
 
 
@@ -68,7 +68,7 @@ def test_co_group_can_wait_for_a_signal() -> None:
         name: pipeline.inject(name, key="k", at="at", at_unit="us", watermark=mp.ManualWatermark())
         for name in ("left", "right")
     }
-    strategy = mp.windows.WindowingStrategy(window_fn=mp.FixedWindows(10), trigger=mp.AfterSignal("show"))
+    strategy = mp.windows.WindowingStrategy(window_fn=mp.FixedWindows("10us"), trigger=mp.AfterSignal("show"))
     mp.co_group(streams, strategy, name="both", of={"left": "n", "right": "n"}).apply(seen, name="seen")
     with mp.LocalRunner(mp.Store.in_memory(), progress=False).start(pipeline, stepping=True) as run:
         for number, name in enumerate(streams):

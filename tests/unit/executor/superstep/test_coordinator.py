@@ -48,7 +48,7 @@ def pipeline(*, letters: bool = False) -> EnginePipeline:
     of letters.
     """
     made = EnginePipeline("p")
-    made.inject("in", key="k", at="t", watermark=BoundedDisorder(10))
+    made.inject("in", key="k", at="t", watermark=BoundedDisorder("10us"))
     made.add(Computation(), name="first", subscribes={"in": None}, produces=("mid",), intervals=2)
     made.add(Computation(), name="second", subscribes={"mid": None}, produces=(), intervals=1)
     if letters:

@@ -24,7 +24,7 @@ class Halves(Computation):
 def keeper(positions: dict[str, int] | None = None) -> PipelineWatermarks:
     """Chain stream s → a → b, where b declares percentiles."""
     pipeline = EnginePipeline("p")
-    first = pipeline.inject("s", key="k", at="t", watermark=BoundedDisorder(1_000)).apply(
+    first = pipeline.inject("s", key="k", at="t", watermark=BoundedDisorder("1ms")).apply(
         Computation(), name="a"
     )
     first.apply(Halves(), name="b")
@@ -180,7 +180,7 @@ def test_changed_policy_keeps_watermark_and_declarations():
     """Later records count by the new policy."""
     time = keeper(keeper_at(5_000).positions())
     topology = time._topology
-    injector = replace(topology.injectors["s"], watermark=BoundedDisorder(3_000))
+    injector = replace(topology.injectors["s"], watermark=BoundedDisorder("3ms"))
     time.declare("s", "gone")
 
     time.follow(replace(topology, injectors={"s": injector}))

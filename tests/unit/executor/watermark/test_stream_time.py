@@ -110,7 +110,7 @@ def test_member_is_idle_after_idle_after():
 
 
 def test_idle_stream_keeps_its_watermark():
-    time = injector(idle_after=10)
+    time = injector(idle_after="10us")
     time.observe(observe_times(time.watch(0), np.array([70])), 0)
 
     time.settle(10)
@@ -120,7 +120,7 @@ def test_idle_stream_keeps_its_watermark():
 
 def test_stream_with_records_in_processing_is_not_idle():
     """Otherwise a long superstep would make its own next input idle."""
-    time = injector(idle_after=10)
+    time = injector(idle_after="10us")
 
     time.hear(10)
 

@@ -118,7 +118,7 @@ def test_moved_times_move_retractions_too() -> None:
     """A retraction must reach the window of the element it retracts."""
     pipeline = Pipeline("p")
     paid = _changes(pipeline).with_timestamps(lambda row, at: at + row["paid"], name="paid")
-    counts = paid.window(FixedWindows(5), trigger=Repeatedly(AfterCount(1)), accumulation="accumulating")
+    counts = paid.window(FixedWindows("5us"), trigger=Repeatedly(AfterCount(1)), accumulation="accumulating")
     counts.combine(Count(), name="counts", key=lambda row: row["id"]).apply(_Newest(), name="newest")
 
     assert _states(_run(pipeline, orders=MOVED), "newest") == {"a": 1, "b": 0, "c": 1}

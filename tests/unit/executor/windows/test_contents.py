@@ -33,7 +33,7 @@ def shown(
 ) -> list[Any]:
     pipeline, seen = mp.Pipeline("contents"), SeenPanes()
     rows = pipeline.inject("in", key="k", at="n", at_unit="us", watermark=mp.ManualWatermark())
-    windows = rows.window(mp.FixedWindows(100), trigger=trigger, **options)
+    windows = rows.window(mp.FixedWindows("100us"), trigger=trigger, **options)
     windows.combine(combine or mp.Sum("n"), name="sums").apply(seen, name="seen")
     with mp.LocalRunner(mp.Store.in_memory(), progress=False).start(pipeline, stepping=True) as run:
         run.inject("in", [{"k": "k", "n": number} for number in numbers])

@@ -75,7 +75,7 @@ class TestRefusedCycles:
         for feedback, is_refused in (((), True), ((DEAD_LETTERS,), False)):
             pipeline = Pipeline("letters")
             pipeline.inject("in", key="k", at="t").map(lambda value: value, name="copy")
-            letters = pipeline.stream(DEAD_LETTERS).window(FixedWindows(10))
+            letters = pipeline.stream(DEAD_LETTERS).window(FixedWindows("10us"))
             letters.combine(Count(), name="by_day", feedback=feedback)
             if is_refused:
                 with pytest.raises(InvalidError, match="dead_letters"):
@@ -161,7 +161,9 @@ class TestFeedback:
 
 def test_windows_next_to_a_cycle_need_no_feedback():
     pipeline = _looping(_Late(at=5))
-    pipeline.stream("out").window(FixedWindows(10), trigger=AfterWatermark()).combine(Count(), name="counts")
+    pipeline.stream("out").window(FixedWindows("10us"), trigger=AfterWatermark()).combine(
+        Count(), name="counts"
+    )
 
     assert pipeline.check().computations["counts"].cycle == ()
     assert pipeline.check().computations["late"].cycle == ("late", "again", "late")

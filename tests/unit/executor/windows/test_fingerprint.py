@@ -54,6 +54,14 @@ class Shifts(mp.FixedWindows):
     zone: str = "UTC"
 
 
+class Ticks(mp.FixedWindows):
+    """Windows of a user, who keeps a number."""
+
+    def __init__(self, size: mp.Duration) -> None:
+        super().__init__(size)
+        object.__setattr__(self, "size", self._size_us)
+
+
 class Keep(mp.Computation):
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.state.set([*context.state.get([]), record.value["value"]])
@@ -404,10 +412,12 @@ def test_description_names_what_is_declared() -> None:
     declared: list[object] = [
         mp.SlidingWindows("1h", "60s"), mp.CalendarWindows.weeks(zone="Europe/Oslo"), mp.Quantiles("v", at=(0.5, 0.9)),
         mp.AtPeriod(0, "90s", "stream_time"), mp.AfterProcessingTime("1m"), mp.windows.WatermarkPercentile(90.0),
-        mp.AfterEach(mp.AfterCount(1), mp.windows.OrFinally(mp.Default(), mp.AfterSignal("go"))), S(len), {1.0, 2},
+        mp.AfterEach(mp.AfterCount(1), mp.windows.OrFinally(mp.Default(), mp.AfterSignal("go"))), S(len), {1.0, 2}, Ticks("10s"),
+        mp.FixedWindows(timedelta(seconds=10)), mp.FixedWindows("10000ms", 0),
     ]  # fmt: skip
     assert [described(one) for one in declared] == [
         "SlidingWindows(1h, 1m)", "CalendarWindows('weeks', zone='Europe/Oslo')", "Quantiles(of='v', at=[0.5, 0.9])",
         "AtPeriod(0, 1m30s, domain='event')", "AfterProcessingTime(delay=1m)", "WatermarkPercentile(percentile=90)",
-        "AfterEach(AfterCount(1), OrFinally(Default(), AfterSignal('go')))", "Sum(of=len)", "[1, 2]",
+        "AfterEach(AfterCount(1), OrFinally(Default(), AfterSignal('go')))", "Sum(of=len)", "[1, 2]", "Ticks(10s)",
+        "FixedWindows(10s)", "FixedWindows(10s)",
     ]  # fmt: skip

@@ -43,14 +43,14 @@ class _Key:
 
 
 def test_stored_windows_survive_a_round_trip() -> None:
-    key = _Key(WindowingStrategy(window_fn=FixedWindows(10), trigger=AfterWatermark(early=AfterCount(2))))
+    key = _Key(WindowingStrategy(window_fn=FixedWindows("10us"), trigger=AfterWatermark(early=AfterCount(2))))
     key.add(1, 12)
 
     assert key.open().windows.to_json() == key.state
 
 
 def test_key_has_no_state_after_its_last_window_expires() -> None:
-    key = _Key(WindowingStrategy(window_fn=FixedWindows(10)))
+    key = _Key(WindowingStrategy(window_fn=FixedWindows("10us")))
     key.add(1)
     windows = key.open(11)
     windows.expire(Window(0, 10))
@@ -59,7 +59,7 @@ def test_key_has_no_state_after_its_last_window_expires() -> None:
 
 
 def test_element_too_late_for_its_windows_is_counted_as_dropped() -> None:
-    key = _Key(WindowingStrategy(window_fn=FixedWindows(10)))
+    key = _Key(WindowingStrategy(window_fn=FixedWindows("10us")))
     key.add(1, 2, watermark=11)
 
     assert key.counts["dropped"] == 2
@@ -67,7 +67,7 @@ def test_element_too_late_for_its_windows_is_counted_as_dropped() -> None:
 
 
 def test_elements_after_the_last_pane_have_their_own_counter() -> None:
-    key = _Key(WindowingStrategy(window_fn=FixedWindows(10), trigger=AfterCount(1)))
+    key = _Key(WindowingStrategy(window_fn=FixedWindows("10us"), trigger=AfterCount(1)))
     key.add(1)
     key.add(2, 3)
 
@@ -76,7 +76,7 @@ def test_elements_after_the_last_pane_have_their_own_counter() -> None:
 
 def test_session_merged_with_a_finished_one_can_still_fire() -> None:
     """The elements that the finished session has already shown are not shown again."""
-    key = _Key(WindowingStrategy(window_fn=Sessions(4), trigger=AfterCount(2)))
+    key = _Key(WindowingStrategy(window_fn=Sessions("4us"), trigger=AfterCount(2)))
     first = key.add(0, 1)
     key.add(6)
     joined = key.add(4)
@@ -86,7 +86,7 @@ def test_session_merged_with_a_finished_one_can_still_fire() -> None:
 
 
 def test_session_merged_from_finished_ones_stays_finished() -> None:
-    key = _Key(WindowingStrategy(window_fn=Sessions(4), trigger=AfterCount(1)))
+    key = _Key(WindowingStrategy(window_fn=Sessions("4us"), trigger=AfterCount(1)))
     key.add(0)
     key.add(6)
     joined = key.add(3)
@@ -122,7 +122,7 @@ def test_pane_names_the_innermost_trigger_that_fired() -> None:
 
 
 def test_merged_session_has_contents_counts_and_trigger_state_of_its_parts() -> None:
-    key = _Key(WindowingStrategy(window_fn=Sessions(10), trigger=AfterCount(3)), Sum())
+    key = _Key(WindowingStrategy(window_fn=Sessions("10us"), trigger=AfterCount(3)), Sum())
     key.add(1)
     key.add(15)
     (shown,) = key.add(8)
@@ -131,7 +131,7 @@ def test_merged_session_has_contents_counts_and_trigger_state_of_its_parts() -> 
 
 
 def test_session_that_absorbs_others_continues_its_pane_count() -> None:
-    key = _Key(WindowingStrategy(window_fn=Sessions(4), trigger=Repeatedly(AfterCount(2))))
+    key = _Key(WindowingStrategy(window_fn=Sessions("4us"), trigger=Repeatedly(AfterCount(2))))
     shown = key.add(0, 3) + key.add(1, 2)
 
     assert [(value.window, value.pane.index) for value in shown] == [(Window(0, 7), 0), (Window(0, 7), 1)]
@@ -140,9 +140,9 @@ def test_session_that_absorbs_others_continues_its_pane_count() -> None:
 def test_merging_windows_need_a_trigger_that_can_merge() -> None:
     trigger = ShouldEmit(lambda value, state: (True, state))
 
-    assert WindowingStrategy(window_fn=FixedWindows(10), trigger=trigger).trigger is trigger
+    assert WindowingStrategy(window_fn=FixedWindows("10us"), trigger=trigger).trigger is trigger
     with pytest.raises(InvalidError, match="merge"):
-        WindowingStrategy(window_fn=Sessions(10), trigger=Repeatedly(trigger))
+        WindowingStrategy(window_fn=Sessions("10us"), trigger=Repeatedly(trigger))
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,8 @@ def test_merging_windows_need_a_trigger_that_can_merge() -> None:
         {"closing": "perhaps"},
         {"accumulation": "hoarding"},
         {"timestamp_combiner": "NOON"},
-        {"allowed_lateness": -1},
+        {"allowed_lateness": "-1us"},
+        {"allowed_lateness": 1},
     ],
     ids=repr,
 )

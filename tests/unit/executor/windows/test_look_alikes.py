@@ -54,7 +54,7 @@ def _shown(rows: Any, *, through: str = "", key: Any = "value") -> list[Any]:
         stream = stream.apply(_Pass(), name="pass", produces="passed")
     elif through == "shift":
         stream = stream.with_timestamps(lambda value, at: value["at"], name="shifted")
-    counted = stream.window(FixedWindows(10)).combine(Count(), name="counts", key=key)
+    counted = stream.window(FixedWindows("10us")).combine(Count(), name="counts", key=key)
     counted.apply(_Keep(), name="kept")
     LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).run(pipeline, {"rows": rows})
     assert not len(store.rows_view("dead_letters").to_arrow())
@@ -83,9 +83,9 @@ def test_pane_kept_in_state_and_produced_again_is_still_a_pane():
     store = Store.in_memory(clock=clock, rng=SeededRng(1))
     pipeline = Pipeline("p")
     stream = pipeline.inject("rows", key="value", at="at")
-    lists = stream.window(FixedWindows(10)).combine(ToList(), name="lists")
+    lists = stream.window(FixedWindows("10us")).combine(ToList(), name="lists")
     delayed = lists.apply(Delay(), name="delay", produces="delayed")
-    delayed.window(FixedWindows(10)).combine(ToList(), name="again").apply(_Keep(), name="kept")
+    delayed.window(FixedWindows("10us")).combine(ToList(), name="again").apply(_Keep(), name="kept")
     LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).run(pipeline, {"rows": CLEANED})
 
     [row] = store.rows_view("kept").to_arrow().to_pylist()

@@ -59,10 +59,10 @@ def test_retracted_float_leaves_no_rounding_error_in_a_total(
     """Adding -1e17 to a float sum rounds 2.5 away; exact sums restore it."""
     pipeline = mp.Pipeline("p")
     windowed = _maxima(_injected(pipeline)).window(
-        mp.FixedWindows(10),
+        mp.FixedWindows("10us"),
         trigger=mp.Repeatedly(mp.AfterCount(1)),
         accumulation=accumulation,
-        allowed_lateness=1_000,
+        allowed_lateness="1ms",
     )
     total = _injected_total(windowed, combine)
     shelf, _ = _run(pipeline, total, *_REVISED)
@@ -87,7 +87,7 @@ def _injected_total(windowed: mp.WindowedStream, combine: mp.CombineFn) -> mp.Da
 def test_total_without_a_json_form_is_shown_as_null_or_float(scores: list[Any], shown: list[Any]) -> None:
     pipeline = mp.Pipeline("p")
     windowed = _injected(pipeline).window(
-        mp.FixedWindows(10), trigger=mp.Repeatedly(mp.AfterCount(1)), accumulation="retracting"
+        mp.FixedWindows("10us"), trigger=mp.Repeatedly(mp.AfterCount(1)), accumulation="retracting"
     )
     totals = windowed.combine(mp.Sum("score"), name="totals")
     bundles = [[_score("x", score, at)] for at, score in enumerate(scores)]
@@ -112,7 +112,7 @@ def test_retraction_of_shown_and_cleared_elements_is_ignored_by_lists(
     """In discarding mode a list shows only the elements since its last pane."""
     pipeline = mp.Pipeline("p")
     windowed = _maxima(_injected(pipeline)).window(
-        mp.FixedWindows(10), trigger=mp.Repeatedly(mp.AfterCount(1)), allowed_lateness=1_000, of="most"
+        mp.FixedWindows("10us"), trigger=mp.Repeatedly(mp.AfterCount(1)), allowed_lateness="1ms", of="most"
     )
     lists = windowed.combine(combine, name="lists", key=lambda _: "all")
     shelf, summary = _run(pipeline, lists, [_score("k", "x", 1)], [_score("k", "y", 2)])
@@ -126,7 +126,7 @@ def test_discarding_join_accepts_retractions_of_cleared_elements() -> None:
     pipeline = mp.Pipeline("p")
     scores = _injected(pipeline)
     strategy = mp.windows.WindowingStrategy(
-        window_fn=mp.FixedWindows(10), trigger=mp.Repeatedly(mp.AfterCount(1)), allowed_lateness=1_000
+        window_fn=mp.FixedWindows("10us"), trigger=mp.Repeatedly(mp.AfterCount(1)), allowed_lateness="1ms"
     )
     both = mp.co_group({"most": _maxima(scores), "raw": scores}, strategy, name="both", of={"most": "most"})
     shelf, summary = _run(pipeline, both, [_score("k", 1, 1)], [_score("k", 2, 2)])
@@ -137,7 +137,7 @@ def test_discarding_join_accepts_retractions_of_cleared_elements() -> None:
 
 def test_retraction_without_its_element_is_a_dead_letter() -> None:
     """Where no pane clears the contents, an unmatched retraction is a mistake of the code."""
-    windows, strategy = mp.FixedWindows(10), {"accumulation": "accumulating", "of": "most"}
+    windows, strategy = mp.FixedWindows("10us"), {"accumulation": "accumulating", "of": "most"}
     pipeline = mp.Pipeline("p")
     lists = _maxima(_injected(pipeline)).window(windows, **strategy).combine(_Forgetful(), name="lists")
     _, summary = _run(pipeline, lists, [_score("k", "x", 1)], [_score("k", "y", 2)])
@@ -149,7 +149,7 @@ def test_retraction_without_its_element_is_a_dead_letter() -> None:
 def test_windows_stored_by_an_earlier_version_continue(combine: mp.CombineFn, stored: Any) -> None:
     """Earlier versions stored a plain number as the accumulator."""
     strategy = mp.windows.WindowingStrategy(
-        window_fn=mp.FixedWindows(10), trigger=mp.AfterCount(2), accumulation="accumulating"
+        window_fn=mp.FixedWindows("10us"), trigger=mp.AfterCount(2), accumulation="accumulating"
     )
     row = {"window": [0, 10], "accumulator": stored, "news": 1, "trigger": {"": {"count": 0}}}
     windows = KeyWindows(

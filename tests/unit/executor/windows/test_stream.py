@@ -58,7 +58,7 @@ def _rows(*given: tuple[str, str, int, int]) -> list[dict[str, Any]]:
 def _to_upsert(folder: Path, windows: WindowFn, **options: Any) -> list[tuple[int, str]]:
     """Return the rows of an upsert table after two elements, a closed window, and a third element."""
     pipeline = Pipeline("p")
-    windowed = _injected(pipeline).window(windows, allowed_lateness=100, **options)
+    windowed = _injected(pipeline).window(windows, allowed_lateness="100us", **options)
     counts = windowed.map(lambda value: value["score"], name="values").combine(Sum(), name="sums")
     counts.map(lambda total: total, name="same").sink("out", DeltaSink(str(folder), mode="upsert"))
     with LocalRunner(Store.in_memory(), progress=False).start(pipeline, stepping=True) as run:
@@ -73,11 +73,11 @@ def _to_upsert(folder: Path, windows: WindowFn, **options: Any) -> list[tuple[in
 @pytest.mark.parametrize(
     ("windows", "given", "rows"),
     [
-        (FixedWindows(20), {}, [(0, "7")]),
-        (FixedWindows(20), {"accumulation": "discarding"}, [(0, "4")]),
-        (FixedWindows(20), {"accumulation": "retracting"}, [(0, "7")]),
-        (Sessions(10), {}, [(5, "7")]),
-        (Sessions(10), {"accumulation": "accumulating"}, [(5, "3"), (5, "7")]),
+        (FixedWindows("20us"), {}, [(0, "7")]),
+        (FixedWindows("20us"), {"accumulation": "discarding"}, [(0, "4")]),
+        (FixedWindows("20us"), {"accumulation": "retracting"}, [(0, "7")]),
+        (Sessions("10us"), {}, [(5, "7")]),
+        (Sessions("10us"), {"accumulation": "accumulating"}, [(5, "3"), (5, "7")]),
     ],
 )
 def test_upsert_holds_whole_windows_unless_told_otherwise(
@@ -88,8 +88,10 @@ def test_upsert_holds_whole_windows_unless_told_otherwise(
 
 def test_panes_that_others_read_are_discarding_by_default() -> None:
     pipeline = Pipeline("p")
-    counts = _injected(pipeline).window(FixedWindows(10)).combine(Count(), name="counts")
-    counts.window(FixedWindows(20)).combine(Sum(), name="sums").sink("out", DeltaSink("out", mode="upsert"))
+    counts = _injected(pipeline).window(FixedWindows("10us")).combine(Count(), name="counts")
+    counts.window(FixedWindows("20us")).combine(Sum(), name="sums").sink(
+        "out", DeltaSink("out", mode="upsert")
+    )
 
     steps = pipeline.check().computations
     modes = [steps[name].computation.fingerprint["accumulation"] for name in ("counts", "sums")]
@@ -160,7 +162,7 @@ def test_process_windows_emits_any_number_of_values() -> None:
         scores = [value["score"] for value in values]
         return [[window.start, pane.index, score] for score in scores if score > 1]
 
-    _injected(pipeline).window(FixedWindows(10)).process_windows(pairs, name="pairs").sink("out", shelf)
+    _injected(pipeline).window(FixedWindows("10us")).process_windows(pairs, name="pairs").sink("out", shelf)
     _run(pipeline, _rows(("a", "x", 1, 1), ("a", "x", 2, 2), ("a", "x", 3, 3)))
 
     assert shelf.panes == [("a", [0, 0, 2], False), ("a", [0, 0, 3], False)]
@@ -170,7 +172,7 @@ def test_result_gets_key_value_and_window() -> None:
     """The retraction must carry the same value as the pane."""
     shelf, pipeline = _Shelf(), Pipeline("p")
     _injected(pipeline).window(
-        FixedWindows(10), trigger=Repeatedly(AfterCount(1)), accumulation="retracting"
+        FixedWindows("10us"), trigger=Repeatedly(AfterCount(1)), accumulation="retracting"
     ).combine(Count(), name="counts", result=lambda user, count, window: [user, count, window.end]).sink(
         "out", shelf
     )
@@ -188,7 +190,7 @@ def test_plain_computation_sees_value_window_and_pane() -> None:
             context.produce("read", {**record.value, "value": shown.value + 1})
 
     shelf, pipeline = _Shelf(), Pipeline("p")
-    counts = _injected(pipeline).window(FixedWindows(10)).combine(Count(), name="counts", key="team")
+    counts = _injected(pipeline).window(FixedWindows("10us")).combine(Count(), name="counts", key="team")
     counts.apply(Reader(), name="read").sink("out", shelf)
     _run(pipeline, _rows(("a", "x", 1, 1), ("b", "x", 2, 2)))
 
@@ -197,8 +199,8 @@ def test_plain_computation_sees_value_window_and_pane() -> None:
 
 def test_ended_input_leaves_no_windows_or_timers() -> None:
     pipeline = Pipeline("p")
-    for number, window_fn in enumerate((FixedWindows(10), GlobalWindows(), Sessions(5))):
-        stream = pipeline.stream("scores").window(window_fn, allowed_lateness=100)
+    for number, window_fn in enumerate((FixedWindows("10us"), GlobalWindows(), Sessions("5us"))):
+        stream = pipeline.stream("scores").window(window_fn, allowed_lateness="100us")
         stream.combine(Count(), name=f"counts{number}")
     _injected(pipeline)
     store = _run(pipeline, _rows(("a", "x", 1, 1), ("b", "y", 2, 30)))
@@ -208,7 +210,7 @@ def test_ended_input_leaves_no_windows_or_timers() -> None:
 
 def test_open_windows_are_json_in_their_keys_row() -> None:
     pipeline, clock = Pipeline("p"), ManualClock()
-    _injected(pipeline).window(FixedWindows(10)).combine(Count(), name="counts")
+    _injected(pipeline).window(FixedWindows("10us")).combine(Count(), name="counts")
     store = Store.in_memory(clock=clock, rng=SeededRng(1))
     run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(pipeline, stepping=True)
     run.inject("scores", _rows(("a", "x", 1, 3)))
@@ -225,7 +227,7 @@ def test_open_windows_are_json_in_their_keys_row() -> None:
 
 
 def test_combiner_class_instead_of_instance_is_refused() -> None:
-    windowed = _injected(Pipeline("p")).window(FixedWindows(10))
+    windowed = _injected(Pipeline("p")).window(FixedWindows("10us"))
 
     assert isinstance(windowed, WindowedStream)
     with pytest.raises(InvalidError, match="instance of a CombineFn"):
@@ -235,10 +237,10 @@ def test_combiner_class_instead_of_instance_is_refused() -> None:
 def test_co_group_joins_streams_by_key_and_window() -> None:
     shelf, pipeline = _Shelf(), Pipeline("p")
     scores = _injected(pipeline)
-    counts = scores.window(FixedWindows(10)).combine(Count(), name="counts")
-    sums = scores.window(FixedWindows(10)).combine(Sum("score"), name="sums")
+    counts = scores.window(FixedWindows("10us")).combine(Count(), name="counts")
+    sums = scores.window(FixedWindows("10us")).combine(Sum("score"), name="sums")
     both = co_group(
-        {"count": counts, "sum": sums}, WindowingStrategy(window_fn=FixedWindows(10)), name="both"
+        {"count": counts, "sum": sums}, WindowingStrategy(window_fn=FixedWindows("10us")), name="both"
     )
     both.flat_map(
         lambda group: [[count, total] for count in group["count"] for total in group["sum"]], name="joined"
@@ -251,8 +253,8 @@ def test_co_group_joins_streams_by_key_and_window() -> None:
 def test_co_group_of_keeps_the_selected_part_of_each_value() -> None:
     shelf, pipeline = _Shelf(), Pipeline("p")
     scores = _injected(pipeline)
-    sums = scores.window(FixedWindows(10)).combine(Sum("score"), name="sums")
-    strategy = WindowingStrategy(window_fn=FixedWindows(10))
+    sums = scores.window(FixedWindows("10us")).combine(Sum("score"), name="sums")
+    strategy = WindowingStrategy(window_fn=FixedWindows("10us"))
     co_group({"raw": scores, "sum": sums}, strategy, name="both", of={"raw": "score"}).sink("out", shelf)
     _run(pipeline, _rows(("a", "x", 3, 1), ("a", "x", 4, 2)))
 
@@ -280,7 +282,7 @@ def test_owed_pane_holds_the_output_watermark() -> None:
     pipeline, clock = Pipeline("p"), ManualClock()
     counts = (
         _injected(pipeline)
-        .window(FixedWindows(100), timestamp_combiner="OUTPUT_AT_EARLIEST")
+        .window(FixedWindows("100us"), timestamp_combiner="OUTPUT_AT_EARLIEST")
         .combine(Count(), name="counts")
     )
     counts.window(GlobalWindows()).combine(Count(), name="panes")
@@ -303,7 +305,7 @@ def test_owed_pane_holds_the_output_watermark() -> None:
 def test_pane_record_has_the_combined_time_of_its_elements(combiner: str, expected: int) -> None:
     shelf, pipeline = _Shelf(), Pipeline("p")
     windowed = _injected(pipeline).window(
-        FixedWindows(100), trigger=AfterCount(3), timestamp_combiner=combiner
+        FixedWindows("100us"), trigger=AfterCount(3), timestamp_combiner=combiner
     )
     windowed.combine(Count(), name="counts").sink("out", shelf)
     _run(pipeline, *(_rows(("a", "x", 1, at)) for at in (10, 20, 30)))
@@ -315,8 +317,8 @@ def test_pane_record_has_the_combined_time_of_its_elements(combiner: str, expect
 def test_window_holds_the_watermark_at_its_last_instant() -> None:
     """Otherwise the next step would drop the on-time pane as late."""
     pipeline, clock, shelf = Pipeline("p"), ManualClock(), _Shelf()
-    counts = _injected(pipeline).window(FixedWindows(100)).combine(Count(), name="counts")
-    counts.window(FixedWindows(100)).combine(Sum(), name="sums").sink("out", shelf)
+    counts = _injected(pipeline).window(FixedWindows("100us")).combine(Count(), name="counts")
+    counts.window(FixedWindows("100us")).combine(Sum(), name="sums").sink("out", shelf)
     store = Store.in_memory(clock=clock, rng=SeededRng(1))
     run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(pipeline, stepping=True)
     run.inject("scores", _rows(("a", "x", 1, 10)))
@@ -332,9 +334,11 @@ def test_window_holds_the_watermark_at_its_last_instant() -> None:
 def test_closing_pane_is_not_late_downstream(lateness: int) -> None:
     """The next step must not take a pane emitted at expiry for late data."""
     pipeline, shelf = Pipeline("p"), _Shelf()
-    windowed = _injected(pipeline).window(FixedWindows(10), trigger=Never(), allowed_lateness=lateness)
+    windowed = _injected(pipeline).window(
+        FixedWindows("10us"), trigger=Never(), allowed_lateness=f"{lateness}us"
+    )
     counts = windowed.combine(Count(), name="counts")
-    counts.window(FixedWindows(10)).combine(Sum(), name="sums").sink("out", shelf)
+    counts.window(FixedWindows("10us")).combine(Sum(), name="sums").sink("out", shelf)
     _run(pipeline, _rows(("a", "x", 1, 3), ("a", "x", 1, 4)))
 
     assert shelf.panes == [("a", 2, False)]
@@ -343,8 +347,8 @@ def test_closing_pane_is_not_late_downstream(lateness: int) -> None:
 def test_on_time_pane_releases_the_watermark() -> None:
     """A window that only waits for late elements does not hold the watermark."""
     pipeline, clock = Pipeline("p"), ManualClock()
-    windowed = _injected(pipeline).window(FixedWindows(10), allowed_lateness=1_000)
-    windowed.combine(Count(), name="counts").window(FixedWindows(10)).combine(Sum(), name="sums")
+    windowed = _injected(pipeline).window(FixedWindows("10us"), allowed_lateness="1ms")
+    windowed.combine(Count(), name="counts").window(FixedWindows("10us")).combine(Sum(), name="sums")
     store = Store.in_memory(clock=clock, rng=SeededRng(1))
     run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(pipeline, stepping=True)
     run.inject("scores", _rows(("a", "x", 1, 3)))
@@ -362,7 +366,7 @@ def test_on_time_pane_releases_the_watermark() -> None:
 
 def test_key_names_a_column_of_rows_and_a_field_of_envelopes() -> None:
     pipeline = Pipeline("p")
-    windowed = _injected(pipeline).window(FixedWindows(10))
+    windowed = _injected(pipeline).window(FixedWindows("10us"))
     windowed.combine(Count(), name="counts", key="team").map(len, name="other", key="team")
     keys = {name: node.subscriptions[0].key for name, node in pipeline.check().computations.items()}
 
@@ -397,9 +401,9 @@ def test_with_timestamps_moves_the_time_of_a_late_pane(by: int, expected: int) -
     """A late pane's record has a later time than its envelope."""
     pipeline, shelf, clock = Pipeline("p"), _Shelf(), ManualClock()
     late = AfterWatermark(late=AfterProcessingTime("1s"))
-    windowed = _injected(pipeline).window(FixedWindows(10), trigger=late, allowed_lateness=1_000)
+    windowed = _injected(pipeline).window(FixedWindows("10us"), trigger=late, allowed_lateness="1ms")
     counts = windowed.combine(Count(), name="counts")
-    counts.with_timestamps(lambda _, at: at + by, name="moved", late_data_horizon=5).sink("out", shelf)
+    counts.with_timestamps(lambda _, at: at + by, name="moved", late_data_horizon="5us").sink("out", shelf)
     store = Store.in_memory(clock=clock, rng=SeededRng(1))
     run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(pipeline, stepping=True)
     for watermark in (20, 30):

@@ -54,8 +54,8 @@ def _run(pipeline: Pipeline, stream: str, *pieces: list[dict[str, Any]], passes:
 
 def _sales(window_fn: WindowFn, policy: Any = None, **options: Any) -> Pipeline:
     pipeline = Pipeline("p")
-    sales = pipeline.inject("sales", key="shop", at="at", watermark=policy or BoundedDisorder(1_000))
-    windowed = sales.window(window_fn, allowed_lateness=100)
+    sales = pipeline.inject("sales", key="shop", at="at", watermark=policy or BoundedDisorder("1ms"))
+    windowed = sales.window(window_fn, allowed_lateness="100us")
     windowed.top(2, Sum("amount"), name="best", key="product", **options).apply(_Standing(), name="standing")
     return pipeline
 
@@ -78,7 +78,7 @@ SALES = st.lists(
 @given(SALES, st.booleans(), st.booleans(), st.booleans())
 def test_top_equals_sorting_all_sums(sales, sliding, smallest, grouped) -> None:
     """Holds for every window and group, whatever the order of the input."""
-    window_fn = SlidingWindows(10, 5) if sliding else FixedWindows(10)
+    window_fn = SlidingWindows("10us", "5us") if sliding else FixedWindows("10us")
     among = (lambda key: key[0]) if grouped else None
     shown = _run(_sales(window_fn, smallest=smallest, among=among), "sales", sales)
 
@@ -99,13 +99,13 @@ def test_top_equals_sorting_all_sums(sales, sliding, smallest, grouped) -> None:
 def test_late_element_that_changes_the_order_emits_one_new_list() -> None:
     first = [_sale("a", 9, 1), _sale("b", 5, 2), _sale("c", 7, 3)]
     late = [_sale("a", -8, 4)]
-    pipeline = _sales(FixedWindows(10), ManualWatermark())
+    pipeline = _sales(FixedWindows("10us"), ManualWatermark())
 
     assert _run(pipeline, "sales", first, late, passes=20) == {"all": {"0": [_listed(("c", 7), ("b", 5)), 2]}}
 
 
 def test_top_refuses_a_count_below_one_and_a_plain_function() -> None:
-    stream = Pipeline("p").inject("s", key="k", at="at").window(FixedWindows(10))
+    stream = Pipeline("p").inject("s", key="k", at="at").window(FixedWindows("10us"))
     with pytest.raises(InvalidError):
         stream.top(0, Count(), name="best")
     with pytest.raises(InvalidError):
@@ -115,10 +115,10 @@ def test_top_refuses_a_count_below_one_and_a_plain_function() -> None:
 def test_union_has_the_records_of_all_its_streams() -> None:
     """Windows count rows and panes of the union together."""
     pipeline = Pipeline("p")
-    first = pipeline.inject("a", key="k", at="at", watermark=BoundedDisorder(1_000))
-    panes = first.window(FixedWindows(10)).combine(Sum("n"), name="sums")
+    first = pipeline.inject("a", key="k", at="at", watermark=BoundedDisorder("1ms"))
+    panes = first.window(FixedWindows("10us")).combine(Sum("n"), name="sums")
     lists = panes.union(first.map(lambda row: row["n"], name="plain"), name="both")
-    lists.window(FixedWindows(10)).combine(ToList(), name="lists").apply(_Standing(), name="standing")
+    lists.window(FixedWindows("10us")).combine(ToList(), name="lists").apply(_Standing(), name="standing")
 
     rows = [{"k": "x", "at": 1, "n": 3}, {"k": "x", "at": 2, "n": 4}]
     shown = _run(pipeline, "a", rows)

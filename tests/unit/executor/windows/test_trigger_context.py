@@ -51,7 +51,9 @@ class _Keep(Computation):
 def test_triggers_timer_fires_with_any_tag(tag):
     pipeline = Pipeline("p")
     stream = pipeline.inject("in", key="k", at="at")
-    counts = stream.window(FixedWindows(100), trigger=Repeatedly(_AtTag(tag))).combine(Count(), name="counts")
+    counts = stream.window(FixedWindows("100us"), trigger=Repeatedly(_AtTag(tag))).combine(
+        Count(), name="counts"
+    )
     counts.apply(_Keep(), name="kept")
     clock = ManualClock()
     store = Store.in_memory(clock=clock, rng=SeededRng(1))

@@ -137,7 +137,7 @@ def test_equal_children_count_separately() -> None:
 
 def test_timer_text_has_path_tag_and_clock() -> None:
     state = _state()
-    Repeatedly(AfterProcessingTime(5)).on_element(TriggerContext(state, 0, 100), _one())
+    Repeatedly(AfterProcessingTime("5us")).on_element(TriggerContext(state, 0, 100), _one())
 
     assert state.timers == {"r/||wall": 105}
     assert parse_timer("r/||wall") == TriggerTimer("r/", "", TimeDomain.WALL)
@@ -179,7 +179,7 @@ def test_firing_label_names_the_innermost_triggers() -> None:
 def test_sequence_ignores_timers_of_other_steps() -> None:
     """Here the second trigger's timer fires while the first is current."""
     state = _state()
-    trigger = AfterEach(AfterCount(1), AfterProcessingTime(5))
+    trigger = AfterEach(AfterCount(1), AfterProcessingTime("5us"))
     context = TriggerContext(state, 0, 0)
     trigger.on_element(context, _one())
     trigger.on_child_timer(context, TriggerTimer("1/", "", TimeDomain.WALL))
@@ -201,9 +201,9 @@ def test_next_stroke_is_later_than_now(now: int, expected: int) -> None:
         AfterAny,
         lambda: AfterAll(AfterCount),  # type: ignore[arg-type]
         lambda: RepeatCount(AfterCount(1), 0),
-        lambda: AfterDelay(-1),
-        lambda: AfterDelay(1, "lunar"),  # type: ignore[arg-type]
-        lambda: AfterProcessingTime(1, "event"),
+        lambda: AfterDelay("-1us"),
+        lambda: AfterDelay("1us", "lunar"),  # type: ignore[arg-type]
+        lambda: AfterProcessingTime("1us", "event"),
         lambda: AtPeriod(0, 0),
         lambda: WatermarkPercentile(0),
         lambda: WatermarkPercentile(101),
@@ -281,7 +281,7 @@ def test_fired_timer_has_the_time_it_was_set_to() -> None:
             return False
 
     windows = KeyWindows(
-        WindowingStrategy(window_fn=FixedWindows(10), trigger=Due()),
+        WindowingStrategy(window_fn=FixedWindows("10us"), trigger=Due()),
         ToList(),
         None,
         WindowStates(),

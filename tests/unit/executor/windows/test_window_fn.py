@@ -55,7 +55,7 @@ def test_window_function_survives_pickling(window_fn: WindowFn) -> None:
 
 @given(at=_TIMES)
 def test_sliding_windows_of_four_periods_contain_each_instant_four_times(at: int) -> None:
-    assert len(SlidingWindows(40, 10).assign(_at(at))) == 4
+    assert len(SlidingWindows("40us", "10us").assign(_at(at))) == 4
 
 
 @given(st.integers(-500, 500), st.integers(1, 50), st.integers(1, 60), st.integers(-100, 100))
@@ -63,18 +63,18 @@ def test_sliding_windows_equal_a_search_over_all_starts(at: int, size: int, peri
     """A period longer than the size leaves gaps."""
     starts = [start for start in range(at - size + 1, at + 1) if (start - offset) % period == 0]
 
-    assert SlidingWindows(size, period, offset).assign(_at(at)) == tuple(
+    assert SlidingWindows(f"{size}us", f"{period}us", f"{offset}us").assign(_at(at)) == tuple(
         Window(start, start + size) for start in starts
     )
 
 
 def test_unaligned_windows_differ_from_key_to_key() -> None:
     """A key's phase never changes."""
-    window_fn = UnalignedFixedWindows(1_000_000)
+    window_fn = UnalignedFixedWindows("1s")
     starts = {window_fn.assign(_at(0, f"key{number}"))[0].start for number in range(100)}
 
     assert len(starts) > 90
-    assert window_fn.assign(_at(0, "a")) == UnalignedFixedWindows(1_000_000).assign(_at(0, "a"))
+    assert window_fn.assign(_at(0, "a")) == UnalignedFixedWindows("1s").assign(_at(0, "a"))
 
 
 def test_global_windows_assign_one_window() -> None:
@@ -94,7 +94,7 @@ def test_calendar_day_follows_daylight_saving_time() -> None:
 
 @given(times=st.lists(st.integers(0, 200), min_size=1, max_size=20))
 def test_merged_sessions_do_not_overlap(times: list[int]) -> None:
-    sessions = Sessions(10)
+    sessions = Sessions("10us")
     windows = sorted({sessions.assign(_at(at))[0] for at in times})
     merges = check_merges(windows, sessions.merge(windows))
     left = set(windows) - {source for merge in merges for source in merge.sources}
@@ -108,9 +108,9 @@ def test_merged_sessions_do_not_overlap(times: list[int]) -> None:
     "make",
     [
         lambda: FixedWindows(0),
-        lambda: SlidingWindows(10, 0),
-        lambda: SlidingWindows(1_000_000, 1),
-        lambda: Sessions(-1),
+        lambda: SlidingWindows("10us", 0),
+        lambda: SlidingWindows("1s", "1us"),
+        lambda: Sessions("-1us"),
         lambda: UnalignedFixedWindows("0s"),
         lambda: CalendarWindows("days", 0),
         lambda: CalendarWindows("fortnights"),  # type: ignore[arg-type]

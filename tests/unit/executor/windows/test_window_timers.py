@@ -13,7 +13,7 @@ from millpond.executor.windows.window_fns import FixedWindows
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import TIME_MAX_US
 
-_STRATEGY = WindowingStrategy(window_fn=FixedWindows(10), allowed_lateness=5)
+_STRATEGY = WindowingStrategy(window_fn=FixedWindows("10us"), allowed_lateness="5us")
 _EVENT, _WALL = TimeDomain.EVENT, TimeDomain.WALL
 
 

@@ -22,7 +22,7 @@ from millpond.testing.transcripts.constructors import construct
         ("AfterAny(AfterCount(2), AfterWatermark)", AfterAny(AfterCount(2), AfterWatermark())),
         ("AfterWatermark(early=AfterCount(1), late=None)", AfterWatermark(early=AfterCount(1))),
         ("SequenceOf(AfterCount(count=3))", AfterEach(AfterCount(3))),
-        ("AfterDelay(1.5, STREAM_TIME)", AfterDelay(1_500_000, "stream_time")),
+        ("AfterDelay(1.5, STREAM_TIME)", AfterDelay("1s500ms", "stream_time")),
         ("AtPeriod(-5, '1h', wall)", AtPeriod(-5_000_000, "1h", "wall")),
     ],
 )
@@ -31,7 +31,7 @@ def test_text_constructs_trigger(text: str, expected: Trigger) -> None:
 
 
 def test_number_is_seconds() -> None:
-    assert construct("FixedWindows(10, offset=0.5)", WindowFn) == FixedWindows(10_000_000, 500_000)
+    assert construct("FixedWindows(10, offset=0.5)", WindowFn) == FixedWindows("10s", "500ms")
 
 
 @pytest.mark.parametrize(
