@@ -45,8 +45,8 @@ soak: java $(INSTALLED) ## Inject faults for MINUTES=30, again and again; figure
 	@$(PYTHON_IN_VENV) -m millpond.testing.soak --minutes $(MINUTES)
 
 SUPERSTEPS ?= 1000000
-soak-year: $(INSTALLED) ## Let a store live through a year of SUPERSTEPS=1000000 (hours); figures in build/soak/year.json
-	@$(PYTHON_IN_VENV) -m benchmarks.year --supersteps $(SUPERSTEPS) --json build/soak/year.json
+soak-year: $(INSTALLED) ## Let a store live through a year of SUPERSTEPS=1000000 (hours; goes on where it was stopped)
+	@$(PYTHON_IN_VENV) -m benchmarks.year --supersteps $(SUPERSTEPS) --folder build/soak --json build/soak/year.json
 
 check: types ## Lint, formatting, types, spelling, and the repository's own rules
 	$(PYTHON_IN_VENV) -m ruff check --output-format concise .

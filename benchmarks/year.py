@@ -1,19 +1,20 @@
 """A year of a store: what grows with its age.
 
-The real engine runs on a folder under a clock that advances a year in a number of supersteps; a million take half a
-minute each. Guests come and go by timers, some records become dead letters, which are dropped each day, an append sink
+The real engine runs on a folder under a clock that advances a year in a number of supersteps, half a minute each if
+they are a million. Guests come and go by timers, some records become dead letters, which are dropped each day, an append sink
 and an upsert sink get rows, a savepoint is made each day and dropped two days later, a reader holds a version for twenty
 minutes a day, and the run is started again each day; once a month there are many short runs. Upkeep and retention are
 as by default. Each month is a row of figures. A store of one day and the store of a year are copied to moto's S3
 server, where a proxy counts requests. All but the processor's time are counts, so a busy machine measures as well.
 
-    python -m benchmarks.year --supersteps 1000000 --folder /dev/shm --json build/bench/year.json
+    python -m benchmarks.year --supersteps 1000000 --folder build/year --json build/bench/year.json
 """
 
 from __future__ import annotations
 
 import gc
 import hashlib
+import json
 import logging
 import os
 import sys
@@ -132,14 +133,45 @@ class Year:
     folder: Path
     supersteps: int
     residents: int
-    clock: ManualClock
+    began_us: int
+    days_begun: int = 0
+    months: list[dict[str, Any]] = field(default_factory=list)
+    clock: ManualClock = field(init=False)
     registry: MemoryRegistry = field(default_factory=MemoryRegistry)
-    rng: SeededRng = field(default_factory=lambda: SeededRng(1))
+    rng: SeededRng = field(init=False)
     store: Store = field(init=False)
     run: LocalRun = field(init=False)
     _number: int = 0
     _run_supersteps: int = 0
     _opened: ExitStack = field(default_factory=ExitStack)
+
+    def __post_init__(self) -> None:
+        self.clock = ManualClock(self.began_us)
+
+    @property
+    def _diary(self) -> Path:
+        return self.folder / "year.json"
+
+    def resume(self) -> None:
+        """Go on with the day after the one in which an earlier process ended."""
+        if self._diary.exists():
+            diary = json.loads(self._diary.read_text())
+            if (diary["supersteps"], diary["residents"]) != (self.supersteps, self.residents):
+                raise click.UsageError(
+                    f"{self.folder} has a year of other supersteps or residents: give those"
+                )
+            self.began_us, self.days_begun, self.months = (
+                diary["began_us"],
+                diary["days_begun"],
+                diary["months"],
+            )
+
+    def _note(self) -> None:
+        names = ("supersteps", "residents", "began_us", "days_begun", "months")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        new = self._diary.with_suffix(".new")
+        new.write_text(json.dumps({name: getattr(self, name) for name in names}))
+        new.replace(self._diary)
 
     @property
     def a_day(self) -> int:
@@ -187,15 +219,20 @@ class Year:
         return rows
 
     def day(self, day: int) -> None:
-        """Live through a day."""
+        """Live through a day; the clock begins it where it is, if an earlier process has not ended the day before."""
+        behind_us = self.began_us + day * _DAY_S * 1_000_000 - self.clock.now_us()
+        self.clock.advance_ms(max(0, behind_us) / 1_000)
+        self.days_begun, self._number = day + 1, 2 * day * self.a_day
+        self.rng = SeededRng(day)
+        self._note()
         if self._run_supersteps >= _RUN_MIN:
             self.stop()
             if day % _DAYS_A_MONTH >= _DAYS_A_MONTH // 2 > (day - 1) % _DAYS_A_MONTH:
                 self._short_runs()
             self.start()
         self.store.savepoint(f"day {day}")
-        if day > 1:
-            self.store.drop_savepoint(f"day {day - 2}")
+        for savepoint in self.store.savepoints()[:-2]:
+            self.store.drop_savepoint(savepoint.name)
         if any(stored_letters(self.store.committer.snapshot, self.store.objects)):
             ask_for_letters(self.store, "drop", LetterSelection())
         held = max(1, round(_READ_S / self.step_s))
@@ -228,6 +265,12 @@ class Year:
         for _ in range(_SHORT_RUNS):
             with self.open() as store, self._start(store, stepping=False) as run:
                 run.inject("arrivals", self._arrivals()).wait()
+
+    def end_month(self, known: Mapping[str, Any]) -> dict[str, Any]:
+        """Note and return the figures of a month."""
+        self.months.append({**known, **self.look()})
+        self._note()
+        return self.months[-1]
 
     def look(self) -> dict[str, Any]:
         """Return the present figures; the run is started again to count what that reads."""
@@ -302,21 +345,26 @@ def live_through(
     year: Year, months: int, told: Callable[[str], object] = lambda _: None
 ) -> Iterator[dict[str, Any]]:
     """Live through some months, and yield the figures after the first day and after each month."""
-    year.settle()
-    year.day(0)
-    yield {"month": 0, **year.look()}
-    for month in range(1, months + 1):
+    yield from year.months
+    if year.days_begun:
+        year.start()
+    else:
+        year.settle()
+        year.day(0)
+        yield year.end_month({"month": 0})
+    for month in range(len(year.months), months + 1):
         used_s, opened, version = _processor_s(), OPENED.number, year.store.committer.snapshot.version
-        for day in range((month - 1) * _DAYS_A_MONTH + 1, month * _DAYS_A_MONTH + 1):
+        days = range(year.days_begun, month * _DAYS_A_MONTH + 1)
+        for day in days:
             year.day(day)
             told(f"day {day} of {_DAYS}")
-        made = _DAYS_A_MONTH * year.a_day
+        made = len(days) * year.a_day
         costs = {
             "versions_per_superstep": round((year.store.committer.snapshot.version - version) / made, 2),
             "files_per_superstep": round((OPENED.number - opened) / made, 2),
             "processor_ms": round((_processor_s() - used_s) * 1_000 / made, 2),
         }
-        yield {"month": month, **year.look(), **costs}
+        yield year.end_month({"month": month, **costs})
 
 
 def _processor_s() -> float:
@@ -351,36 +399,32 @@ def measure_on_s3(year: Year, server: S3Server, proxy: S3Proxy, supersteps: int)
 @click.option("--residents", default=20_000, show_default=True, help="Keys that stay.")
 @click.option("--months", default=MONTHS, show_default=True, help="Stop after so many months.")
 @click.option(
-    "--folder", type=click.Path(path_type=Path), help="Where the store is made; else a temporary folder."
+    "--folder",
+    type=click.Path(path_type=Path),
+    help="Where the store is kept: the same command goes on with a year that was interrupted. Else a temporary folder.",
 )
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the result to a file.")
 def main(supersteps: int, residents: int, months: int, folder: Path | None, json_path: Path | None) -> None:
     """Let a store live through a year, and show what has grown."""
     logging.getLogger("millpond").setLevel(logging.ERROR)
-    figures: dict[str, Any] = {
-        "supersteps": supersteps // _DAYS * _DAYS,
-        "residents": residents,
-        "months": [],
-    }
+    figures: dict[str, Any] = {"supersteps": supersteps // _DAYS * _DAYS, "residents": residents}
     with (
         S3Server(CLOCK) as server,
         S3Proxy(server.port, CLOCK) as proxy,
-        tempfile.TemporaryDirectory(prefix="millpond-year-", dir=folder) as place,
+        tempfile.TemporaryDirectory(prefix="millpond-year-") as temporary,
     ):
-        new = Year(
-            Path(place, "new"), supersteps, residents, ManualClock(CLOCK.now_us() - _DAY_S * 1_000_000)
-        )
+        place = folder or Path(temporary)
+        year = Year(place / "year", supersteps, residents, CLOCK.now_us() - _DAYS * _DAY_S * 1_000_000)
+        year.resume()
+        for month in live_through(year, months, lambda line: click.echo(f"{line}  \r", nl=False, err=True)):
+            click.echo(month, err=True)
+        year.stop()
+        figures |= {"months": year.months, "s3_of_a_year": measure_on_s3(year, server, proxy, 48)}
+        new = Year(Path(temporary, "day"), supersteps, residents, CLOCK.now_us() - _DAY_S * 1_000_000)
         for _ in live_through(new, 0):
             new.stop()
         figures["s3_of_a_day"] = measure_on_s3(new, server, proxy, 48)
-        began_us = CLOCK.now_us() - _DAYS * _DAY_S * 1_000_000
-        year = Year(Path(place, "old"), supersteps, residents, ManualClock(began_us))
-        for month in live_through(year, months, lambda line: click.echo(f"{line}  \r", nl=False, err=True)):
-            figures["months"].append(month)
-            click.echo(month, err=True)
-        year.stop()
-        figures["s3_of_a_year"] = measure_on_s3(year, server, proxy, 48)
-    tell_result(figures, json_path, indent=2)
+        tell_result(figures, json_path, indent=2)
 
 
 if __name__ == "__main__":

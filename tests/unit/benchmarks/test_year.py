@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks.requests import CLOCK
 from benchmarks.year import Year, live_through
-from millpond.testing.fixtures.determinism import ManualClock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +23,7 @@ SMALL_FILE_BYTES: Final = 8_192
 
 
 def test_nothing_grows_with_age(tmp_path: Path) -> None:
-    year = Year(tmp_path, 360 * A_DAY, 4_000, ManualClock(CLOCK.now_us()))
+    year = Year(tmp_path, 360 * A_DAY, 4_000, CLOCK.now_us())
     months = list(live_through(year, MONTHS))
     year.stop()
 
