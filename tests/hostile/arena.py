@@ -13,6 +13,7 @@ import io
 import os
 import resource
 import shutil
+import signal
 import sqlite3
 import sys
 import traceback
@@ -35,7 +36,9 @@ from tests.hostile.damage import Vandal
 from tests.hostile.inputs import AGAIN, APP_MODULE, APPS, Forger, replay_on
 from tests.prepared_pond import write_pond
 
-CASE_S_MAX: Final = 60.0
+PROCESSOR_S_MAX: Final = 60.0
+# On a busy machine a minute of processor time takes several.
+WAIT_S_MAX: Final = 600.0
 MEMORY_MIB_MAX: Final = 1_500
 # Much of it is never touched: what a command uses is measured.
 _ADDRESS_SPACE: Final = 16 << 30
@@ -228,7 +231,7 @@ class Arena:
         self._reset()
         case = Case(seed)
         rng = np.random.default_rng(seed)
-        faulthandler.dump_traceback_later(CASE_S_MAX, exit=True)
+        _end_later()
         kind = only or ("stores" if seed % _INPUT_EVERY else "inputs")
         commands = self._with_store(case, rng) if kind == "stores" else self._with_inputs(case, rng)
         registry = MemoryRegistry()
@@ -265,7 +268,7 @@ class Arena:
     def _run(self, case: Case, words: Sequence[str], registry: MemoryRegistry | None) -> None:
         self._watch.problems = []
         rss_mib = _begin_memory()
-        faulthandler.dump_traceback_later(CASE_S_MAX, exit=True)
+        _end_later()
         with _leases(registry), _internal_errors() as bugs, contextlib.chdir(self._folder):
             self._watch.canary = str(self._canary)
             path = [*sys.path]
@@ -295,6 +298,13 @@ class Arena:
             _make_canary(self._canary)
         shutil.rmtree(self._folder / "out", ignore_errors=True)
         shutil.copytree(self._template, self._pond)
+
+
+def _end_later() -> None:
+    """End this process, with its stack, after a time on the processor or of waiting from now on."""
+    faulthandler.register(signal.SIGPROF, chain=True)
+    signal.setitimer(signal.ITIMER_PROF, PROCESSOR_S_MAX)
+    faulthandler.dump_traceback_later(WAIT_S_MAX, exit=True)
 
 
 _CANARY_CONTENTS: Final[dict[str, dict[str, Any]]] = {}
