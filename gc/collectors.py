@@ -169,6 +169,7 @@ def collect_log(
     dry_run: bool,
     at_once: bool = False,
     keeps_successors: bool = False,
+    announce: Callable[[TableVersion], object] | None = None,
 ) -> Collection:
     """Delete commit files and checkpoints behind a checkpoint that the horizon has passed.
 
@@ -176,7 +177,8 @@ def collect_log(
     high-water mark is compared with. ``seen`` is the newest version as the caller saw it `KEPT_MS` ago, by a monotonic
     clock; ``None`` if the caller has not run for that long and relies on the commits' own times. ``at_once`` writes a
     checkpoint where one is lacking, instead of leaving the commits for a later round. ``keeps_successors`` is for tables
-    whose writers rely on it (`LogWriter.successors_kept`).
+    whose writers rely on it (`LogWriter.successors_kept`). ``announce`` tells the lease service the boundary before the
+    first deletion; ``None`` if the table has none, or the caller has announced ``seen``.
     """
     limit = _log_limit(survey, clock, seen, dry_run=dry_run, at_once=at_once)
     matches = ((path, _OF_VERSION.match(path)) for path in sorted(survey.log_files))
@@ -190,6 +192,8 @@ def collect_log(
         _write_checkpoints_of_savepoints(survey, limit)
         # Before the first deletion: a writer that puts a commit into a freed version finds the boundary after its
         # put, and does not count the commit.
+        if announce is not None:
+            announce(limit)
         publish_log_boundary(survey.objects, limit)
         delete_files(survey.objects, paths)
     return Collection(kind="log", paths=paths)
@@ -333,6 +337,7 @@ def collect_garbage(
     retention: Retention,
     owned: Mapping[Interval, Owned],
     seen: TableVersion | None = None,
+    announce: Callable[[TableVersion], object] | None,
     check: Callable[[], None] | None = None,
     dry_run: bool = False,
     at_once: bool = False,
@@ -340,7 +345,7 @@ def collect_garbage(
     """Run one round over all garbage except the rows that compaction drops.
 
     ``owned`` are the intervals whose leases the caller holds, and ``seen`` the newest version as the caller
-    saw it a while ago (see `collect_log`). ``check`` raises if the caller may no longer delete; it is called
+    saw it a while ago, and ``announce`` tells the boundary (see `collect_log`). ``check`` raises if the caller may no longer delete; it is called
     before each collector. ``at_once`` writes further checkpoints where older garbage would otherwise wait for
     the next round.
     """
@@ -357,7 +362,7 @@ def collect_garbage(
         # Vacuum comes before the log cleanup, which deletes the record of removed files.
         partial(collect_removed, surveyed),
         partial(collect_orphans, surveyed, owned),
-        partial(collect_log, surveyed, clock, seen, at_once=at_once),
+        partial(collect_log, surveyed, clock, seen, at_once=at_once, announce=announce),
     ):
         if check is not None:
             check()
@@ -378,10 +383,12 @@ def collect_garbage_at(
     *,
     retention: Retention,
     owned: Mapping[Interval, Owned],
-    seen: TableVersion | None = None,
+    seen: TableVersion,
 ) -> CollectionRound:
-    """Run `collect_garbage` in a helper process, which opens the catalog itself."""
+    """Run `collect_garbage` in a helper process, which opens the catalog itself; the caller has announced ``seen``."""
     clock = SystemClock()
     opened = nullcontext() if catalog_url is None else Catalog.open(catalog_url, clock, store_id=store_id)
     with opened as catalog:
-        return collect_garbage(objects, catalog, clock, retention=retention, owned=owned, seen=seen)
+        return collect_garbage(
+            objects, catalog, clock, retention=retention, owned=owned, seen=seen, announce=None
+        )

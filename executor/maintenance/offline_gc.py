@@ -99,6 +99,8 @@ def _collect(
             clock,
             retention=policy.kept,
             owned=owned,
+            # A dry run has no leases, and deletes nothing.
+            announce=None if dry_run else store.leases.high_water.announce_boundary,
             check=check,
             dry_run=dry_run,
             # The next round may be far away.

@@ -20,7 +20,7 @@ from millpond.gc.collectors import (
 )
 from millpond.gc.compaction import Compacted, CompactionPolicy
 from millpond.statestore.durations import Duration, duration_us
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InternalError, InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.obstore import ObstoreObjects
@@ -135,6 +135,7 @@ class ExecutorWorker:
             retention=retention,
             owned=owned,
             seen=seen,
+            announce=store.leases.high_water.announce_boundary,
         )
 
     def checkpoint(self, store: Store, commits: Sequence[tuple[TableVersion, bytes]]) -> Future[int]:
@@ -163,6 +164,10 @@ class ProcessWorker(ExecutorWorker):
         owned: Mapping[Interval, Owned],
         seen: TableVersion | None,
     ) -> Future[CollectionRound]:
+        if seen is None:
+            raise InternalError("a helper process deletes only commits that this one has seen for a while")
+        # The helper has no connection to the lease service, and deletes no commit from here on.
+        store.leases.high_water.announce_boundary(seen)
         return self.process.submit(
             collect_garbage_at,
             store.objects,

@@ -29,7 +29,7 @@ from millpond.executor.ownership.ownership import Ownership
 from millpond.executor.pipeline.topology import Topology
 from millpond.gc.collectors import KEPT_MS, CollectionRound, Owned
 from millpond.gc.compaction import Compacted
-from millpond.statestore.errors import ConflictError, MillpondError
+from millpond.statestore.errors import ConflictError, MillpondError, UnavailableError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
@@ -202,9 +202,11 @@ class CollectionSchedule:
             if current.interval.computation not in busy
         }
         # A short run has seen no version for long enough, so only the commits' own times tell their age.
-        self._round = (at_close or self._worker).collect(
-            self._store, retention=retention, owned=owned, seen=seen or (None if at_close else seen)
-        )
+        worker, seen_then = at_close or self._worker, seen or (None if at_close else seen)
+        try:
+            self._round = worker.collect(self._store, retention=retention, owned=owned, seen=seen_then)
+        except UnavailableError as error:
+            _LOG.warning("garbage is left for the next round: %s", error)
 
     def _seen_long_ago(self) -> TableVersion:
         before_us = self._clock.monotonic_us() - 1_000 * KEPT_MS

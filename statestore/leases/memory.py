@@ -47,6 +47,7 @@ class MemoryRegistry:
             for leases in {id(owner): owner for owner, _ in self.owners.values()}.values():
                 leases.expire_session()
             self.sequencers.clear()
+            self.high_water.lose_boundary()
             self.high_water = MemoryHighWater()
 
 

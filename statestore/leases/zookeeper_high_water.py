@@ -1,5 +1,7 @@
 """The high-water mark in one ZooKeeper node of the store, and how readers ask for it without taking part.
 
+The boundary of log cleanups has a node beside it, so that a writer need not list an object store after each commit.
+
 A thread writes the newest recorded mark, so a hundred commits a second cost one write at a time. A write is conditional on
 the node's version, so several writers never push the mark down. While ZooKeeper is away the thread retries each second;
 commits pause then anyway, because the leases are suspended.
@@ -16,7 +18,14 @@ import orjson
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
 from millpond.statestore.leases.zookeeper_client import OPEN_ENSEMBLE, ZooKeeperSecurity
 from millpond.statestore.leases.zookeeper_process import recorded_server
-from millpond.statestore.leases.zookeeper_session import Create, Deadline, Node, Set, ZooKeeperSession
+from millpond.statestore.leases.zookeeper_session import (
+    Connection,
+    Create,
+    Deadline,
+    Node,
+    Set,
+    ZooKeeperSession,
+)
 from millpond.statestore.log.high_water import LaggingMark, Mark, superseded
 from millpond.statestore.types import Clock, TableVersion
 
@@ -25,6 +34,8 @@ _RETRY_S: Final = 1.0
 # Least time between two writes, so that hundreds of commits a second do not cost as many round trips.
 _LINGER_S: Final = 0.02
 _ASK_TIMEOUT_MS: Final = 4_000
+# A commit waits no longer than this before it asks the store instead.
+_BOUNDARY_TIMEOUT_MS: Final = 1_000
 
 
 def store_folder(store_id: str) -> str:
@@ -42,6 +53,8 @@ class ZooKeeperHighWater(LaggingMark):
         self._clock = clock
         self._timeout_ms = timeout_ms
         self._known: Node | None = None
+        self._boundary_path = f"{folder}/log_boundary"
+        self._session_id = session.connection.session_id
         self._thread.start()
 
     def read(self) -> Mark | None:
@@ -64,6 +77,35 @@ class ZooKeeperHighWater(LaggingMark):
             if self._write(mark, node, deadline):
                 return
         raise UnavailableError("other writers kept moving the high-water mark", path=self._path)
+
+    def announce_boundary(self, version: TableVersion) -> None:
+        for _ in range(_WRITE_ATTEMPTS_MAX):
+            deadline = self._deadline()
+            node = self._session.read([self._boundary_path], deadline)[0]
+            if node is not None and _boundary_of(node, self._boundary_path) >= version:
+                return
+            self._session.ensure_path(self._folder, deadline)
+            data = b"%d" % version
+            path = self._boundary_path
+            write = Create(path, data) if node is None else Set(path, data, node.version)
+            if self._session.transact([write], deadline):
+                return
+        raise UnavailableError("other processes kept moving the boundary", path=self._boundary_path)
+
+    def boundary(self) -> TableVersion | None:
+        try:
+            if not self._is_same_session():
+                return None
+            deadline = Deadline.after(self._clock, _BOUNDARY_TIMEOUT_MS)
+            node = self._session.read_newest(self._boundary_path, deadline)
+            announced = TableVersion(0) if node is None else _boundary_of(node, self._boundary_path)
+        except (UnavailableError, InvalidError, DataError):
+            return None
+        # While a session lives, its servers have lost nothing that they acknowledged.
+        return announced if self._is_same_session() else None
+
+    def _is_same_session(self) -> bool:
+        return self._session.connection == Connection(connected=True, session_id=self._session_id)
 
     def _deadline(self) -> Deadline:
         return Deadline.after(self._clock, self._timeout_ms)
@@ -102,6 +144,12 @@ def read_mark(session: ZooKeeperSession, folder: str, deadline: Deadline) -> Mar
     path = _path_in(folder)
     node = session.read([path], deadline)[0]
     return None if node is None else _decode(node, path)
+
+
+def _boundary_of(node: Node, path: str) -> TableVersion:
+    if not node.data.isdigit():
+        raise DataError("the boundary of the log in zookeeper cannot be read", path=path)
+    return TableVersion(int(node.data))
 
 
 def _path_in(folder: str) -> str:

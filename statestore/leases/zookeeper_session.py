@@ -204,6 +204,14 @@ class ZooKeeperSession:
             nodes += [self._node(result, deadline) for result in pending]
         return nodes
 
+    def read_newest(self, path: str, deadline: Deadline) -> Node | None:
+        """Return a node as it was after this call began, whichever server answers."""
+        self.wait_connected(deadline)
+        # Answered in this order: the server first catches up with the leader.
+        caught_up, found = self._client.sync_async(path), self._client.get_async(path)
+        self._or_none(caught_up, deadline)
+        return self._node(found, deadline)
+
     def children(self, path: str, deadline: Deadline) -> list[str]:
         self.wait_connected(deadline)
         return sorted(self._or_none(self._client.get_children_async(path), deadline) or ())

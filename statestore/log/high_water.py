@@ -49,6 +49,18 @@ class HighWater(Protocol):
     def supersede(self, incarnation: str) -> None:
         """Record the incarnation that takes this one's place: opening this one is refused from now on."""
 
+    def announce_boundary(self, version: TableVersion) -> None:
+        """Say that commits below ``version`` may be deleted, before any is; it never falls.
+
+        Raise `UnavailableError` without the storage: then none may be deleted.
+        """
+
+    def boundary(self) -> TableVersion | None:
+        """Return the highest boundary that was announced before this call, 0 for none.
+
+        ``None`` if the storage may have lost one since this object was made, or does not answer at once.
+        """
+
 
 class MemoryHighWater:
     """`HighWater` within one process, stored synchronously; the writers of a simulated store share one."""
@@ -56,9 +68,21 @@ class MemoryHighWater:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._mark: Mark | None = None
+        self._boundary: TableVersion | None = TableVersion(0)
 
     def read(self) -> Mark | None:
         return self._mark
+
+    def announce_boundary(self, version: TableVersion) -> None:
+        with self._lock:
+            self._boundary = None if self._boundary is None else max(self._boundary, version)
+
+    def boundary(self) -> TableVersion | None:
+        return self._boundary
+
+    def lose_boundary(self) -> None:
+        """Answer like a service that was wiped, to those who knew it before."""
+        self._boundary = None
 
     def advance(self, version: TableVersion, digest: str) -> None:
         with self._lock:
@@ -324,6 +348,12 @@ class BothHighWaters:
 
     def supersede(self, incarnation: str) -> None:
         self._service.supersede(incarnation)
+
+    def announce_boundary(self, version: TableVersion) -> None:
+        self._service.announce_boundary(version)
+
+    def boundary(self) -> TableVersion | None:
+        return self._service.boundary()
 
     def advance(self, version: TableVersion, digest: str) -> None:
         self._service.advance(version, digest)

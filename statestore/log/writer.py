@@ -6,6 +6,7 @@ file to see whose commit it is. A commit of unknown outcome is resolved before a
 
 A cleanup of the log frees old versions again, and a writer that slept through it could win one that no reader looks at. So a
 cleanup publishes a boundary before it deletes, writers check it after each put, and a commit below it does not count.
+It announces the boundary to the lease service as well, which a store's writer asks where the store takes a request.
 A sink's writer need not check while it follows itself, because cleanups of its table keep the version that it takes next.
 This relies on no clock.
 """
@@ -39,7 +40,7 @@ from millpond.statestore.log.commit_file import digest_of, encode
 from millpond.statestore.log.high_water import HighWater
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot, load
-from millpond.statestore.objects.ranges import publish_version, published_version
+from millpond.statestore.objects.ranges import ParallelObjects, publish_version, published_version
 from millpond.statestore.system import RetryPolicy, collector_paused, retrying
 from millpond.statestore.types import Clock, Objects, Rng, TableVersion
 
@@ -155,6 +156,7 @@ class LogWriter:
         # The commits that were read or written since someone asked for them; ``None`` while nobody does.
         self.applied: deque[tuple[TableVersion, tuple[Action, ...]]] | None = None
         self._lock = threading.RLock()
+        self._is_far = isinstance(log.objects, ParallelObjects)
         self._is_alone = True
         # True for a table whose cleanups keep the commit after the last one of each transaction; see `collect_log`.
         self.successors_kept: bool = False
@@ -428,7 +430,7 @@ class LogWriter:
         version = attempt.version
         # Checked after the put: a cleanup publishes its boundary before it deletes, so a put into a freed version
         # always finds the boundary above itself.
-        if not self._takes_kept_version(attempt) and version < log_boundary(self._log.objects):
+        if not self._takes_kept_version(attempt) and version < self._boundary_after(attempt):
             return True
         # Other engines clean up without a boundary, behind a checkpoint.
         if not self._may_be_stale() or self._is_there():
@@ -438,6 +440,16 @@ class LogWriter:
         if newest < self.snapshot.version:
             self._log.require(self.snapshot.version)
         return newest >= version
+
+    def _boundary_after(self, attempt: _Attempt) -> TableVersion:
+        # The service knows each cleanup since it was connected, and this writer's last commit is newer than that. A
+        # clock is not needed; it only narrows what cleanups of earlier versions, which tell the service nothing, can do.
+        follows_itself = self._counted[0] == attempt.version - 1 and not self._may_be_stale()
+        if self._high_water is not None and self._is_far and follows_itself:
+            announced = self._high_water.boundary()
+            if announced is not None:
+                return announced
+        return log_boundary(self._log.objects)
 
     def _takes_kept_version(self, attempt: _Attempt) -> bool:
         # The version follows a commit of this writer that counts and moved the same transaction. If another writer had

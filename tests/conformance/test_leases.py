@@ -379,6 +379,15 @@ def test_writers_share_the_high_water_mark(world: World) -> None:
     assert first.read() == second.read() == Mark(TableVersion(9), "nine")
 
 
+def test_announced_boundary_is_seen_at_once_and_never_falls(world: World) -> None:
+    """A commit that is made after a cleanup must learn of it, whichever server its writer asks."""
+    first, second = world.open("w1").high_water, world.open("w2").high_water
+    assert first.boundary() == 0
+    for version, stands in ((5, 5), (3, 5), (70, 70)):
+        second.announce_boundary(TableVersion(version))
+        assert first.boundary() == second.boundary() == stands
+
+
 def test_closing_twice_is_harmless(world: World) -> None:
     """Closing ends every lease, and closing again changes nothing."""
     leases = world.open("w1")

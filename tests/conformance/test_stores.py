@@ -144,7 +144,12 @@ def test_compactions_and_garbage(place: Place) -> None:
         run.stop()
         before = len(store.objects.list(f"computation={LEDGER}"))
         collect_garbage(
-            store.objects, None, CLOCK, retention=Retention(keep_ms=0, checkpoint_every=1), owned={}
+            store.objects,
+            None,
+            CLOCK,
+            announce=None,
+            retention=Retention(keep_ms=0, checkpoint_every=1),
+            owned={},
         )
         assert len(store.objects.list(f"computation={LEDGER}")) < before
         assert ledger_of(store) == written(numbered(range(24)))

@@ -140,7 +140,7 @@ def make_pond(path: Path, *, cleaned: bool) -> Pond:
     if cleaned:
         with pond.open() as store:
             now = Retention(keep_ms=4 * 60_000, checkpoint_every=1_000)
-            collect_garbage(store.objects, None, clock, retention=now, owned={})
+            collect_garbage(store.objects, None, clock, announce=None, retention=now, owned={})
     newest = load(pond.log).version
     oldest = next(version for version in range(newest) if can_load(pond.log, version))
     pond.versions = (newest, max(oldest, newest - 6))

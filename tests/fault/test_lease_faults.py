@@ -213,8 +213,10 @@ def test_lost_quorum_suspends_until_it_is_back(ensemble: Ensemble, open_leases: 
     assert reaches(lease, LeaseState.SUSPENDED)
     with pytest.raises(UnavailableError):
         leases.take(OTHER, above=NOTHING, timeout_ms=300)
+    assert leases.high_water.boundary() is None
     ensemble.start()
     assert leases.wait_until_settled(30_000)
+    assert leases.high_water.boundary() == 0
     lease.check()
     leases.take(OTHER, above=NOTHING).check()
 
@@ -225,12 +227,14 @@ def test_wiped_zookeeper_repeats_no_sequencer(ensemble: Ensemble, open_leases: O
     lease = leases.take(INTERVAL, above=leases.take(INTERVAL, above=NOTHING).sequencer)
     leases.high_water.advance(TableVersion(7), "seven")
     leases.high_water.flush()
+    leases.high_water.announce_boundary(TableVersion(5))
     ensemble.wipe()
 
     assert reaches(lease, LeaseState.LOST)
     again = leases.take(INTERVAL, above=lease.sequencer, timeout_ms=30_000)
     assert again.sequencer > lease.sequencer
     assert leases.high_water.read() is None
+    assert leases.high_water.boundary() is None
     leases.high_water.advance(TableVersion(8), "eight")
     leases.high_water.flush()
     assert leases.high_water.read() == Mark(TableVersion(8), "eight")

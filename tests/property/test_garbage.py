@@ -249,6 +249,7 @@ class Garbage(RuleBasedStateMachine):
             objects or self.disk,
             self.catalog,
             self.clock,
+            announce=None,
             retention=Retention(keep_ms=self.keep_ms, checkpoint_every=2),
             owned=owned,
             at_once=at_once,

@@ -48,7 +48,9 @@ class Pond:
 
     def collect(self, owned: dict[Interval, Owned]) -> CollectionRound:
         retention = Retention(keep_ms=0, checkpoint_every=1)
-        return collect_garbage(self.objects, None, self.clock, retention=retention, owned=owned)
+        return collect_garbage(
+            self.objects, None, self.clock, announce=None, retention=retention, owned=owned
+        )
 
 
 def owned_by(run: LocalRun, store: Store) -> dict[Interval, Owned]:

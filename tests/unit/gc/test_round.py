@@ -83,6 +83,7 @@ class Pond:
             objects or self.objects,
             self.catalog,
             self.clock,
+            announce=None,
             retention=retention,
             owned={
                 owned.interval: Owned(owned.fence.sequencer, self.superstep)

@@ -27,21 +27,32 @@ from millpond.statestore.log.snapshot import load
 from millpond.statestore.log.table import Append, create_rows_table
 from millpond.statestore.log.writer import LogWriter, log_boundary, publish_log_boundary
 from millpond.statestore.objects.obstore import open_objects
+from millpond.statestore.types import TableVersion
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 from tests.fixtures.commit_requests import Bench, fence_request, superstep_request, write_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 LOW, HIGH = Interval("counter", "", "m"), Interval("counter", "m")
 
 
+class FarObjects(FaultyObjects):
+    """Objects that are read many at a time, as in an object store."""
+
+    def get_many(self, paths: Sequence[str]) -> Sequence[bytes | None]:
+        there = set(self.list("_delta_log"))
+        return [self.get(path) if path in there else None for path in paths]
+
+
 class Cabin:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_far: bool = False) -> None:
         self.folder = folder
         self.clock = ManualClock()
-        self.objects = FaultyObjects(open_objects(str(folder)))
+        self.service = MemoryHighWater()
+        self.objects = (FarObjects if is_far else FaultyObjects)(open_objects(str(folder)))
         create_rows_table(Log(self.objects), self.clock, SeededRng())
         self.sleeper = self._committer("sleeper", Log(self.objects))
         self.awake = self._committer("awake", Log(open_objects(str(folder))))
@@ -50,7 +61,7 @@ class Cabin:
         self.sleeper.commit(superstep_request(1, 1, LOW))
 
     def _committer(self, name: str, log: Log) -> Committer:
-        return Committer(log, self.clock, SeededRng(name), MemoryHighWater())
+        return Committer(log, self.clock, SeededRng(name), self.service)
 
     def sleep_and_clean_up(self) -> None:
         self.clean_up()
@@ -60,9 +71,26 @@ class Cabin:
         for number in range(1, 4):
             self.awake.commit(superstep_request(1, number, HIGH))
         DeltaTable(str(self.folder)).create_checkpoint()
+        self.service.announce_boundary(self.awake.snapshot.version)
         publish_log_boundary(open_objects(str(self.folder)), self.awake.snapshot.version)
         for version in range(self.awake.snapshot.version):
             (self.folder / commit_path(version)).unlink()
+
+
+    def go_on_and_collect(self) -> None:
+        """The collector's wall clock is a day ahead; the writer was never paused."""
+        ahead = ManualClock(self.clock.now_us())
+        ahead.jump_ms(86_400_000)
+        for number in range(1, 4):
+            self.awake.commit(superstep_request(1, number, HIGH))
+        collect_garbage(
+            open_objects(str(self.folder)),
+            None,
+            ahead,
+            announce=self.service.announce_boundary,
+            retention=Retention(keep_ms=0, checkpoint_every=1),
+            owned={},
+        )
 
 
 @pytest.fixture
@@ -108,22 +136,7 @@ class TestSleepers:
         assert cabin.sleeper.commit(request).version == cabin.awake.refresh().version
 
     def test_cleanup_is_noticed_without_clock(self, cabin: Cabin) -> None:
-        """The collector's wall clock is a day ahead; the writer was never paused."""
-        ahead = ManualClock(cabin.clock.now_us())
-        ahead.jump_ms(86_400_000)
-
-        def go_on_and_collect() -> None:
-            for number in range(1, 4):
-                cabin.awake.commit(superstep_request(1, number, HIGH))
-            collect_garbage(
-                open_objects(str(cabin.folder)),
-                None,
-                ahead,
-                retention=Retention(keep_ms=0, checkpoint_every=1),
-                owned={},
-            )
-
-        cabin.objects.interrupt("put_if_absent", go_on_and_collect)
+        cabin.objects.interrupt("put_if_absent", cabin.go_on_and_collect)
         request = superstep_request(1, 2, LOW)
         with pytest.raises(ConflictError, match="cleaned up"):
             cabin.sleeper.commit(request)
@@ -289,3 +302,67 @@ class TestSleepers:
         committer.commit(fence_request(1, LOW))
 
         assert objects.calls == {"get": 2, "put_if_absent": 1, "list": 1}
+
+
+class TestFarSleepers:
+    """In an object store a look at the boundary is a request, and the lease service saves it."""
+
+    @pytest.fixture
+    def cabin(self, tmp_path: Path) -> Cabin:
+        cabin = Cabin(tmp_path, is_far=True)
+        # The first commit after another writer's looks at the store.
+        cabin.sleeper.commit(superstep_request(1, 2, LOW))
+        cabin.objects.calls.clear()
+        return cabin
+
+    def test_commit_that_follows_an_own_one_is_a_put(self, cabin: Cabin) -> None:
+        for number in range(3, 6):
+            cabin.sleeper.commit(superstep_request(1, number, LOW))
+
+        assert cabin.objects.calls == {"put_if_absent": 3}
+
+    def test_put_below_announced_boundary_fails(self, cabin: Cabin) -> None:
+        cabin.objects.interrupt("put_if_absent", cabin.go_on_and_collect)
+        request = superstep_request(1, 3, LOW)
+        with pytest.raises(ConflictError, match="cleaned up"):
+            cabin.sleeper.commit(request)
+
+        assert cabin.clock.monotonic_us() == 0
+        assert request.writes[0].added[0].path not in {file.path for file in cabin.awake.refresh().files}
+        assert cabin.sleeper.commit(request).version == cabin.awake.refresh().version
+
+    def test_commit_below_a_boundary_that_was_announced_too_high_counts(self, cabin: Cabin) -> None:
+        """A cleanup announces what it has seen for a while, and deletes what is behind a checkpoint."""
+        cabin.service.announce_boundary(TableVersion(99))
+        request = superstep_request(1, 3, LOW)
+
+        committed = cabin.sleeper.commit(request)
+
+        assert committed.version == cabin.awake.refresh().version
+        assert cabin.awake.snapshot.file(request.writes[0].added[0].path) is not None
+
+    @pytest.mark.parametrize("lost_by", ["service", "sleep"])
+    def test_store_is_asked_where_the_service_cannot_tell(self, cabin: Cabin, lost_by: str) -> None:
+        """A cleanup of an earlier version tells the service nothing."""
+
+        def clean_up_silently() -> None:
+            announced = cabin.service.boundary()
+            cabin.clean_up()
+            cabin.service.lose_boundary()
+            if lost_by == "sleep":
+                cabin.service = MemoryHighWater()
+                assert announced == cabin.service.boundary() == 0
+                cabin.clock.advance_ms(60_000)
+
+        cabin.objects.interrupt("put_if_absent", clean_up_silently)
+        with pytest.raises(ConflictError, match="cleaned up"):
+            cabin.sleeper.commit(superstep_request(1, 3, LOW))
+        assert cabin.objects.calls["list"] >= 1
+
+    def test_first_commit_after_another_writers_looks_at_the_store(self, cabin: Cabin) -> None:
+        cabin.awake.commit(superstep_request(1, 1, HIGH))
+        cabin.sleeper.refresh()
+        cabin.objects.calls.clear()
+
+        cabin.sleeper.commit(superstep_request(1, 3, LOW))
+        assert cabin.objects.calls["list"] == 1

@@ -155,7 +155,7 @@ def newest(files: PowerCutFiles) -> int | str:
 
 def collection(machine: Machine, clock: ManualClock) -> None:
     retention = Retention(keep_ms=0, checkpoint_every=1)
-    collect_garbage(machine.log().objects, None, clock, retention=retention, owned={})
+    collect_garbage(machine.log().objects, None, clock, announce=None, retention=retention, owned={})
 
 
 def _has_version(machine: Machine, version: int) -> bool:
