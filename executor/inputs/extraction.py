@@ -80,6 +80,8 @@ class InjectorNode:
         stream: the stream that it feeds, which also names its input for the runners.
         signals: on the stream of signals, which never ends, the names that each windowed step waits for.
         is_assumed: the user gave no watermark policy, so the default is only assumed.
+        keeps_null_times: as in Spark's operators, rows whose time is null are records, which are never late and move
+            no watermark.
     """
 
     stream: str
@@ -97,6 +99,7 @@ class InjectorNode:
     change: str | None = None
     payload: Payload | None = None
     is_assumed: bool = False
+    keeps_null_times: bool = False
     max_record_bytes: int | None = RECORD_BYTES_MAX
 
     @property
@@ -126,7 +129,7 @@ class Injected:
         keys: null where ``errors`` has an entry about the key.
         at: event times in microseconds; meaningless where ``errors`` has an entry.
         errors: the reason why a row is unreadable, by its position.
-        untimed: positions of the rows whose time is unreadable.
+        untimed: positions of the rows whose time is unreadable, or a null that the injector keeps.
     """
 
     keys: pa.StringArray
@@ -154,7 +157,7 @@ def read_injected(
         keys = extract_keys(wanted, pa.nulls(len(rows), pa.string()), rows.__getitem__)
     times = _event_times(node, rows, stamp_at)
     ids, id_errors = _ids(node.id, rows)
-    errors = {**id_errors, **times.errors, **keys.errors, **garbled}
+    errors = {**id_errors, **_time_errors(node, rows, times), **keys.errors, **garbled}
     limit = node.max_record_bytes
     if limit is not None and (large := too_large(rows, limit)):
         errors |= dict.fromkeys(large, error_of_size(limit))
@@ -162,6 +165,13 @@ def read_injected(
         errors |= change_errors(rows)
         ids = None if ids is None else signed_ids(ids, change_signs(rows))
     return Injected(keys=keys.keys, at=times.at, ids=ids, errors=errors, untimed=frozenset(times.errors))
+
+
+def _time_errors(node: InjectorNode, rows: Rows, times: InstantColumn) -> Mapping[int, str]:
+    if not (node.keeps_null_times and times.errors and isinstance(rows, pa.Table)):
+        return times.errors
+    is_null = rows.column(str(node.at)).is_null().to_pylist()
+    return {row: error for row, error in times.errors.items() if not is_null[row]}
 
 
 def mended_texts(table: pa.Table) -> tuple[pa.Table, dict[int, str]]:

@@ -68,6 +68,10 @@ class IntervalPlan:
     retried: Sequence[RetriedLetter] = ()
 
     @property
+    def late_until(self) -> EventTimeMicros:
+        return self.watermark if self.late_before is None else self.late_before
+
+    @property
     def until(self) -> EventTimeMicros:
         """The time up to which all records have arrived, including this superstep's."""
         return self.watermark if self.settled is None else max(self.watermark, self.settled)

@@ -97,7 +97,7 @@ class IntervalProcessor:
         codes = encode_keys(arrivals.keys)
         # Duplicates go first: neither lateness nor user code may see a record twice.
         admission = admit(arrivals, codes, soft_state)
-        late_before = bundle.plan.watermark if bundle.plan.late_before is None else bundle.plan.late_before
+        late_before = bundle.plan.late_until
         late = (arrivals.at if admission.kept is None else arrivals.at[admission.kept]) < late_before
         refused = np.zeros(len(late), np.bool_)
         if unseen is not None:

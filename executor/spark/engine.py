@@ -376,6 +376,7 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
             payload=injector.payload,
             times=injector.times,
             max_record_bytes=injector.max_record_bytes,
+            untimed_at=max([EventTimeMicros(0), *(part.late_until for part in plan.intervals)]),
         )
         return self._run(routed.frame, replace(self._task_plan(plan, parts), input=source), parts)
 

@@ -108,7 +108,8 @@ class RoutedRecords:
         if position not in self._targets:
             return []
         table, source = self._of_target(position), self._source
-        at = _times(table, self._columns.at).to_numpy(zero_copy_only=False)
+        times = _times(table, self._columns.at)
+        at = (times.fill_null(source.untimed_at) if times.null_count else times).to_numpy()
         rows = table.select(self._columns.own)
         values: Values = ArrowValues(rows)
         if source.payload is not None:
@@ -196,7 +197,11 @@ class RoutedRecords:
         readable = self._table.filter(readable_rows(self._table.column(TARGET)))
         first = pc.is_in(readable.column(TARGET), pa.array(sorted(self._source.first_targets), pa.int32()))
         records = pc.sum(first).as_py() or 0
-        at = _times(readable, self._columns.at).to_numpy(zero_copy_only=False)
+        times = _times(readable, self._columns.at)
+        if times.null_count:
+            # A time that is null moves no watermark.
+            readable, times = readable.filter(times.is_valid()), times.drop_null()
+        at = times.to_numpy()
         if self._source.injector is None:
             return observe_times(self._source.watch, at, records=records)
         node = cloudpickle.loads(self._source.injector)  # written by the driver of this run

@@ -220,7 +220,10 @@ def _select(schema: T.StructType, node: InjectorNode, routes: Sequence[Route]) -
     ]
     typed = tuple(f"{key.made_by} AS {key.sql}" for key in made if key.made_by is not None)
     passes = ((*typed, *names),) if typed else ()
-    targets = [_target(key.sql, at, error, route) for key, route in zip(made, routes, strict=True)]
+    nullable_at = quoted(raw_at) if raw_at is not None and node.keeps_null_times else None
+    targets = [
+        _target(key.sql, at, error, route, nullable_at) for key, route in zip(made, routes, strict=True)
+    ]
     added_at = () if at_column is not None else (f"{at} AS {AT}",)
     columns = RoutedColumns(
         key=KEY,
@@ -255,10 +258,13 @@ def _parts_of_change(
     return (names, None, None) if node.change is None else (image_names(names), CHANGE_SIGN, CHANGE_ERROR)
 
 
-def _target(key: str, at: str, error: str | None, route: Route) -> str:
+def _target(key: str, at: str, error: str | None, route: Route, nullable_at: str | None) -> str:
     # A null key or time makes the condition null, which counts as false.
     taken = "" if error is None else f" AND {error} IS NULL"
-    readable = f"{key} IS NOT NULL AND {at} BETWEEN {INSTANT_MIN_US} AND {INSTANT_MAX_US}{taken}"
+    timed = f"{at} BETWEEN {INSTANT_MIN_US} AND {INSTANT_MAX_US}"
+    if nullable_at is not None:
+        timed = f"({nullable_at} IS NULL OR {timed})"
+    readable = f"{key} IS NOT NULL AND {timed}{taken}"
     unreadable = unreadable_target(route.first)
     return f"CAST(CASE WHEN {readable} THEN {position_sql(key, route.lows, route.positions)} ELSE {unreadable} END AS INT)"
 

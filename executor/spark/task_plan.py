@@ -28,7 +28,7 @@ from millpond.statestore.app_ids import RESTORED_APP_ID
 from millpond.statestore.errors import MillpondError
 from millpond.statestore.objects.disk_tier import DiskOptions
 from millpond.statestore.system import collector_paused
-from millpond.statestore.types import Durability, Superstep, WallTimeMicros, quickly_pickled
+from millpond.statestore.types import Durability, EventTimeMicros, Superstep, WallTimeMicros, quickly_pickled
 
 if TYPE_CHECKING:
     from millpond.executor.pipeline.nodes import ComputationNode
@@ -120,6 +120,8 @@ _CODEC: Final = "zstd"
 # Arrow needs the decompressed length, so it precedes the compressed bytes.
 _LENGTH_BYTES: Final = 8
 
+_EPOCH: Final = EventTimeMicros(0)
+
 SLOT_REPORT_SCHEMA: Final = "report binary"
 """One pickled `SlotReport` a row."""
 
@@ -134,6 +136,7 @@ class RoutedInput:
         injector: the pickled injector, if its watermark depends on more than times.
         payload: decodes the records' values. ``None``: the rows are the values.
         max_record_bytes: size above which a record becomes a dead letter; ``None``: any size is accepted.
+        untimed_at: the time of readable records whose own is null. No consumer finds it late.
     """
 
     stream: str
@@ -145,6 +148,7 @@ class RoutedInput:
     payload: Payload | None = None
     times: TimeReading = DEFAULT_READING
     max_record_bytes: int | None = None
+    untimed_at: EventTimeMicros = _EPOCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

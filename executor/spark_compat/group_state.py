@@ -13,6 +13,7 @@ from pyspark.sql.types import Row, StructType
 from millpond.executor.computation.context import Context, DomainName
 from millpond.executor.computation.records import Records
 from millpond.executor.computation.timers import Timer
+from millpond.executor.spark.frames import watermark_column
 from millpond.executor.spark_compat.schema import StructCodec, parse_schema
 from millpond.executor.spark_compat.transform_with_state import ComputationOfRows, YieldedAs, YieldedRows
 from millpond.executor.spark_compat.variables import EXPIRY_TAG, columns_of_fields
@@ -174,20 +175,25 @@ class DropDuplicates(ComputationOfRows):
     def __init__(self, schema: StructType | str, kept: Duration | None = None) -> None:
         self._output = YieldedRows(parse_schema(schema), "row")
         self._kept_us = None if kept is None else duration_us(kept)
+        self._time = watermark_column(parse_schema(schema))
 
     def process_records(self, context: Context, records: Records) -> None:
         """Produce the first record of a new key."""
         if context.state.get() is not None:
             return
         start, _ = records.range
-        self._output.produce(context, self._given_of(records).rows(start, start + 1))
-        if self._kept_us is None:
+        (row,) = self._given_of(records).rows(start, start + 1)
+        self._output.produce(context, (row,))
+        is_untimed = self._time is not None and row[self._time] is None
+        # As in Spark, a null in the key never falls behind the watermark, and a delay begins with 1970.
+        if self._kept_us is None or (is_untimed and not self._kept_us):
             context.state.set({})
             return
         times = records.columns.at
-        expires_at = times[start] + self._kept_us
-        context.state.set({EXPIRES_AT: expires_at})
-        context.set_timer(expires_at, EXPIRY_TAG)
+        expires_at = (0 if is_untimed else times[start]) + self._kept_us
+        if expires_at > context.watermark:
+            context.state.set({EXPIRES_AT: expires_at})
+            context.set_timer(expires_at, EXPIRY_TAG)
 
     def process_timer(self, context: Context, timer: Timer) -> None:  # noqa: ARG002 - a hook
         """Delete the key. A later record of it is late, or is new again."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Unpack, cast
@@ -18,6 +19,7 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.inputs.extraction import FieldExtractor
 from millpond.executor.pipeline.nodes import OnError
 from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.options import SparkRunnerOptions
 from millpond.executor.sinks.columns import TYPED_FIELD
 from millpond.executor.sinks.sink import DeltaSink, Sink
@@ -44,6 +46,15 @@ _NO_TICK: Final = "1d"
 _OUTPUT_MODES: Final = ("append", "update")
 
 
+class _SparkQuery(EnginePipeline):
+    """A pipeline of one operator, for which rows without an event time are never late, as in Spark."""
+
+    def check(self, inputs: Iterable[str] | None = None) -> Topology:
+        topology = super().check(inputs)
+        injectors = {name: replace(node, keeps_null_times=True) for name, node in topology.injectors.items()}
+        return replace(topology, injectors=injectors)
+
+
 def transform_with_state(
     frame: DataFrame,
     *,
@@ -66,7 +77,8 @@ def transform_with_state(
     """Run a ``StatefulProcessor`` over a streaming frame, with its state in a store.
 
     The arguments resemble ``frame.groupBy(*keys).transformWithState(…)``. The frame's ``withWatermark`` gives the event
-    time and its delay. As in Spark, rows behind the watermark are dropped.
+    time and its delay. As in Spark, rows behind the watermark are dropped in the time mode ``"EventTime"``, and a row
+    without an event time is never late.
 
     Args:
         frame: the streaming frame.
@@ -108,7 +120,8 @@ def transform_with_state(
     """
     columns = _key_columns(frame, keys, output_mode)
     has_watermark = watermark_column(frame.schema) is not None
-    if str(time_mode).lower() == "eventtime" and not has_watermark:
+    is_in_event_time = str(time_mode).lower() == "eventtime"
+    if is_in_event_time and not has_watermark:
         raise InvalidError(
             "the time mode EventTime needs the frame's withWatermark, as in frame.withWatermark('time', '10 minutes')",
             columns=frame.columns,
@@ -132,7 +145,9 @@ def transform_with_state(
         if inputs[INITIAL_STATE].isStreaming:
             raise InvalidError("the initial state must be a bounded frame, got a streaming one")
     return _start(
-        computation, name, columns, inputs, sink, output_schema, store, trigger, id, on_error, options
+        *(computation, name, columns, inputs, sink, output_schema, store, trigger, id, on_error, options),
+        # As in Spark since 4.0.1 (SPARK-51758), other time modes have no late rows.
+        drops_late=is_in_event_time,
     )
 
 
@@ -171,7 +186,20 @@ def apply_in_pandas_with_state(
     )
     name = name or str(getattr(function, "__name__", "function"))
     return _start(
-        computation, name, columns, {INPUT: frame}, sink, output_schema, store, trigger, id, on_error, options
+        *(
+            computation,
+            name,
+            columns,
+            {INPUT: frame},
+            sink,
+            output_schema,
+            store,
+            trigger,
+            id,
+            on_error,
+            options,
+        ),
+        drops_late=timeout == GroupStateTimeout.EventTimeTimeout,
     )
 
 
@@ -205,7 +233,20 @@ def apply_in_arrow_with_state(
     )
     name = name or str(getattr(function, "__name__", "function"))
     return _start(
-        computation, name, columns, {INPUT: frame}, sink, output_schema, store, trigger, id, on_error, options
+        *(
+            computation,
+            name,
+            columns,
+            {INPUT: frame},
+            sink,
+            output_schema,
+            store,
+            trigger,
+            id,
+            on_error,
+            options,
+        ),
+        drops_late=timeout == GroupStateTimeout.EventTimeTimeout,
     )
 
 
@@ -303,6 +344,8 @@ def _start(
     id_: FieldExtractor | None,
     on_error: OnError,
     options: SparkRunnerOptions,
+    *,
+    drops_late: bool = True,
 ) -> SparkRun:
     # As in Spark, timers do not fire between the micro-batches of a bounded query.
     if trigger is not None and {"availableNow", "once"} & trigger.keys():
@@ -311,7 +354,7 @@ def _start(
     if sink is not None and not isinstance(sink, Sink):
         fields = to_arrow_schema(parse_schema(schema), timezone="UTC")
         sink = DeltaSink(str(sink), pa.schema([field.with_metadata(TYPED_FIELD) for field in fields]))
-    graph, event_time = EnginePipeline(name), watermark_column(inputs[INPUT].schema)
+    graph, event_time = _SparkQuery(name), watermark_column(inputs[INPUT].schema)
     # A list makes a typed key even of one text column, because in Spark null is a key.
     key = list(keys)
     graph.inject(INPUT, key=key, at=IngressTime() if event_time is None else event_time, id=id_)
@@ -323,8 +366,8 @@ def _start(
         subscribes=dict.fromkeys(inputs),
         produces=[name],
         on_error=on_error,
-        # As in Spark, rows behind the watermark are dropped, and without a watermark no row is late.
-        on_late={INPUT: "process" if event_time is None else "drop"},
+        # As in Spark, without a watermark no row is late.
+        on_late={INPUT: "drop" if drops_late and event_time is not None else "process"},
     )
     if sink is not None:
         graph.add_sink(name, name, sink)

@@ -18,6 +18,7 @@ import millpond as mp
 from millpond.executor.spark_compat.spark_query import (
     apply_in_arrow_with_state,
     apply_in_pandas_with_state,
+    drop_duplicates,
     transform_with_state,
 )
 from millpond.statestore.errors import InvalidError
@@ -144,6 +145,63 @@ def test_timers_and_late_rows_equal_sparks(rocksdb: SparkSession, tmp_path: Path
         [_timed("z", 10)],
     ]
     job = Job(rocksdb, tmp_path, Timers(), batches, TIMED, time_mode="EventTime", delay="1 second")
+
+    assert job.in_millpond() == job.in_spark()
+
+
+def _untimed(key: str) -> Row:
+    return {"k": key, "t": None, "set": (), "unset": ()}
+
+
+def test_rows_without_event_time_equal_sparks(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """They are never late, and move no watermark; they neither fire nor keep a timer."""
+    batches = [
+        [_untimed("a"), _untimed("b")],
+        [_timed("a", 5, [6_000]), _untimed("a"), _timed("c", 9)],
+        [_untimed("a"), _untimed("d"), _timed("c", 2)],
+        [_untimed("d")],
+    ]
+    job = Job(rocksdb, tmp_path, Timers(), batches, TIMED, time_mode="EventTime", delay="1 second")
+
+    assert job.in_millpond() == job.in_spark()
+
+
+@pytest.mark.spark_all
+@pytest.mark.parametrize(
+    ("keys", "within"),
+    [(["k"], False), (["k", "t"], False), (["k"], True)],
+    ids=["for ever", "key with the event time", "within the watermark"],
+)
+def test_duplicates_without_event_time_equal_sparks(
+    rocksdb: SparkSession, tmp_path: Path, keys: list[str], within: bool
+) -> None:
+    batches = [
+        [{"k": key, "t": time, "seen": f"{number} {key} {time}"} for key, time in batch.items()]
+        for number, batch in enumerate(
+            (
+                {"a": None, "b": "2024-01-01T00:00:31Z"},
+                {"a": None, "b": "2024-01-01T00:10:31Z"},
+                {"a": None, "c": "2024-01-01T00:00:00Z"},
+                {"a": None},
+            )
+        )
+    ]
+    job = Job(rocksdb, tmp_path, Timers(), batches, "k string, t timestamp, seen string", delay="10 seconds")
+    frame = job.frame()
+    theirs = frame.dropDuplicatesWithinWatermark(keys) if within else frame.dropDuplicates(keys)
+
+    run = drop_duplicates(job.frame(), keys, within_watermark=within, **job.place)
+    assert job.run(run) == job.written(theirs)
+
+
+@pytest.mark.spark_all
+def test_time_mode_none_has_no_late_rows_as_in_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
+    batches = [
+        [{"k": "a", "do": "update", "n": second, "t": f"1970-01-01T00:00:{second:02d}Z"}]
+        for second in (30, 31, 2, 3)
+    ]
+    schema = "k string, do string, n long, t timestamp"
+    job = Job(rocksdb, tmp_path, Remembering(), batches, schema, delay="1 second")
 
     assert job.in_millpond() == job.in_spark()
 

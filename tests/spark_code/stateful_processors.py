@@ -100,8 +100,10 @@ class Timers(StatefulProcessor):
                 self._handle.registerTimer(at_ms)
             for at_ms in row.unset or ():
                 self._handle.deleteTimer(at_ms)
-        times = sorted(row.t.timestamp() for row in given)
-        yield Row(seen=f"rows {key} {times} {timerValues.getCurrentWatermarkInMs()} {self._timers()}")
+        times = sorted(row.t.timestamp() for row in given if row.t is not None)
+        yield Row(
+            seen=f"rows {key} {len(given)} {times} {timerValues.getCurrentWatermarkInMs()} {self._timers()}"
+        )
 
     def handleExpiredTimer(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,11 @@ import pytest
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.inputs.extraction import FieldExtractor, InjectorNode, read_injected
-from millpond.executor.inputs.keys import KeyExtractor
+from millpond.executor.inputs.keys import KeyExtractor, KeyField
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.spark.routing import Routed, Router, check_frame, slot_of_row
 from millpond.executor.spark.slots import OneMachine
-from millpond.executor.spark.task_plan import TARGET, Route
+from millpond.executor.spark.task_plan import TARGET, Route, is_readable
 from millpond.executor.time.instants import DATES_IN, TimeReading, TimeUnit
 from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.statestore.errors import InvalidError
@@ -216,6 +217,18 @@ def test_jvm_and_python_parse_the_same_times_in_text(spark: SparkSession, zone: 
         assert {texts[n]: routed_rows[n] for n in routed_rows} == {texts[n]: wanted[n] for n in wanted}
         readable.append(sum(len(row) > 2 for row in wanted.values()))
     assert 15 < readable[0] < min(readable[1:]) <= max(readable) < len(texts) - 200
+
+
+@pytest.mark.parametrize("key", ["k", lambda row: row["k"]], ids=["in the JVM", "in Python"])
+def test_null_time_is_readable_where_it_is_kept(spark: SparkSession, key: KeyField) -> None:
+    """A text that is no time is unreadable all the same."""
+    rows = [(0, "k", None), (1, "k", "1970-01-01T00:00:01Z"), (2, "k", "soon"), (3, None, None)]
+    frame = spark.createDataFrame(rows, "n long, k string, at string").coalesce(1)
+    node = replace(injector(key=key, at="at"), keeps_null_times=True)
+
+    routing = Router(node).route(frame, ONE)
+    targets = {row["n"]: row[TARGET] for row in routing.frame.toArrow().to_pylist()}
+    assert {n: is_readable(target) for n, target in targets.items()} == {0: True, 1: True, 2: False, 3: False}
 
 
 @pytest.mark.parametrize("unit", [None, "s", "ms", "us", "ns"])
