@@ -76,7 +76,6 @@ class Cabin:
         for version in range(self.awake.snapshot.version):
             (self.folder / commit_path(version)).unlink()
 
-
     def go_on_and_collect(self) -> None:
         """The collector's wall clock is a day ahead; the writer was never paused."""
         ahead = ManualClock(self.clock.now_us())
