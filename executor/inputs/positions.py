@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import unquote
+
+import orjson
 
 from millpond.executor.time.clocks import EXACT, clock_name
 from millpond.statestore.app_ids import AppId, pipeline_number, recorded_word, supersteps_of
@@ -112,18 +115,43 @@ def after_the_end(stream: str) -> InvalidError:
     )
 
 
-def consumed_before(stream: str, rows: int, known: int | None) -> str:
+def digest_place(rows: int, digest: int | None, **place: Any) -> str:
+    """Return the end of the first ``rows`` rows of an input in the words that `recorded_place` reads."""
+    digests = {} if digest is None else {"digest": f"{digest:016x}"}
+    return orjson.dumps({"rows": rows, **place, **digests}).decode()
+
+
+def recorded_place(offsets: str | None, rows: int | None) -> dict[str, Any]:
+    """Return what was recorded about the first ``rows`` rows of an input; empty if nothing was."""
+    try:
+        place = orjson.loads(offsets or "{}")
+        # A record of another count is outdated: a repair moves positions without writing a record.
+        return place if place.get("rows") == rows else {}
+    except (ValueError, AttributeError):
+        return {}
+
+
+def digest_in(place: Mapping[str, Any], name: str = "digest") -> int | None:
+    try:
+        return int(place[name], 16)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def consumed_before(stream: str, rows: int, known: int | None, *, is_same: bool = True) -> str:
     """Return why a bounded DataFrame is not read again; refuse a changed one.
 
-    ``known`` is its number of rows when it was consumed; ``None`` if not recorded.
+    ``known`` is its number of rows when it was consumed; ``None`` if not recorded. ``is_same`` is False if the rows are
+    others.
     """
     if known is None:
         return "it was consumed before, by a version that did not note how many rows there were"
-    if rows == known:
+    if rows == known and is_same:
         return f"all {rows:,} rows were consumed before"
     raise InvalidError(
         "a bounded DataFrame is consumed only once, and this one has changed since: read growing data as a stream"
-        " (spark.readStream), which continues where it was, or start with a new store",
+        " (spark.readStream), which continues where it was, write a frame that is computed anew to a table first, or start"
+        " with a new store",
         input=stream,
         rows=rows,
         consumed=known,

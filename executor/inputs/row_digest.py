@@ -40,13 +40,22 @@ def rows_digest(rows: Rows, start: int) -> int:
         >>> rows_digest(rows, 0) == added(rows_digest(rows[:1], 0), rows_digest(rows[1:], 1))
         True
     """
-    found = _of_table(rows) if isinstance(rows, pa.Table) else _of_mappings(rows)
+    found = _of_rows(rows)
     places = np.arange(start, start + len(found), dtype=np.uint64)
     return int(_mixed(found ^ _mixed(places)).sum(dtype=np.uint64))
 
 
+def unordered_digest(rows: Rows) -> int:
+    """Return the digest of rows without an order, as a frame of Spark has them; those of parts add up too."""
+    return int(_mixed(_of_rows(rows)).sum(dtype=np.uint64))
+
+
 def added(*digests: int) -> int:
     return sum(digests) % _MODULUS
+
+
+def _of_rows(rows: Rows) -> _Numbers:
+    return _of_table(rows) if isinstance(rows, pa.Table) else _of_mappings(rows)
 
 
 def _of_mappings(rows: Sequence[Any]) -> _Numbers:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-import orjson
 
 from millpond.executor.inputs.extraction import (
     InjectorNode,
@@ -22,7 +21,14 @@ from millpond.executor.inputs.extraction import (
     readable_times,
     rows_between,
 )
-from millpond.executor.inputs.positions import BOUNDED_SOURCE, LOCAL_SOURCE, consumed_before
+from millpond.executor.inputs.positions import (
+    BOUNDED_SOURCE,
+    LOCAL_SOURCE,
+    consumed_before,
+    digest_in,
+    digest_place,
+    recorded_place,
+)
 from millpond.executor.inputs.row_digest import added, rows_digest
 from millpond.executor.local.rows import RowSource, source_of
 from millpond.executor.local.run import LocalRun
@@ -125,10 +131,8 @@ class InputRest:
                 self.part_digest = self.digest
 
     def _place(self) -> str:
-        place = {"rows": self.consumed, **self.source.place(self.consumed)}
-        digests = {"digest": self.digest, "part_digest": self.part_digest or None}
-        place |= {name: f"{digest:016x}" for name, digest in digests.items() if digest is not None}
-        return orjson.dumps(place).decode()
+        parts = {"part_digest": f"{self.part_digest:016x}"} if self.part_digest else {}
+        return digest_place(self.consumed, self.digest, **self.source.place(self.consumed), **parts)
 
 
 def rest_of_inputs(run: LocalRun, given: Mapping[str, Rows | RowSource]) -> list[InputRest]:
@@ -211,7 +215,7 @@ def _rest_of(run: LocalRun, stream: str, source: RowSource) -> InputRest | None:
             checkpoint=foreign[0],
         )
     consumed = known.get(LOCAL_SOURCE, 0)
-    rest = _continued(stream, source, consumed, _recorded_place(run, stream, consumed))
+    rest = _continued(stream, source, consumed, recorded_place(run.consumed_offsets(stream), consumed))
     _check_first(
         run, stream, next((rows for _, rows in source.read_pieces(consumed, BUNDLE_RECORDS_MAX)), [])
     )
@@ -228,15 +232,6 @@ def _check_first(run: LocalRun, stream: str, rows: Rows) -> None:
         check_seconds(node, len(at), int(at.min()), int(at.max()))
 
 
-def _recorded_place(run: LocalRun, stream: str, consumed: int) -> dict[str, Any]:
-    try:
-        place = orjson.loads(run.consumed_offsets(stream) or "{}")
-        # A record of another count is outdated: a repair moves positions without writing a record.
-        return place if place.get("rows") == consumed else {}
-    except (ValueError, AttributeError):
-        return {}
-
-
 def _continued(stream: str, source: RowSource, consumed: int, place: Mapping[str, Any]) -> InputRest:
     """Return the rest of an input that begins with the consumed rows, and refuse another."""
     known = source.resume(consumed, place)
@@ -247,7 +242,7 @@ def _continued(stream: str, source: RowSource, consumed: int, place: Mapping[str
             rows=source.count,
             consumed=consumed,
         )
-    digest, part_digest = _number(place, "digest"), _number(place, "part_digest") or 0
+    digest, part_digest = digest_in(place), digest_in(place, "part_digest") or 0
     rest = InputRest(stream, source, known)
     if known and digest is not None:
         # Read only the part in which the consumed rows end, because the source knows its beginning again.
@@ -272,13 +267,6 @@ def _continued(stream: str, source: RowSource, consumed: int, place: Mapping[str
             **_shown("now", now),
         )
     return rest
-
-
-def _number(place: Mapping[str, Any], name: str) -> int | None:
-    try:
-        return int(place[name], 16)
-    except (KeyError, TypeError, ValueError):
-        return None
 
 
 def _shown(name: str, place: Mapping[str, Any]) -> dict[str, str]:

@@ -29,7 +29,15 @@ from millpond.executor.inputs.extraction import (
     rows_to_extract,
     sorted_by_time,
 )
-from millpond.executor.inputs.positions import BOUNDED_SOURCE, LOCAL_SOURCE, consumed_before
+from millpond.executor.inputs.positions import (
+    BOUNDED_SOURCE,
+    LOCAL_SOURCE,
+    consumed_before,
+    digest_in,
+    digest_place,
+    recorded_place,
+)
+from millpond.executor.inputs.row_digest import added, rows_digest
 from millpond.executor.local.engine import LocalBatch, LocalEngine, LocalInputs, LocalResults
 from millpond.executor.local.intake import Intake, OutsideRows, Taken, check_fit
 from millpond.executor.local.rows import RowSource
@@ -109,6 +117,7 @@ class _History:
     rows: Rows
     at: npt.NDArray[np.int64]
     consumed: int
+    digest: int = 0
 
     @property
     def is_left(self) -> bool:
@@ -123,9 +132,16 @@ class _History:
         self.consumed = min(start + BUNDLE_RECORDS_MAX, len(self.at))
         batch = backfill_position(self.consumed, is_all=not self.is_left)
         rows = rows_between(self.rows, start, self.consumed)
+        offsets = None
+        if self.is_left:
+            # Only a history of which a part was consumed is read again.
+            self.digest = added(self.digest, rows_digest(rows, start))
+            offsets = digest_place(self.consumed, self.digest)
         return LocalBatch(
             outside=[OutsideRows(stream=self.stream, rows=rows, backfill=computation)],
-            position=InputPosition(stream=self.stream, source="", batch=batch, backfill=computation),
+            position=InputPosition(
+                stream=self.stream, source="", batch=batch, offsets=offsets, backfill=computation
+            ),
             after={},
             backfilled=computation,
         )
@@ -172,7 +188,16 @@ def _histories(
                 consumed=consumed,
             )
         ordered, at = sorted_by_time(node, rows)
-        found.append(_History(stream, ordered, at, consumed))
+        digest = rows_digest(rows_between(ordered, 0, consumed), 0)
+        known = digest_in(recorded_place(coordinator.backfills.offsets(computation, stream), consumed))
+        if consumed and known not in (None, digest):
+            raise InvalidError(
+                f"the rows that were consumed before are not the first {consumed:,} of this backfill in the order of their "
+                "times: give the same rows again; or rewind the store to before the backfill, and give it the others",
+                computation=computation,
+                stream=stream,
+            )
+        found.append(_History(stream, ordered, at, consumed, digest))
     return found
 
 

@@ -18,12 +18,13 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from millpond.executor.inputs.extraction import rows_to_extract
-from millpond.executor.inputs.positions import BOUNDED_SOURCE, after_the_end
+from millpond.executor.inputs.positions import BOUNDED_SOURCE, after_the_end, digest_place
+from millpond.executor.inputs.row_digest import added
 from millpond.executor.interval.bundle import IntervalPlan
 from millpond.executor.pipeline.nodes import INPUT, Backfill, ComputationNode, is_addressed
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.options import RunnerOptions
-from millpond.executor.spark.frames import backfill_table, flat_frame
+from millpond.executor.spark.frames import backfill_table, flat_frame, rows_and_digest
 from millpond.executor.spark.key_sql import arrow_key_columns
 from millpond.executor.spark.routed import ROUTED_SCHEMA, ProductionRoutes, make_routing_task
 from millpond.executor.spark.routing import (
@@ -83,6 +84,10 @@ class SparkBatch(Batch):
 
     frame: DataFrame | None = None
     stream: str = ""
+
+    @property
+    def is_bounded(self) -> bool:
+        return self.position is not None and self.position.source == BOUNDED_SOURCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +165,14 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         """Run one superstep. Without an outside position, only ids distinguish repeated records."""
         return self._superstep.run(batch)
 
-    def count(self, frame: DataFrame, stream: str) -> int:
-        return flat_frame(self._coordinator.topology.injectors[stream].change, frame).count()
+    def compare(self, frame: DataFrame, stream: str) -> tuple[int, bool]:
+        """Return the number of rows of a bounded frame, and whether they can be those that were consumed."""
+        flat = flat_frame(self._coordinator.topology.injectors[stream].change, frame)
+        known = self._coordinator.inputs.bounded_digest(stream)
+        if known is None:
+            return flat.count(), True
+        rows, digest = rows_and_digest(flat)
+        return rows, digest == known
 
     def frame(self, rows: pa.Table) -> DataFrame:
         """Return rows of this process as a frame, in one partition, so that their order stays."""
@@ -238,8 +249,8 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         admission = self._coordinator.inputs
         known, consumed = admission.consumed(stream), admission.input_rows(stream)
         if frame is not None and not frame.isStreaming and known.keys() == {BOUNDED_SOURCE}:
-            rows = self.count(frame, stream)
-            if rows != consumed:
+            rows, is_same = self.compare(frame, stream)
+            if rows != consumed or not is_same:
                 raise InvalidError(
                     "the bounded DataFrame is not the one that was consumed, so it is not the history",
                     input=stream,
@@ -303,10 +314,10 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         if batch.frame is None:
             reports = self._run_without_input(first)
         else:
-            reports = self._run_input(batch.frame, batch.stream, first, only=batch.backfilled)
-        rows = None
-        if batch.position is not None and batch.position.source == BOUNDED_SOURCE:
-            rows = self._rows_of(batch.stream, reports)
+            reports = self._run_input(batch, batch.frame, first)
+        rows = offsets = None
+        if batch.is_bounded and (rows := self._rows_of(batch.stream, reports)) is not None:
+            offsets = digest_place(rows, added(*(report.digest for report in reports)))
         reports += self._run_later_waves(plan, waves[1:], reports)
         if batch.backfilled is not None:
             # History moves no watermark, and its records were counted when they arrived first.
@@ -316,6 +327,7 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
             observations=[observation for report in reports for observation in report.inputs],
             letters=[letter for report in reports for letter in report.dead_letters],
             rows=rows,
+            offsets=offsets,
             reports=reports,
         )
 
@@ -351,12 +363,10 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
 
     # -- jobs ------------------------------------------------------------------------------
 
-    def _run_input(
-        self, frame: DataFrame, stream: str, plan: SuperstepPlan, *, only: str | None = None
-    ) -> tuple[SlotReport, ...]:
-        topology = self._coordinator.topology
+    def _run_input(self, batch: SparkBatch, frame: DataFrame, plan: SuperstepPlan) -> tuple[SlotReport, ...]:
+        topology, stream = self._coordinator.topology, batch.stream
         parts = self._slots.parts_of(plan.intervals)
-        routes = routes_of(topology, stream, parts, only)
+        routes = routes_of(topology, stream, parts, batch.backfilled)
         if not routes:
             # The stream has no consumer: only its position moves.
             return self._run_without_input(plan)
@@ -376,6 +386,7 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
             payload=injector.payload,
             times=injector.times,
             max_record_bytes=injector.max_record_bytes,
+            digested=tuple(frame.columns) if batch.is_bounded else (),
             untimed_at=max([EventTimeMicros(0), *(part.late_until for part in plan.intervals)]),
         )
         return self._run(routed.frame, replace(self._task_plan(plan, parts), input=source), parts)

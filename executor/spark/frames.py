@@ -8,7 +8,7 @@ schemas of the frame and of each batch have it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
@@ -32,6 +32,7 @@ from millpond.executor.inputs.changes import (
 from millpond.executor.inputs.extraction import InjectorNode, rows_from
 from millpond.executor.inputs.payload import ROW_PREFIX
 from millpond.executor.inputs.reserved import refuse_reserved
+from millpond.executor.inputs.row_digest import added, unordered_digest
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.spark.key_sql import quoted
 from millpond.executor.spark.routing import check_frame
@@ -189,6 +190,19 @@ def _delays_us(schema: StructType) -> dict[str, int]:
         for field in schema.fields
         if _DELAY_KEY in field.metadata
     }
+
+
+def rows_and_digest(frame: DataFrame) -> tuple[int, int]:
+    """Return the number of rows of a frame, and their digest."""
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            digest = unordered_digest(pa.Table.from_batches([batch])).to_bytes(8)
+            yield pa.RecordBatch.from_pydict({"rows": [batch.num_rows], "digest": [digest]})
+
+    parts = frame.mapInArrow(task, "rows long, digest binary").toArrow().to_pylist()
+    digest = added(*(int.from_bytes(part["digest"]) for part in parts))
+    return sum(part["rows"] for part in parts), digest
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> pa.Table:

@@ -38,6 +38,7 @@ from millpond.executor.inputs.extraction import (
 from millpond.executor.inputs.keys import extract_key_column
 from millpond.executor.inputs.payload import decoded_values
 from millpond.executor.inputs.record_size import cut_row, error_of_size
+from millpond.executor.inputs.row_digest import unordered_digest
 from millpond.executor.interval.bundle import DeadLetter, Deliveries
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.spark.task_plan import (
@@ -71,6 +72,7 @@ class RoutedRecords:
     def __init__(self, source: RoutedInput, table: pa.Table) -> None:
         self._source = source
         self._columns = source.columns
+        self.digest: int = _digest(source, table) if source.digested else 0
         if source.watch.stamp_at is not None:
             # The input has no other time than that of its arrival.
             times = pa.array(np.full(table.num_rows, source.watch.stamp_at, np.int64))
@@ -229,6 +231,13 @@ class RoutedRecords:
         if len(self._targets) == 1:
             return self._table
         return self._table.filter(pc.equal(self._table.column(TARGET), target))
+
+
+def _digest(source: RoutedInput, table: pa.Table) -> int:
+    """Return the digest of the rows, each of which counts with its first consumer."""
+    positions = [position_of(target) for target in table.column(TARGET).to_pylist()]
+    counts = pc.is_in(pa.array(positions, pa.int32()), pa.array(sorted(source.first_targets), pa.int32()))
+    return unordered_digest(table.filter(counts).select(source.digested))
 
 
 def _times(table: pa.Table, name: str) -> Any:

@@ -173,14 +173,14 @@ class SparkRun(Run[None]):
             finish: the stream ends with it, and its watermark does not hold back the others.
 
         Raises:
-            InvalidError: the store has consumed the input already, and it has grown since.
+            InvalidError: the store has consumed the input already, and it has changed since.
         """
         with self._guarded():
             position = InputPosition(stream=stream, source=BOUNDED_SOURCE, batch=0)
             if self._reported(self._engine.consume(frame, position, is_last=finish)) is None:
                 known = self._coordinator.inputs.input_rows(stream)
-                rows = 0 if known is None else self._engine.count(frame, stream)
-                self.note_skipped(stream, consumed_before(stream, rows, known))
+                rows, is_same = (0, True) if known is None else self._engine.compare(frame, stream)
+                self.note_skipped(stream, consumed_before(stream, rows, known, is_same=is_same))
             if finish:
                 self._coordinator.watermarks.finish(stream)
 

@@ -72,7 +72,7 @@ class SparkRunner:
 
         With ``finish=False`` more input will follow: the run does all the work that its input has made
         due, and leaves the watermarks to their policies. A later run continues with the new data of its
-        streams. A bounded DataFrame is consumed once, and refused if it has grown since; next to
+        streams. A bounded DataFrame is consumed once, and refused if it has changed since; next to
         streams it is complete and ends, as in `start`, so that it does not hold back their watermark.
 
         Args:
@@ -84,7 +84,7 @@ class SparkRunner:
             Counts, the streams that have ended, and by stream the reason why nothing was read.
 
         Raises:
-            InvalidError: pipeline, inputs or checkpoint do not fit, a bounded input has grown, there are new
+            InvalidError: pipeline, inputs or checkpoint do not fit, a bounded input has changed, there are new
                 records although an earlier run has ended the input, or more records became dead letters than
                 ``dead_letter_limit`` allows.
             FencedError: another process has taken over.

@@ -116,6 +116,7 @@ def run_slot(
         manifests=tuple(manifests),
         dead_letters=tuple(letters),
         inputs=() if records is None else (records.observation(),),
+        digest=0 if records is None else records.digest,
         process=process.name,
         read_bytes=process.read_bytes - read_before + (0 if productions is None else productions.read_bytes),
     )

@@ -136,6 +136,7 @@ class RoutedInput:
         injector: the pickled injector, if its watermark depends on more than times.
         payload: decodes the records' values. ``None``: the rows are the values.
         max_record_bytes: size above which a record becomes a dead letter; ``None``: any size is accepted.
+        digested: the columns of a bounded frame, whose digest is recorded; empty for other inputs.
         untimed_at: the time of readable records whose own is null. No consumer finds it late.
     """
 
@@ -148,6 +149,7 @@ class RoutedInput:
     payload: Payload | None = None
     times: TimeReading = DEFAULT_READING
     max_record_bytes: int | None = None
+    digested: tuple[str, ...] = ()
     untimed_at: EventTimeMicros = _EPOCH
 
 
@@ -254,6 +256,7 @@ class SlotReport:
         failure: the error that ended the task, if another attempt would fail in the same way.
         process: the process that ran the slot. The driver counts slots that stay in their process.
         read_bytes: bytes of row files read by the slot.
+        digest: of the slot's rows of a bounded frame.
     """
 
     slot: int
@@ -263,6 +266,7 @@ class SlotReport:
     failure: MillpondError | None = None
     process: str = ""
     read_bytes: int = 0
+    digest: int = 0
 
 
 @collector_paused()

@@ -19,7 +19,14 @@ import pyarrow as pa
 from millpond.executor.computation.values import printable
 from millpond.executor.inputs.extraction import InjectorNode, Rows
 from millpond.executor.inputs.keys import KeyExtractor, key_names
-from millpond.executor.inputs.positions import admit_batch, consumed_elsewhere, input_positions
+from millpond.executor.inputs.positions import (
+    BOUNDED_SOURCE,
+    admit_batch,
+    consumed_elsewhere,
+    digest_in,
+    input_positions,
+    recorded_place,
+)
 from millpond.executor.interval.row_update import Manifest
 from millpond.executor.ownership.ownership import Ownership
 from millpond.executor.pipeline.topology import Topology
@@ -91,6 +98,10 @@ class InputAdmission:
         """Return the number of rows of a bounded input that count towards its watermark, if it is known."""
         positions = self._store.committer.snapshot.txns
         return positions.get(AppId.INPUT_ROWS.of(self._topology.name, stream))
+
+    def bounded_digest(self, stream: str) -> int | None:
+        """Return the digest of a consumed bounded frame, if it is known."""
+        return digest_in(recorded_place(self.offsets(stream, BOUNDED_SOURCE), self.input_rows(stream)))
 
 
 _SECONDS_MIN: Final = 1_262_304_000

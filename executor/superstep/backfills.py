@@ -76,6 +76,10 @@ class Backfills:
             for stream, position in self._positions(computation).items()
         }
 
+    def offsets(self, computation: str, stream: str) -> str | None:
+        """Return what was recorded about the consumed part of a history."""
+        return self._store.committer.snapshot.source_offsets.get(self._app_id(computation, stream))
+
     def join(self, computation: str) -> None:
         """Record that a computation begins with its history, before it has intervals."""
         wanted = {

@@ -74,12 +74,14 @@ class Results:
         observations: counts and times of the outside inputs, which advance their watermarks.
         letters: records that never reached an interval, such as records without a key.
         rows: number of rows of a bounded input that count towards its watermark.
+        offsets: what is recorded about these rows.
     """
 
     manifests: Sequence[Manifest] = ()
     observations: Sequence[InputObservation] = ()
     letters: Sequence[DeadLetter] = ()
     rows: int | None = None
+    offsets: str | None = None
 
 
 _Batch = TypeVar("_Batch", bound=Batch)
@@ -168,7 +170,7 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
 
         position = batch.position
         if position is not None and results.rows is not None:
-            position = replace(position, rows=results.rows)
+            position = replace(position, rows=results.rows, offsets=results.offsets or position.offsets)
         coordinator.suspects.check(results.observations)
         return Prepared(plan=plan, results=results, position=position, promised=batch.after or {})
 
@@ -287,17 +289,19 @@ def _request(
         "conditions": plan.conditions.to_json(),
     }
     # The position of the input travels with its effects, so that a restart neither skips nor repeats a batch.
-    if position is not None and position.backfill is not None:
-        wanted[AppId.BACKFILL.of(pipeline, position.backfill, position.stream)] = position.batch
-        metadata["backfill"] = position.backfill
-    elif position is not None:
-        source = AppId.INPUT.of(pipeline, position.stream, position.source)
+    if position is not None:
+        backfill, stream = position.backfill, position.stream
+        source = (
+            AppId.INPUT.of(pipeline, stream, position.source)
+            if backfill is None
+            else AppId.BACKFILL.of(pipeline, backfill, stream)
+        )
         wanted[source] = position.batch
         if position.offsets is not None:
             offsets[source] = position.offsets
         if position.rows is not None:
-            wanted[AppId.INPUT_ROWS.of(pipeline, position.stream)] = position.rows
-        metadata |= {"input": position.stream, "batch": position.batch}
+            wanted[AppId.INPUT_ROWS.of(pipeline, stream)] = position.rows
+        metadata |= {"input": stream, "batch": position.batch} if backfill is None else {"backfill": backfill}
     if plan.taken:
         metadata["taken"] = [[stream, count] for stream, count in plan.taken]
         for stream, taken in plan.taken:

@@ -210,7 +210,7 @@ def _source_offsets(request: CommitRequest, snapshot: Snapshot) -> dict[str, Jso
 
 
 def _stream_of(app_id: str) -> str:
-    return app_id.rpartition("/")[0]
+    return app_id if app_id.startswith(AppId.BACKFILL) else app_id.rpartition("/")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

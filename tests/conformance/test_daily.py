@@ -314,3 +314,33 @@ def test_grown_bounded_frame_is_refused(spark: SparkSession, tmp_path: Path) -> 
         write(job.input, 1, day(1, 20))
         with pytest.raises(mp.InvalidError, match=r"spark\.readStream.*rows=`71` consumed=`51`"):
             run()
+
+
+class Count(mp.Computation):
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        context.state.set(context.state.get(0) + 1)
+
+
+@pytest.mark.spark
+def test_bounded_frame_of_other_rows_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Rows have no order in a frame, and a backfill from the input is told by the same digest."""
+    rows = [{"k": "ab"[n % 2], "t": 1_000_000 * n, "n": n} for n in range(30)]
+
+    def run(given: list[dict[str, Any]], backfill: str | None = None) -> mp.RunSummary:
+        made = mp.Pipeline("p")
+        made.inject("events", key="k", at="t").apply(Count(), name="old")
+        made.inject("other", key=lambda row: row["k"], at="t").apply(Count(), name="others")
+        if backfill:
+            made.stream("events").apply(Count(), name="new", backfill=backfill)
+        runner = mp.SparkRunner(tmp_path / "pond", spark=spark, intervals=2, progress=False)
+        frame = spark.createDataFrame(given).repartition(3)
+        return runner.run(made, {"events": frame, "other": frame}, finish=False)
+
+    assert run(rows).run.injected == 60
+    assert run(rows[::-1]).skipped == dict.fromkeys(("events", "other"), "all 30 rows were consumed before")
+    for others in ([*rows[1:], rows[1]], [{**rows[0], "n": 7}, *rows[1:]]):
+        with pytest.raises(mp.InvalidError, match=r"spark\.readStream.*rows=`30` consumed=`30`"):
+            run(others)
+        with pytest.raises(mp.InvalidError, match="not the one that was consumed"):
+            run(others, "input")
+    assert run(rows[::-1], "input").skipped.keys() == {"events", "other"}

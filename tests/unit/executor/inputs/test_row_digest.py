@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.executor.inputs.row_digest import added, rows_digest
+from millpond.executor.inputs.row_digest import added, rows_digest, unordered_digest
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 VALUES: list[Any] = [
@@ -76,6 +76,15 @@ def test_sliced_and_chunked_columns_are_read_from_their_places() -> None:
     assert rows_digest(table.slice(20, 40), 20) == rows_digest(rows[20:60], 20)
     assert rows_digest(chunked, 0) == rows_digest(rows, 0)
     assert rows_digest(table.slice(0, 0), 3) == 0
+
+
+def test_digest_without_order_counts_each_row() -> None:
+    rows = [{"k": f"k{n % 7}", "n": n % 5} for n in range(50)]
+    digest = unordered_digest(rows)
+
+    assert unordered_digest(pa.Table.from_pylist(rows[::-1])) == digest
+    assert added(unordered_digest(rows[20:]), unordered_digest(rows[:20])) == digest
+    assert len({digest, unordered_digest(rows[1:]), unordered_digest([*rows, {"k": None}])}) == 3
 
 
 def test_maps_are_lists_of_their_pairs() -> None:

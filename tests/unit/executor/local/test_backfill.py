@@ -242,6 +242,28 @@ def test_empty_history_is_complete(store: mp.Store) -> None:
     assert states(store, "new") == WHOLE
 
 
+@pytest.mark.parametrize("others", [ROWS[1:], [{**ROWS[0], "n": 7}, *ROWS[1:]]], ids=["fewer", "edited"])
+def test_backfill_that_does_not_continue_is_refused(store: mp.Store, others: list[dict[str, Any]]) -> None:
+    """The process died after the first piece; the order of the given rows does not matter."""
+    runner(store).run(pipeline(joins=False), {"s": ROWS}, finish=False)
+    pieces = 0
+
+    def die(name: str) -> None:
+        nonlocal pieces
+        pieces += name == "superstep.applied"
+        if pieces == 2:
+            raise Died(name)
+
+    with listening(die), pytest.raises(Died):
+        runner(store).run(pipeline(ROWS), {"s": ROWS}, finish=False)
+    assert 0 < sum(states(store, "new").values()) < len(ROWS)
+
+    with pytest.raises(mp.InvalidError, match="not the first 8 of this backfill in the order of their times"):
+        runner(store).run(pipeline(others), {"s": ROWS}, finish=False)
+    runner(store).run(pipeline(ROWS[::-1]), {"s": ROWS}, finish=False)
+    assert states(store, "old") == states(store, "new") == WHOLE
+
+
 def test_backfill_from_the_input_is_refused_after_inject(store: mp.Store) -> None:
     """No stored position counts injected rows, so the end of the history is unknown."""
     with runner(store).start(pipeline(joins=False), stepping=True) as run:
