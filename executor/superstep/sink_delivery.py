@@ -133,8 +133,7 @@ class SinkDelivery:
         sink = node.sink
         app_id = AppId.SINK_REACHED.of(pipeline, node.name)
         stored = self._store.committer.snapshot.txns.get(app_id, 0)
-        expected = superstep_reached(stored, sink.identity)
-        record = SinkRecord(lineage, pipeline, node.name, superstep, expected)
+        record = SinkRecord(lineage, pipeline, node.name, superstep, self._expected(stored, sink.identity))
         # Another kind of recording sink is given the lineage, and tells copies of a store apart itself.
         is_placed = isinstance(sink, DeltaSink) or not isinstance(sink, RecordingSink)
         if is_placed and lineage.copied.origin is Origin.FORK and not lineage.has_taken(sink.identity):
@@ -145,7 +144,7 @@ class SinkDelivery:
                 rng=self._rng,
             )
             sink = folder.own(sink, record)
-            record = replace(record, expected=superstep_reached(stored, sink.identity))
+            record = replace(record, expected=self._expected(stored, sink.identity))
         if isinstance(sink, DeltaSink):
             sink = sink.following(self._store.durability)
         if isinstance(sink, RecordingSink):
@@ -162,6 +161,12 @@ class SinkDelivery:
             )
         self._opened.append((app_id, sink.identity, had))
         return writer
+
+    def _expected(self, stored: int, identity: str) -> int:
+        """Return the superstep that a sink must have: of what the original had delivered before, a copy's sinks have none."""
+        lineage = self._store.lineage
+        expected = superstep_reached(stored, identity)
+        return expected if expected > lineage.forks.get((lineage.copied.id, self._topology.name), 0) else 0
 
     def _write(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
         # A sink knows the last superstep that it has: after a crash a sink that has this one skips it.

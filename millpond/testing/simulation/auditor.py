@@ -33,6 +33,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _SUPERSTEP: Final = "millpond/superstep/"
 _SAVEPOINT: Final = "millpond/savepoint/"
+_SINK_REACHED: Final = "millpond/sink_reached/"
 _RESTORED: Final = "millpond/restored"
 _WATERMARK: Final = "millpond/watermark/"
 _LONG_AGO: Final = -(2**63)
@@ -283,6 +284,9 @@ class Auditor:
         expected |= {app_id: _LONG_AGO for app_id in expected if app_id.startswith(_WATERMARK)}
         expected |= back.positions
         is_undone = kind == "rewind" and back.version < version - 1
+        if is_undone:
+            # Sinks may be taken back to before what they had then.
+            expected |= {app_id: 0 for app_id in after if app_id.startswith(_SINK_REACHED)}
         for app_id, at in after.items():
             if app_id == _RESTORED:
                 must(at == version, "I2", "processes are told that older files are back", restored=at)
