@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
-from millpond.statestore.errors import ObjectExistsError, UnavailableError
+from millpond.statestore.errors import ObjectExistsError, ObjectMissingError, UnavailableError
+from millpond.testing.simulation.chance import Draw
 from millpond.testing.simulation.violation import Violation
 from millpond.testing.simulation.world import FILE_CALL, Mortal, World
 
@@ -34,6 +35,7 @@ DISK_FAULTS: Final = {
 PLANNED_BY_NEMESIS: Final = frozenset({"crash", "crash_in_write", "power_cut"})
 """Those that a turn does not draw for itself."""
 
+_FAR: Final = 0.25
 _FAILING: Final = frozenset({"reply_lost", "put_refused", "late_landing", "read_fails"})
 
 
@@ -176,3 +178,22 @@ class SimulatedDisk:
         self._world.tell(self._process.name, f"late {operation} {self._name} {path}")
         if operation == "put_if_absent":
             self._world.landed(self._name, path)
+
+
+class _FarDisk(SimulatedDisk):
+    """A disk that the engine takes for an object store, where it saves requests."""
+
+    def get_many(self, paths: Sequence[str]) -> Sequence[bytes | None]:
+        """The bytes of some objects, ``None`` for those that are missing."""
+        return [self._get_if_there(path) for path in paths]
+
+    def _get_if_there(self, path: str) -> bytes | None:
+        try:
+            return self.get(path)
+        except ObjectMissingError:
+            return None
+
+
+def simulated_disk(world: World, process: DiskUser, name: str) -> SimulatedDisk:
+    """A disk of the world as a process sees it, in some worlds an object store."""
+    return (_FarDisk if Draw(f"{world.seed}/far").chance(_FAR) else SimulatedDisk)(world, process, name)

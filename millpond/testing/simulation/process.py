@@ -28,7 +28,7 @@ from millpond.testing.fixtures.cuts import random_cut
 from millpond.testing.fixtures.determinism import SeededRng
 from millpond.testing.fixtures.guest import add_guest
 from millpond.testing.simulation.chance import Draw, ProcessClock
-from millpond.testing.simulation.disk import DISK_FAULTS, PLANNED_BY_NEMESIS, PlannedFault, SimulatedDisk
+from millpond.testing.simulation.disk import DISK_FAULTS, PLANNED_BY_NEMESIS, PlannedFault, simulated_disk
 from millpond.testing.simulation.sink import simulate_sinks
 from millpond.testing.simulation.violation import Violation
 from millpond.testing.simulation.world import FOLDER, ROWS, Crash, World
@@ -329,7 +329,7 @@ class SimulatedProcess:
         return runner.start(self._pipeline(), stepping=True)
 
     def _open_store(self) -> Store:
-        disk = SimulatedDisk(self.world, self, ROWS)
+        disk = simulated_disk(self.world, self, ROWS)
         if Log(disk).latest_version() is None:
             create_rows_table(Log(disk), self.clock, self._rng, location=disk.url)
         return Store(
@@ -350,7 +350,7 @@ class SimulatedProcess:
         pipeline = self._make_pipeline()
         if self.world.swarm.knows("pipeline_updated"):
             add_guest(pipeline, is_here=self._updates.chance(_HERE))
-        simulate_sinks(pipeline, lambda sink: SimulatedDisk(self.world, self, sink), self.clock, self._rng)
+        simulate_sinks(pipeline, lambda sink: simulated_disk(self.world, self, sink), self.clock, self._rng)
         injectors = pipeline._injectors  # noqa: SLF001 - publishers give up earlier than real ones
         for stream, injector in injectors.items():
             injectors[stream] = replace(injector, id_slack_us=self._settings.id_slack_ms * 1_000)

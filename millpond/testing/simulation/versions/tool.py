@@ -11,7 +11,7 @@ from millpond.statestore.rows.row_format import RowFormat
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import SeededRng
 from millpond.testing.simulation.chance import Draw, ProcessClock
-from millpond.testing.simulation.disk import DISK_FAULTS, PlannedFault, SimulatedDisk
+from millpond.testing.simulation.disk import DISK_FAULTS, PlannedFault, SimulatedDisk, simulated_disk
 from millpond.testing.simulation.violation import Violation
 from millpond.testing.simulation.world import FILE_CALL, FOLDER, ROWS, Crash, World
 
@@ -83,7 +83,7 @@ class Tool:
 
     def disk(self, name: str) -> SimulatedDisk:
         """A disk of the world, as this process sees it."""
-        return SimulatedDisk(self._world, self, name)
+        return simulated_disk(self._world, self, name)
 
     def store(self) -> Store:
         """The world's store, as a command opens it."""
