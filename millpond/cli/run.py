@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final, get_args
 
 import click
@@ -29,13 +29,17 @@ from millpond.cli.terminal.output import (
     say,
     time_text,
 )
+from millpond.cli.terminal.row_files import RowFiles
 from millpond.executor.inputs.extraction import rows_from
 from millpond.executor.local.rows import RowSource, source_of
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.run.run import RunSummary
 from millpond.executor.spark.worker_process import use_frugal_allocator
+from millpond.statestore.durations import duration_ms
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.lease import OnHeld
+from millpond.statestore.system import SystemClock
 from millpond.statestore.types import DURABILITIES
 
 _COUNTS: Final = (
@@ -72,6 +76,11 @@ _COUNTS: Final = (
     "--more-to-come",
     "Later runs bring more: leave windows open and timers waiting where the watermark has not passed them.",
 )
+@option(
+    "--settle=DURATION",
+    "Leave the first file that was changed less than so long ago, and all files behind it, for a later run.",
+    default=None,
+)
 @flag("--spark", "Run on Spark, in the session that its configuration describes.")
 @number(
     "--intervals",
@@ -102,6 +111,7 @@ def run(
     storage_options: tuple[str, ...],
     *,
     more_to_come: bool,
+    settle: str | None,
     spark: bool,
     strict: bool,
     quiet: bool,
@@ -117,8 +127,8 @@ def run(
 
     A run is its input's last unless you give --more-to-come: all windows close, all timers in event time fire, and a
     later run with more is refused. For a folder that grows, give --more-to-come each time: rows that the store has
-    consumed are skipped, and new files must come behind the others by name. A run that was killed is
-    continued by running it again.
+    consumed are skipped, and new files must come behind the others by name. With --settle 10m a file may come ten
+    minutes late, or be written for so long. A run that was killed is continued by running it again.
 
     On Spark the same files are streams, whose checkpoints lie in the store's folder.
     """
@@ -127,6 +137,9 @@ def run(
     with result_as_json(as_json) as result:
         with wrong_usage():
             loaded = load_pipeline(pipeline)
+            if settle is not None:
+                until_us = _settled_until(settle, more_to_come=more_to_come, spark=spark)
+                given = replace(given, settled_until_us=until_us)
         execute = _run_on_spark if spark else _run_here
         summary = execute(loaded, given, store, finish=not more_to_come, **options)
         result |= {"pipeline": loaded.name, "store": store, **asdict(summary)}
@@ -139,11 +152,24 @@ def run(
         raise SystemExit(3)
 
 
+def _settled_until(settle: str, *, more_to_come: bool, spark: bool) -> int:
+    if spark:
+        raise InvalidError("--settle is for the local runner: Spark takes files in the order of their times")
+    if not more_to_come:
+        raise InvalidError("--settle needs --more-to-come: the files that it leaves are for a later run")
+    return SystemClock().now_us() - int(duration_ms("--settle", settle) * 1_000)
+
+
 def _run_here(
     pipeline: EnginePipeline, inputs: Given, store: str, *, finish: bool, **options: Any
 ) -> RunSummary:
     with wrong_usage():
         given = read_inputs(pipeline, inputs)
+    for stream, rows in given.items():
+        if isinstance(rows, RowFiles) and rows.waiting:
+            note(
+                f"of {stream}: {rows.waiting:,} files wait for a later run, from the first that has not settled"
+            )
     use_frugal_allocator()
     has_bar = options["progress"] and is_terminal()
     options |= {"intervals": options["intervals"] or 1, "progress": options["progress"] and not has_bar}

@@ -144,11 +144,12 @@ def _some(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The values of the options of `input_options`."""
+    """The values of the options of `input_options`; files that change after ``settled_until_us`` wait for a later run."""
 
     inputs: tuple[str, ...]
     inputs_of: str | None
     form: TextForm
+    settled_until_us: int | None = None
 
 
 def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -195,7 +196,8 @@ def read_inputs(pipeline: EnginePipeline, given: Given) -> dict[str, RowsLike]:
     def read(path: str, text_columns: frozenset[str], record_bytes_max: int | None) -> RowFiles:
         if "://" in path:
             raise InvalidError("the local runner reads files of this machine: give --spark", input=path)
-        return RowFiles(Path(path).expanduser(), text_columns, given.form, record_bytes_max)
+        place = Path(path).expanduser()
+        return RowFiles(place, text_columns, given.form, record_bytes_max, given.settled_until_us)
 
     return _read(pipeline, given, read)
 

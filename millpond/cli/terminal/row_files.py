@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
 from io import TextIOWrapper
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, AnyStr, Final, TypeAlias, TypeVar, cast
 
@@ -374,7 +374,8 @@ class RowFiles(RowSource):
     """The rows of a file, or of the files in a folder and in folders below it; see `files_in`.
 
     ``text_columns`` stay text in CSV files, such as keys and ids. ``record_bytes_max`` is the limit of the stream. Files
-    that were consumed are left out if they have their names, sizes and times of change.
+    that were consumed are left out if they have their names, sizes and times of change. The first file in order that has
+    changed after ``settled_until_us`` waits for a later run, and so do all ``waiting`` files from there on.
     """
 
     def __init__(
@@ -383,9 +384,12 @@ class RowFiles(RowSource):
         text_columns: Collection[str] = (),
         form: TextForm = _PLAIN_FORM,
         record_bytes_max: int | None = RECORD_BYTES_MAX,
+        settled_until_us: int | None = None,
     ) -> None:
         self.path = path
-        self._format, self._paths = files_in(path, text_columns, form, record_bytes_max)
+        self._format, paths = files_in(path, text_columns, form, record_bytes_max)
+        self._paths = [*takewhile(partial(_has_settled, settled_until_us), paths)]
+        self.waiting: int = len(paths) - len(self._paths)
         self._root = path if path.is_dir() else path.parent
         # Before anything is read: a file that changes later is another one in the next run.
         self._stamps = _stamps(self._root, self._paths)
@@ -422,6 +426,10 @@ class RowFiles(RowSource):
 
     def resume(self, count: int, place: Mapping[str, Any]) -> int:
         listed, row, files = (_number(place, name) for name in ("listed_before", "row", "files_before"))
+        if self.waiting and listed >= len(self._paths):
+            # A consumed file has not settled again, so this run has nothing to read.
+            self._left_out, self._rows_before = len(self._paths), count
+            return count
         if listed >= len(self._paths) or row > count or self._stamps[listed] != place.get("stamp_before"):
             return 0
         self._left_out, self._rows_before, self._files_before = listed, count - row, files
@@ -434,7 +442,7 @@ class RowFiles(RowSource):
 
     def _counted(self, first: int, stop: int, start: int) -> list[_File]:
         paths, found = self._paths[first:stop], list[_File]()
-        counts = _readable(paths, self._format.counts(paths))
+        counts = _readable(paths, self._format.counts(paths)) if paths else ()
         for listed, (path, count) in enumerate(zip(paths, counts, strict=True), first):
             if count:
                 name = path.relative_to(self._root).as_posix()
@@ -514,6 +522,10 @@ def _order(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
 def _number(place: Mapping[str, Any], name: str) -> int:
     number = place.get(name)
     return number if isinstance(number, int) and number >= 0 else 0
+
+
+def _has_settled(until_us: int | None, path: Path) -> bool:
+    return until_us is None or path.stat().st_mtime_ns <= until_us * 1_000
 
 
 def _stamps(root: Path, paths: Sequence[Path]) -> list[str]:

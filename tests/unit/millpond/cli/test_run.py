@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,6 +144,36 @@ def test_inserted_files_are_refused(zookeeper_hosts: str) -> None:
     assert refused.exit_code == 1
     assert "new files so that they come last" in refused.stderr
     assert sum(sums().values()) == sum(range(10))
+
+
+def test_files_wait_until_they_have_settled(zookeeper_hosts: str) -> None:
+    """A file that comes late waits with all behind it, also if one was consumed and grows."""
+    options = (*FILES, "--more-to-come", "--settle", "1h", "--json")
+
+    def injected() -> tuple[int, bool]:
+        result = run(zookeeper_hosts, *options)
+        return summary_of(result)["run"]["injected"], "wait for a later run" in result.stderr
+
+    def settle(name: str) -> None:
+        os.utime(Path("numbers", name), (1e9, 1e9))
+
+    write("2.json", range(10))
+    assert injected() == (0, True)
+    settle("2.json")
+    write("4.json", range(13, 20))
+    settle("4.json")
+    write("3.json", range(10, 13))
+    assert injected() == (10, True)
+    settle("3.json")
+    assert injected() == (10, False)
+    write("4.json", range(13, 25))
+    assert injected() == (0, True)
+    settle("4.json")
+    assert injected() == (5, False)
+    assert sum(sums().values()) == sum(range(25))
+    for other in ("--spark", "--quiet"):
+        refused = run(zookeeper_hosts, *FILES, "--settle", "1h", other)
+        assert (refused.exit_code, "--settle" in refused.stderr) == (2, True)
 
 
 def test_form_of_text_files_can_be_said(zookeeper_hosts: str) -> None:
