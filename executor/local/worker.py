@@ -206,7 +206,7 @@ def _history_rows(given: Any) -> Rows:
         return rows_from(given)
     try:
         return pq.read_table(given)
-    except (pa.ArrowException, OSError) as cause:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as cause:
         raise InvalidError(
             'a backfill is rows, "input" or the path of a Parquet file',
             path=given,

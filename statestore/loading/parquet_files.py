@@ -50,7 +50,7 @@ def read_parquet(path: Path, start: int, rows_max: int) -> Iterator[pa.Table]:
 
     Raises:
         InvalidError: two columns have one name, or a page is larger than any honest one.
-        pa.ArrowException, OSError: the file is not of its format.
+        pa.ArrowException, OSError, UnicodeDecodeError: the file is not of its format.
     """
     metadata = pq.read_metadata(path)
     _refuse_repeated_names(path, metadata.schema)

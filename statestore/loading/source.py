@@ -105,7 +105,7 @@ def _of_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
     while True:
         try:
             batch = next(iterator, None)
-        except (pa.ArrowException, OSError) as cause:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as cause:
             raise InvalidError("the table cannot be read", reason=first_line(cause)) from cause
         if batch is None:
             return

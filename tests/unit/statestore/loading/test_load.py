@@ -151,6 +151,15 @@ def test_parquet_with_text_that_is_not_utf8_is_refused(store: mp.Store, tmp_path
         store.load("c", tmp_path / "1.parquet")
 
 
+def test_parquet_with_a_column_name_that_is_not_utf8_is_refused(store: mp.Store, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"key": ["a"], "staté": ["1"]}), tmp_path / "1.parquet", store_schema=False)
+    data = (tmp_path / "1.parquet").read_bytes().replace("é".encode(), b"\xe9\x80")
+    (tmp_path / "1.parquet").write_bytes(data)
+
+    with pytest.raises(mp.InvalidError, match="cannot be read"):
+        store.load("c", tmp_path / "1.parquet")
+
+
 class Own(mp.Computation):
     def __init__(self, codec: mp.Codec) -> None:
         self.codec = codec
