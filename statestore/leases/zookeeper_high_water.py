@@ -9,6 +9,9 @@ commits pause then anyway, because the leases are suspended.
 
 from __future__ import annotations
 
+import re
+import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -17,7 +20,7 @@ import orjson
 
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
 from millpond.statestore.leases.zookeeper_client import OPEN_ENSEMBLE, ZooKeeperSecurity
-from millpond.statestore.leases.zookeeper_process import recorded_server
+from millpond.statestore.leases.zookeeper_process import read_own, recorded_server
 from millpond.statestore.leases.zookeeper_session import (
     Connection,
     Create,
@@ -26,7 +29,7 @@ from millpond.statestore.leases.zookeeper_session import (
     Set,
     ZooKeeperSession,
 )
-from millpond.statestore.log.high_water import LaggingMark, Mark, superseded
+from millpond.statestore.log.high_water import HighWater, LaggingMark, Mark, later_mark, superseded
 from millpond.statestore.types import Clock, TableVersion
 
 _WRITE_ATTEMPTS_MAX: Final = 5
@@ -36,6 +39,8 @@ _LINGER_S: Final = 0.02
 _ASK_TIMEOUT_MS: Final = 4_000
 # A commit waits no longer than this before it asks the store instead.
 _BOUNDARY_TIMEOUT_MS: Final = 1_000
+# Of each file of a server that could not read them; more than the zeros at the end of a log.
+_DAMAGED_BYTES_MAX: Final = 2**23
 
 
 def store_folder(store_id: str) -> str:
@@ -150,6 +155,29 @@ def _boundary_of(node: Node, path: str) -> TableVersion:
     if not node.data.isdigit():
         raise DataError("the boundary of the log in zookeeper cannot be read", path=path)
     return TableVersion(int(node.data))
+
+
+def carry_over_mark(folder: Path, incarnation: str, high_water: HighWater) -> None:
+    """Store the newest mark in the files of a server that could not read them, and remove the files.
+
+    The log may have been cut together with them: without the mark, the loss of acknowledged commits would go unnoticed.
+    """
+    if not folder.exists():
+        return
+    path = _path_in(store_folder(incarnation))
+    # A node's path, and four bytes for the size of its data, in the log and in a snapshot.
+    node = re.compile(re.escape(path.encode()) + rb".{4}(\{[^}]*\})", re.DOTALL)
+    mark: Mark | None = None
+    for file in folder.rglob("*"):
+        for data in node.findall(read_own(file, _DAMAGED_BYTES_MAX)):
+            with suppress(DataError):
+                mark = later_mark(mark, _decode(Node(data=data, version=0, owner_session=0), path))
+    if mark is not None:
+        high_water.advance(mark.version, mark.digest)
+        high_water.flush()
+        if mark.successor:
+            high_water.supersede(mark.successor)
+    shutil.rmtree(folder)
 
 
 def _path_in(folder: str) -> str:

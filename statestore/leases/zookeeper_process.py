@@ -30,7 +30,7 @@ from typing import Final
 import orjson
 
 from millpond.statestore.errors import InvalidError, UnavailableError
-from millpond.statestore.objects.system_files import ForeignFileError, SystemFiles
+from millpond.statestore.objects.system_files import ForeignFileError, SystemFiles, way_out
 from millpond.statestore.types import Clock
 
 _PORT_FIRST: Final = 20_000
@@ -103,7 +103,7 @@ echo "{\\"process_id\\": $$, \\"port\\": $port, \\"started\\": \\"$started\\"}" 
 mv server.json.new server.json || exit 1
 exec "$@" </dev/null >server.out 2>&1
 """
-_DATA: Final = "data"
+DATA: Final = "data"
 _CONFIGURATION: Final = "zoo.cfg"
 _RUNNING: Final = "running"
 PLACE_OPTION: Final = "-Dmillpond.zookeeper="
@@ -115,7 +115,6 @@ _END_MS: Final = 5_000
 _ANSWER_CHARACTERS_MAX: Final = 64 * 1024
 _WORDS_CHARACTERS_MAX: Final = 2_000
 _HAS_PROC: Final = Path("/proc/self/stat").exists()
-_READ_BYTES_MAX: Final = 2**20
 # Of a server's files: only this user may read its secret.
 _MODE: Final = 0o600
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -198,7 +197,7 @@ class ServerProcess:
     def is_serving(self) -> bool:
         """Return True if a server with this folder's data answers on the port and takes part in its ensemble."""
         # A member without a quorum, or still starting, reports that instead of its mode.
-        place = _comparable(f"dataDir={self.folder / _DATA}")
+        place = _comparable(f"dataDir={self.folder / DATA}")
         return "Mode: " in answer(self.port, "srvr") and place in _comparable(answer(self.port, "conf"))
 
     def wait_serving(self, clock: Clock, timeout_ms: float) -> bool:
@@ -272,7 +271,7 @@ def launch(
     folder = place_of_server(folder)
     make_folder(folder)
     forget(folder)
-    lines = {**_SETTINGS, "dataDir": f"./{_DATA}", "clientPort": str(port), **(settings or {})}
+    lines = {**_SETTINGS, "dataDir": f"./{DATA}", "clientPort": str(port), **(settings or {})}
     write_own(folder / _CONFIGURATION, "".join(f"{name}={value}\n" for name, value in lines.items()).encode())
     write_own(folder / "log4j2.properties", _LOG_CONFIGURATION)
     with os.fdopen(open_own(folder / _LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "w") as lines_of_log:
@@ -380,7 +379,7 @@ def make_folder(folder: Path) -> None:
     files = _files_of(folder.parent)
     with _own_files(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        for made in (str(folder), str(folder / _DATA)):
+        for made in (str(folder), str(folder / DATA)):
             with suppress(FileExistsError):
                 files.make_folder(made)
             if not files.is_folder(made):
@@ -396,10 +395,10 @@ def open_own(path: Path, flags: int) -> int:
         return _files_of(path.parent).open(str(path), flags)
 
 
-def read_own(path: Path) -> bytes:
+def read_own(path: Path, size_bytes: int = 2**20) -> bytes:
     """Return the end of a file of a server's folder; nothing where there is no file."""
     with suppress(OSError):
-        return _files_of(path.parent).read_tail(str(path), _READ_BYTES_MAX).data
+        return _files_of(path.parent).read_tail(str(path), size_bytes).data
     return b""
 
 
@@ -424,7 +423,7 @@ def _own_files(folder: Path) -> Iterator[None]:
         ) from error
     except OSError as error:
         raise UnavailableError(
-            "the folder of the store's zookeeper cannot be used", folder=folder, cause=error
+            f"the folder of the store's zookeeper cannot be used{way_out(error)}", folder=folder, cause=error
         ) from error
 
 

@@ -3,7 +3,9 @@
 The first process that opens a store starts the server and records its process id and port in ``server.json``; the others
 join it. Every user holds a shared lock on the file ``users``, and the last one to close, who can lock it alone, stops the
 server. Locks end with their process, so killed users do not count. ``lock`` serialises starting, joining and stopping.
-Losing the folder is safe, because sequencers are raised above the table's.
+Losing the leases in it is safe, because sequencers are raised above the table's. So data that the server cannot read, such
+as a log that a full disk has cut, is set aside, and the server starts anew. Only the high-water mark is of value: it is
+carried over (`carry_over_mark`).
 
 Every user of the machine can reach the server's port, so it admits only sessions that know its secret. The secret is in a
 file that only this user can read, and is drawn anew by the first process. The nodes have no access lists: no other
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import logging
 import os
 import re
 import shutil
@@ -27,6 +30,7 @@ from kazoo.security import ACL
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.leases.zookeeper_client import OPEN_ENSEMBLE, ZooKeeperSecurity
 from millpond.statestore.leases.zookeeper_process import (
+    DATA,
     HOST,
     JAAS_OPTION,
     ServerProcess,
@@ -46,11 +50,15 @@ from millpond.statestore.leases.zookeeper_process import (
 )
 from millpond.statestore.types import Clock, Rng
 
+_LOG: Final = logging.getLogger("millpond")
 _READY_MS: Final = 60_000
 _ANSWER_MS: Final = 30_000
 _START_ATTEMPTS_MAX: Final = 5
 _LOCK_POLL_MS: Final = 20
 _COMES_FREE_POLLS: Final = 100
+_DAMAGED: Final = "data.damaged"
+# A server's log begins with so many bytes.
+_ROOM_BYTES: Final = 2**20
 _PORT_TAKEN: Final = "BindException"
 """The name of Java's error, which unlike its message is the same in every language."""
 
@@ -69,6 +77,10 @@ Server {{
     org.apache.zookeeper.server.auth.DigestLoginModule required user_{user}="{secret}";
 }};
 """
+
+
+class _EndedError(UnavailableError):
+    """The server has ended by itself, with room on the disk."""
 
 
 class OwnServerSecurity(ZooKeeperSecurity):
@@ -207,6 +219,32 @@ class EmbeddedZooKeeper:
         return None
 
     def _start(self) -> ServerProcess:
+        try:
+            return self._launch()
+        except _EndedError as failure:
+            data = self._folder / DATA
+            if not any(data.rglob("*")):
+                raise
+            # Its words depend on what is damaged and on the version; a start without the data tells whether that is it.
+            shutil.rmtree(self.damaged, ignore_errors=True)
+            data.rename(self.damaged)
+            with ExitStack() as undone:
+                undone.callback(self.damaged.rename, data)
+                undone.callback(shutil.rmtree, data, ignore_errors=True)
+                try:
+                    server = self._launch()
+                except UnavailableError:
+                    raise failure from None
+                undone.pop_all()
+            _LOG.warning("the data of the store's zookeeper cannot be read, and it starts anew: %s", failure)
+            return server
+
+    @property
+    def damaged(self) -> Path:
+        """Where data lies that the server could not read, until its high-water mark is carried over."""
+        return self._folder / _DAMAGED
+
+    def _launch(self) -> ServerProcess:
         java, jars = self._java or find_java(), find_jars()
         if shutil.which(java) is None:
             raise UnavailableError("no java found where it was said to be", java=java)
@@ -235,10 +273,14 @@ class EmbeddedZooKeeper:
     def _failure(self, server: ServerProcess, java: str) -> UnavailableError:
         """Return the error of a server that does not start, with its last output."""
         refuse_old_java(java)
-        waited = f"it does not serve after {self._ready_timeout_ms / 1_000:g} s"
-        failure = UnavailableError(
+        kind, cause = UnavailableError, f"it does not serve after {self._ready_timeout_ms / 1_000:g} s"
+        if shutil.disk_usage(self._folder).free < _ROOM_BYTES:
+            cause = "the disk is full: make room, and start again"
+        elif not server.is_running():
+            kind, cause = _EndedError, "it has ended"
+        failure = kind(
             "zookeeper's server does not start",
-            cause=waited if server.is_running() else "it has ended",
+            cause=cause,
             port=server.port,
             folder=self._folder,
             java=java,

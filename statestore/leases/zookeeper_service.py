@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from millpond.statestore.errors import ConflictError, InvalidError
+from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
 from millpond.statestore.leases.ensemble import NO_ENSEMBLE, check_ensemble, recorded_ensemble
 from millpond.statestore.leases.lease import Leases, unrecorded_ensemble
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
+from millpond.statestore.leases.zookeeper_high_water import carry_over_mark
 from millpond.statestore.leases.zookeeper_lease import SESSION_TIMEOUT_MS, ZooKeeperLeases
 from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
 from millpond.statestore.types import Clock, Rng
@@ -70,7 +71,7 @@ class ZooKeeperService:
             hosts = own.start_or_join()
             self.resources.callback(own.close)
             security = own.security
-        return ZooKeeperLeases(
+        leases = ZooKeeperLeases(
             hosts or "",
             incarnation,
             writer_id,
@@ -79,6 +80,13 @@ class ZooKeeperService:
             security=security,
             is_own_server=own is not None,
         )
+        if own is not None:
+            try:
+                carry_over_mark(own.damaged, incarnation, leases.high_water)
+            except UnavailableError:
+                leases.close()
+                raise
+        return leases
 
     def check(self, txns: Mapping[str, int]) -> None:
         """Refuse, before any server starts, another service than the one in which leases may be held."""

@@ -36,6 +36,7 @@ from millpond.statestore.objects.system_files import (
     LostWriteError,
     SystemFiles,
     is_object_path,
+    way_out,
 )
 from millpond.statestore.types import DURABILITIES, Durability
 
@@ -314,16 +315,8 @@ class LocalObjects:
             if error.errno == errno.ENAMETOOLONG:
                 raise DataError("the path is too long for this disk", path=path, store=self.url) from error
             raise UnavailableError(
-                f"the object store failed{_way_out(error)}", path=path, store=self.url, cause=error
+                f"the object store failed{way_out(error)}", path=path, store=self.url, cause=error
             ) from error
-
-
-def _way_out(error: OSError) -> str:
-    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
-        return ": this user may not write there; grant the permission, or use another folder"
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return ": the disk is full; make room, and waiting work resumes"
-    return ""
 
 
 def _folder_of(path: str) -> str:

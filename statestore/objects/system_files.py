@@ -63,6 +63,15 @@ class ForeignFileError(OSError):
         )
 
 
+def way_out(error: OSError) -> str:
+    """Return the end of a sentence about an error of the disk: what helps, where something does."""
+    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        return ": this user may not write there; grant the permission, or use another folder"
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return ": the disk is full; make room, and waiting work resumes"
+    return ""
+
+
 def is_file(path: str) -> bool:
     """Return True for a file and False where nothing is; anything else raises `ForeignFileError`.
 

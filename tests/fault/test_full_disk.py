@@ -200,6 +200,18 @@ def test_run_ends_with_its_reason(disk: Disk, fault_report: FaultReport) -> None
         assert ledger_of(store) == written(numbered(range(4)))
 
 
+def test_full_disk_is_named_where_the_store_is_opened(tmpfs: Tmpfs, fault_report: FaultReport) -> None:
+    with tmpfs.open():
+        pass
+    tmpfs.fill()
+    fault_report.fault("R14")
+    with pytest.raises(UnavailableError, match="the disk is full"):
+        tmpfs.open()
+    tmpfs.free()
+    with tmpfs.open() as store:
+        assert store.snapshot().version == 0
+
+
 def test_full_sink_stops_the_run_and_catches_up(
     small: Tmpfs | NoFolder, tmp_path: Path, fault_report: FaultReport
 ) -> None:

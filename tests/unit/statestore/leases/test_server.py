@@ -14,10 +14,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from millpond.statestore.errors import InvalidError, UnavailableError
+from millpond.statestore.errors import DataError, InvalidError, UnavailableError
 from millpond.statestore.leases import zookeeper_process as process
 from millpond.statestore.leases.zookeeper_process import (
     ServerProcess,
@@ -28,6 +29,7 @@ from millpond.statestore.leases.zookeeper_process import (
     recorded_server,
 )
 from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
+from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.testing.servers.zookeeper import wait_until
 
@@ -308,6 +310,64 @@ def test_silent_java_is_reported(tmp_path: Path) -> None:
     failed_start(tmp_path, 'exec "$JAVA" -XX:+NoSuchOption "$@"')
 
     assert failed_start(tmp_path, "exit 1").__notes__ == ["It said last:\n(nothing)"]
+
+
+def test_data_stays_where_the_server_does_not_start_without_it(tmp_path: Path) -> None:
+    data = tmp_path / "server" / "data" / "version-2"
+    data.mkdir(parents=True)
+    (data / "log.1").write_bytes(b"whole")
+    failure = failed_start(tmp_path, 'ls data >>"$0.seen"; echo no memory; exit 1')
+
+    assert failure.__notes__ == ["It said last:\nno memory\n"]
+    assert (data / "log.1").read_bytes() == b"whole"
+    assert [path.name for path in data.parent.parent.glob("data*")] == ["data"]
+    assert (tmp_path / "bin" / "java.seen").read_text() == "version-2\n"
+
+
+def test_full_disk_is_the_cause_of_a_failed_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    data = tmp_path / "server" / "data" / "version-2"
+    data.mkdir(parents=True)
+
+    assert failed_start(tmp_path, "exit 1").details["cause"] == "the disk is full: make room, and start again"
+    assert data.exists()
+
+
+@pytest.fixture
+def pond(tmp_path: Path) -> Path:
+    with Store.open(tmp_path / "pond") as store:
+        store.load("counts", [{"key": "a", "state": 1}])
+    return tmp_path / "pond"
+
+
+def test_server_starts_anew_on_data_that_it_cannot_read(pond: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for files, size in (("log.*", 5), ("snapshot.*", 0), ("snapshot.*", 20)):
+        cut(pond, files, size)
+        caplog.clear()
+        with Store.open(pond) as store:
+            store.load(f"{files} {size}", [{"key": "b", "state": 2}])
+
+        assert "the data of the store's zookeeper cannot be read, and it starts anew" in caplog.text
+        assert not (pond / "zookeeper" / "data.damaged").exists()
+    shutil.rmtree(pond / "zookeeper")
+    with Store.open(pond) as store:
+        assert store.rows_view("counts").to_arrow().num_rows == 1
+
+
+def test_mark_is_carried_over_from_damaged_data(pond: Path) -> None:
+    """Otherwise the store would open without its last commit, as if it had never been there."""
+    cut(pond, "snapshot.*", 0)
+    shutil.rmtree(pond / "high_water")
+    max((pond / "rows" / "_delta_log").glob("*.json")).unlink()
+
+    for _ in range(2):
+        with pytest.raises(DataError, match="the table ends before a version that was committed"):
+            Store.open(pond)
+
+
+def cut(pond: Path, files: str, size: int) -> None:
+    for file in (pond / "zookeeper" / "data" / "version-2").glob(files):
+        os.truncate(file, size)
 
 
 def test_slow_start_times_out(tmp_path: Path) -> None:
