@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
@@ -91,9 +91,28 @@ class ColumnWatch:
 
 
 def sink_table(
-    productions: pa.Table, schema: pa.Schema | None, sink: str, watch: ColumnWatch | None = None
+    productions: pa.Table,
+    schema: pa.Schema | None,
+    sink: str,
+    watch: ColumnWatch | None = None,
+    required: Collection[str] = (),
 ) -> pa.Table:
+    """Return productions as rows of a sink's table; the ``required`` columns take no nulls."""
     _refuse_bytes(productions, sink)
+    table = _rows(productions, schema, sink, watch)
+    for name in required:
+        nulls = table.column(name).is_null()
+        if (row := nulls.index(True).as_py()) >= 0:
+            raise InvalidError(
+                "a value is null, and its column of the sink's table takes no nulls: produce it, or let the column take them",
+                sink=sink,
+                column=name,
+                key=productions.column("key")[row],
+            )
+    return table
+
+
+def _rows(productions: pa.Table, schema: pa.Schema | None, sink: str, watch: ColumnWatch | None) -> pa.Table:
     if schema is None:
         return _as_texts(productions.select(SINK_SCHEMA.names).cast(SINK_SCHEMA))
     values = _decoded(productions, sink)

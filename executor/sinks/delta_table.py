@@ -22,6 +22,7 @@ from millpond.statestore.failpoint import reach
 from millpond.statestore.history.lineage import Lineage
 from millpond.statestore.history.replayed_log import Change, newest_histories, replay_log
 from millpond.statestore.log.action import Action, Add, Remove, Txn, delta_schema
+from millpond.statestore.log.features import Use
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load, load_existing
@@ -41,14 +42,14 @@ def open_table(
     retraction.
     """
     log, name = Log(objects), record.name
-    snapshot = load_existing(log)
+    snapshot = load_existing(log, use=None)
     if snapshot is None:
         record.refuse_loss(0, objects.url)
         try:
             return create_table(log, clock, rng, schema=schema, name=name)
         except ConflictError:
             # Another process created the table first: check below that it fits.
-            snapshot = load(log)
+            snapshot = load(log, use=None)
     writer = LogWriter(log, snapshot, clock, rng)
     columns = _new_columns(snapshot, schema, name, may_grow=not whole)
     if columns is not None:
@@ -56,8 +57,6 @@ def open_table(
         if before is None:
             raise ConflictError("the table has no metadata")
         writer.write(ChangeSchema(before=before, after=replace(before, schema_string=columns)))
-        snapshot = writer.snapshot
-    _check_fits(snapshot, schema, name, objects.url, whole=whole)
     return writer
 
 
@@ -81,10 +80,15 @@ def _new_columns(snapshot: Snapshot, schema: pa.Schema, name: str, *, may_grow: 
     further = [column for column in wanted[_FIELDS] if column["name"] not in kinds]
     if not further or not may_grow or not all(column["nullable"] for column in further):
         return None
+    if not {column["name"].lower() for column in further}.isdisjoint(map(str.lower, kinds)):
+        return None
     return orjson.dumps({**existing, _FIELDS: [*existing[_FIELDS], *further]}).decode()
 
 
-def _check_fits(snapshot: Snapshot, schema: pa.Schema, name: str, url: str, *, whole: bool) -> None:
+def _required_columns(
+    snapshot: Snapshot, schema: pa.Schema, name: str, url: str, *, whole: bool
+) -> frozenset[str]:
+    """Return the columns that take no nulls, or refuse a table that the sink cannot write rightly."""
     metadata = snapshot.metadata
     if metadata is None:
         raise InvalidError("the sink's table has no metadata", sink=name, path=url)
@@ -95,18 +99,31 @@ def _check_fits(snapshot: Snapshot, schema: pa.Schema, name: str, url: str, *, w
             path=url,
             partition_columns=list(metadata.partition_columns),
         )
-    existing = {column["name"]: column["type"] for column in orjson.loads(metadata.schema_string)[_FIELDS]}
+    snapshot.refuse(Use.REWRITE if whole else Use.APPEND, url, schema.names, sink=name)
+    fields = orjson.loads(metadata.schema_string)[_FIELDS]
+    existing = {column["name"]: column["type"] for column in fields}
+    spellings = {column.lower(): column for column in existing}
     for column in orjson.loads(delta_schema(schema))[_FIELDS]:
         kind = existing.get(column["name"])
         if kind != column["type"]:
+            spelling = spellings.get(column["name"].lower(), column["name"])
             raise InvalidError(
                 f"the sink's table has other columns: {_WAY_OUT}",
                 sink=name,
                 path=url,
                 column=column["name"],
                 wanted=column["type"],
-                found=kind,
+                found=kind if spelling == column["name"] else spelling,
             )
+    required = frozenset(column["name"] for column in fields if not column.get("nullable", True))
+    unfilled = sorted(required - set(schema.names))
+    if unfilled:
+        raise InvalidError(
+            f"the sink's table has columns that take no nulls, and the sink does not fill them: {_WAY_OUT}",
+            sink=name,
+            path=url,
+            columns=unfilled,
+        )
     others = sorted(existing.keys() - set(schema.names))
     if whole and others:
         raise InvalidError(
@@ -115,6 +132,7 @@ def _check_fits(snapshot: Snapshot, schema: pa.Schema, name: str, url: str, *, w
             path=url,
             columns=others,
         )
+    return required
 
 
 _RECENT_MAX: Final = 32
@@ -153,6 +171,8 @@ class TableWriter:
         self._lock = threading.RLock()
         self._writer = open_table(objects, clock, rng, record, self._columns, whole=self.is_whole)
         self._writer.successors_kept = True
+        self._fitting = self._writer.snapshot.metadata
+        self._required = self._required_in(self._writer.snapshot)
         record.check_on_opening(self._writer.snapshot, objects.url)
 
     @property
@@ -160,10 +180,27 @@ class TableWriter:
         with self._lock:
             return self._record.delivered(self._writer.snapshot.txns)
 
+    def _required_in(self, snapshot: Snapshot) -> frozenset[str]:
+        return _required_columns(snapshot, self._columns, self._name, self._objects.url, whole=self.is_whole)
+
+    def _admit(self, snapshot: Snapshot) -> None:
+        """Refuse to commit on a version of another copy of the store, or of a table that another program has changed."""
+        self._record.check(snapshot)
+        if snapshot.metadata is self._fitting:
+            return
+        if self._required_in(snapshot) != self._required:
+            # The rows at hand were not checked for the new ones.
+            raise InvalidError(
+                "another program has changed which columns of the sink's table take nulls: start again",
+                sink=self._name,
+                path=self._objects.url,
+            )
+        self._fitting = snapshot.metadata
+
     def keep_up(self) -> None:
         """Give the table checkpoints, compaction and cleanup from now on; see `TableUpkeep.due`."""
         self.upkeep = TableUpkeep(
-            self._objects, self._writer, self._clock, self, guard=self._record.check, lock=self._lock
+            self._objects, self._writer, self._clock, self, guard=self._admit, lock=self._lock
         )
 
     def small_files(self, snapshot: Snapshot) -> Sequence[LiveFile]:
@@ -244,7 +281,7 @@ class DeltaSinkWriter(TableWriter):
         # The table has it: a runner repeats the last superstep after a crash.
         if superstep <= self.delivered or not productions.num_rows:
             return
-        table = sink_table(productions, self._schema, self._name, self._watch)
+        table = sink_table(productions, self._schema, self._name, self._watch, self._required)
         add = self._put(superstep, table)
         self._remember(add.path, table)
         # Data and superstep in one commit, guarded by the record: otherwise a crash between them would deliver
@@ -255,7 +292,7 @@ class DeltaSinkWriter(TableWriter):
                 txns={self._record.app_id: superstep},
                 metadata={"sink": self._name, "superstep": superstep},
                 rows=table.num_rows,
-                guard=self._record.check,
+                guard=self._admit,
             )
         )
 

@@ -91,7 +91,7 @@ class UpsertSinkWriter(TableWriter):
         # The table has it: a runner repeats the last superstep after a crash.
         if superstep <= self.delivered or not productions.num_rows:
             return
-        rows = sink_table(productions, self._columns, self._name, self._watch)
+        rows = sink_table(productions, self._columns, self._name, self._watch, self._required)
         changes = net_changes(rows, self._keys, retractions(productions, self._name))
         for _ in range(_TRIES):
             with self._lock:
@@ -129,7 +129,7 @@ class UpsertSinkWriter(TableWriter):
                 txns={self._record.app_id: superstep},
                 metadata={"sink": self._name, "superstep": superstep},
                 rows=written,
-                guard=self._record.check,
+                guard=self._admit,
             )
         )
 

@@ -178,7 +178,7 @@ class ReplayedLog(LoggedTable):
 
     def follow(self, log: Log, until: TableVersion) -> None:
         for version, data in log.commits(range(self.version + 1, until + 1)):
-            self.apply(version, self.snapshot.apply(version, data))
+            self.apply(version, self.snapshot.apply(version, data, is_past=True))
 
     def actions(self, *, on_disk: Iterable[str]) -> Iterator[Action]:
         """Yield the actions of a checkpoint of this version; removed files are remembered while they are on disk."""
@@ -334,7 +334,7 @@ def _advance(history: TableHistory, log: Log, mark: Mark | None) -> None:
         if data is None:
             return
         try:
-            actions = chain.apply(version, data)
+            actions = chain.apply(version, data, is_past=True)
         except DataError:
             return
         if data != stored:

@@ -33,6 +33,8 @@ class Add:
     stats: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     data_change: bool = True
+    # Some rows of the file are deleted, which only another engine does.
+    has_deletion_vector: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +73,12 @@ class CommitInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """The protocol versions that readers and writers must support."""
+    """The protocol versions and, where these list them, the features that readers and writers must support."""
 
     min_reader_version: int = 1
     min_writer_version: int = 2
+    reader_features: tuple[str, ...] | None = None
+    writer_features: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +117,15 @@ def delta_schema(schema: pa.Schema) -> str:
 
 
 def _struct(fields: list[pa.Field]) -> dict[str, Any]:
+    spellings: dict[str, str] = {}
+    for one in fields:
+        name = one.name
+        if name.lower() in spellings:
+            other = spellings[name.lower()]
+            raise InvalidError(
+                "columns of a Delta table must differ in more than case", column=name, other=other
+            )
+        spellings[name.lower()] = name
     return {
         "type": "struct",
         "fields": [

@@ -76,6 +76,13 @@ _SCHEMA: Final = pa.schema(
         "protocol": pa.struct({"minReaderVersion": pa.int32(), "minWriterVersion": pa.int32()}),
     }
 )
+# Of a protocol that lists its features, which a store's does not.
+_LISTING_PROTOCOL: Final = pa.struct(
+    [
+        *_SCHEMA.field("protocol").type,
+        *(pa.field(name, pa.list_(pa.string())) for name in ("readerFeatures", "writerFeatures")),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +143,11 @@ def write_part(actions: Iterable[Action], path: str, commit: str = "") -> bytes:
     ``commit`` is the digest of the version's commit file.
     """
     rows = [_to_row(action) for action in actions]
+    schema = _SCHEMA
+    if any("writerFeatures" in row.get("protocol", ()) for row in rows):
+        schema = schema.set(schema.names.index("protocol"), pa.field("protocol", _LISTING_PROTOCOL))
     try:
-        table = pa.Table.from_pylist(rows, schema=_SCHEMA.with_metadata({_SEALED: b"1", _COMMIT: commit}))
+        table = pa.Table.from_pylist(rows, schema=schema.with_metadata({_SEALED: b"1", _COMMIT: commit}))
     except (pa.ArrowException, OverflowError, TypeError) as error:
         raise DataError("the log has values that no checkpoint can hold", path=path, cause=error) from error
     sink = pa.BufferOutputStream()

@@ -113,8 +113,10 @@ def _to_json(actions: tuple[Action, ...], infos: list[CommitInfo]) -> list[dict[
                 protocol = {
                     "minReaderVersion": action.min_reader_version,
                     "minWriterVersion": action.min_writer_version,
+                    "readerFeatures": action.reader_features,
+                    "writerFeatures": action.writer_features,
                 }
-                lines.append({"protocol": protocol})
+                lines.append({"protocol": _present(protocol)})
             case Metadata():
                 lines.append({"metaData": _metadata_to_json(action)})
             case Other():
@@ -208,6 +210,7 @@ _FIELDS: Final[Mapping[str, Mapping[str, tuple[type, ...]]]] = {
         "stats": (str, _NONE),
         "tags": (dict, _NONE),
         "dataChange": (bool, _NONE),
+        "deletionVector": (dict, _NONE),
     },
     "remove": {
         "path": (str,),
@@ -226,7 +229,12 @@ _FIELDS: Final[Mapping[str, Mapping[str, tuple[type, ...]]]] = {
         "readVersion": (int, _NONE),
         "millpond": (dict, _NONE),
     },
-    "protocol": {"minReaderVersion": (int,), "minWriterVersion": (int,)},
+    "protocol": {
+        "minReaderVersion": (int,),
+        "minWriterVersion": (int,),
+        "readerFeatures": (list, _NONE),
+        "writerFeatures": (list, _NONE),
+    },
     "metaData": {
         "id": (str,),
         "name": (str, _NONE),
@@ -283,6 +291,8 @@ def _read_add(fields: dict[str, Any]) -> Add:
         stats=fields.get("stats"),
         tags=_texts_of("add", "tags", fields),
         data_change=fields.get("dataChange", True),
+        # A checkpoint may have a vector without values for a file that has none.
+        has_deletion_vector=any((fields.get("deletionVector") or {}).values()),
     )
 
 
@@ -331,8 +341,18 @@ def _read_commit_info(fields: dict[str, Any]) -> CommitInfo:
 def _read_protocol(fields: dict[str, Any]) -> Protocol:
     _check_types("protocol", fields)
     return Protocol(
-        min_reader_version=fields["minReaderVersion"], min_writer_version=fields["minWriterVersion"]
+        min_reader_version=fields["minReaderVersion"],
+        min_writer_version=fields["minWriterVersion"],
+        reader_features=_features_of("readerFeatures", fields),
+        writer_features=_features_of("writerFeatures", fields),
     )
+
+
+def _features_of(name: str, fields: Mapping[str, Any]) -> tuple[str, ...] | None:
+    features = fields.get(name)
+    if features is not None and not _TEXTS.issuperset(map(type, features)):
+        raise _wrong("protocol", name, features)
+    return None if features is None else tuple(features)
 
 
 def _read_metadata(fields: dict[str, Any]) -> Metadata:

@@ -196,7 +196,8 @@ def _changes(action: Action, operation: str, own: Mapping[str, str]) -> bool:
     match action:
         case Add() | Remove():
             # A RESTORE moves data even where its actions claim dataChange=false.
-            return action.data_change or operation == _RESTORE
+            has_lost_rows = isinstance(action, Add) and action.has_deletion_vector
+            return action.data_change or has_lost_rows or operation == _RESTORE
         case Txn():
             return action.app_id.startswith(_OWN_TXN)
         case Metadata():

@@ -6,7 +6,7 @@ The cost of `Snapshot.apply` depends on the commit, not on the size of the table
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +16,7 @@ from millpond.statestore.interval import Interval, superseded
 from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Other, Protocol, Remove, Txn
 from millpond.statestore.log.checkpoint import Checkpoint, checkpoint_path
 from millpond.statestore.log.commit_file import decode, digest_of
+from millpond.statestore.log.features import Duty, Use, unmet_duties
 from millpond.statestore.log.files import FileIndex, LiveFile
 from millpond.statestore.log.log import (
     AHEAD_MAX,
@@ -34,7 +35,6 @@ from millpond.statestore.types import TableVersion
 NO_TABLE: Final = TableVersion(-1)
 # Field of a commit that restores an older version: the number of that version.
 RESTORED_VERSION: Final = "restored_version"
-_READER_VERSION_MAX: Final = 1
 _LOAD_TRIES: Final = 3
 
 
@@ -55,6 +55,10 @@ class Snapshot(FileIndex):
         self.source_offsets: dict[str, str] = {}
         self.metadata: Metadata | None = None
         self.protocol: Protocol = Protocol()
+        # The commit that changed one of the two last, as far as it is known.
+        self.formed_by: CommitInfo | None = None
+        self.formed_at: TableVersion = NO_TABLE
+        self._duties: tuple[Duty, ...] | None = None
 
     @property
     def configuration(self) -> Mapping[str, str]:
@@ -68,17 +72,48 @@ class Snapshot(FileIndex):
     def live_intervals(self, computation: str | None = None) -> dict[Interval, Fence]:
         return live_intervals(self.txns, computation)
 
+    @property
+    def duties(self) -> tuple[Duty, ...]:
+        """What the table asks and Millpond does not do."""
+        if self._duties is None:
+            self._duties = unmet_duties(self.protocol, self.metadata)
+        return self._duties
+
+    def refuse(self, use: Use, url: str, columns: Collection[str] | None = None, **details: object) -> None:
+        """Raise `InvalidError` if a feature of the table forbids the use; see `unmet_duties`."""
+        known = self.duties if columns is None else unmet_duties(self.protocol, self.metadata, columns)
+        for duty in known:
+            if duty.use <= use:
+                raise self._refusal(duty, self.formed_at, self.formed_by, path=url, **details)
+
+    def _refusal(self, duty: Duty, version: int, info: CommitInfo | None, **details: object) -> InvalidError:
+        details |= {"feature": duty.feature, **({"by": duty.by} if duty.by else {})}
+        what = f"cannot {duty.use.verb} the table, which has a feature that Millpond does not"
+        if not is_of_store(self.configuration):
+            mend = f"{duty.mend}, or " if duty.mend else ""
+            return InvalidError(f"{what}: {mend}give the sink another path", **details)
+        operation, engine = ("", "") if info is None else (info.operation, info.engine_info)
+        return InvalidError(
+            f"{what}: another engine has changed the store's table, and `millpond repair` changes it back; nothing is lost",
+            version=version,
+            operation=operation or "unknown",
+            engine=engine or "unknown",
+            **details,
+        )
+
     @collector_paused()
-    def apply(self, version: TableVersion, data: bytes) -> tuple[Action, ...]:
+    def apply(self, version: TableVersion, data: bytes, *, is_past: bool = False) -> tuple[Action, ...]:
         """Apply the next commit and return its actions; a refused commit changes nothing.
 
         A commit is refused (`DataError`) if it is damaged, does not follow the one before it, or is another engine's change of a
-        store's data; and (`InvalidError`) if it makes the table require a newer reader.
+        store's data; and (`InvalidError`) if the table cannot be read with it, unless later commits may have changed that.
         """
         actions = decode(data, commit_path(version))
         # Refuse before anything is applied: a refused commit must leave a usable snapshot.
         self._check_chain(version, actions)
         refuse_foreign_change(version, actions, self.configuration)
+        if not is_past:
+            self._check_readable(version, actions)
         self.apply_actions(version, actions, digest_of(data))
         return actions
 
@@ -86,17 +121,20 @@ class Snapshot(FileIndex):
     def apply_actions(self, version: TableVersion, actions: Iterable[Action], digest: str) -> None:
         """Apply a commit that the caller has verified, or has just written."""
         check(version == self.version + 1, "commits are applied in order", at=self.version, next=version)
-        verified = tuple(actions)
-        _check_readable(verified, commit_path(version))
-        self._record(verified, version)
+        self._record(tuple(actions), version)
         self.version, self.digest = version, digest
+
+    def _check_readable(self, version: TableVersion, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Protocol):
+                duty = next(iter(unmet_duties(action, None)), None)
+                if duty is not None and duty.use is Use.READ:
+                    raise self._refusal(duty, version, _info_of(actions), path=commit_path(version))
 
     def restart_from(self, checkpoint: Checkpoint, actions: Iterable[Action], commit: bytes | None) -> None:
         """Start from a checkpoint and its version's commit file, if that was not cleaned up."""
         check(self.version == NO_TABLE, "only a fresh snapshot starts from a checkpoint", at=self.version)
-        verified = tuple(actions)
-        _check_readable(verified, checkpoint.paths[0])
-        self._record(verified, checkpoint.version)
+        self._record(tuple(actions), checkpoint.version)
         self.version, self.digest = checkpoint.version, "" if commit is None else digest_of(commit)
         self.checkpoint = checkpoint.version
 
@@ -141,10 +179,15 @@ class Snapshot(FileIndex):
                     self._record_offsets(action)
                 case Metadata():
                     self.metadata = action
+                    self._form(actions, version)
                 case Protocol():
                     self.protocol = action
+                    self._form(actions, version)
                 case Other():
                     pass
+
+    def _form(self, actions: tuple[Action, ...], version: TableVersion) -> None:
+        self.formed_by, self.formed_at, self._duties = _info_of(actions), version, None
 
     def _record_add(self, add: Add, version: TableVersion) -> None:
         known = self.file(add.path)
@@ -164,6 +207,10 @@ class Snapshot(FileIndex):
         offsets = (info.millpond or {}).get("source_offsets")
         if isinstance(offsets, Mapping):
             self.source_offsets = {app_id: str(text) for app_id, text in offsets.items()}
+
+
+def _info_of(actions: Iterable[Action]) -> CommitInfo | None:
+    return next((action for action in actions if isinstance(action, CommitInfo)), None)
 
 
 def live_intervals(txns: Mapping[str, int], computation: str | None = None) -> dict[Interval, Fence]:
@@ -197,24 +244,32 @@ def forgotten_txns(txns: Mapping[str, int]) -> frozenset[str]:
     )
 
 
-def load(log: Log, version: TableVersion | None = None, *, near: int = 0) -> Snapshot:
+def load(
+    log: Log, version: TableVersion | None = None, *, near: int = 0, use: Use | None = Use.READ
+) -> Snapshot:
     """Open a table cold, at its newest or an older version; `ObjectMissingError` if there is none.
 
-    ``near`` is a version that the table is thought to have reached lately; it only shortens the way.
+    ``near`` is a version that the table is thought to have reached lately; it only shortens the way. A table whose features
+    forbid the ``use`` is refused (`InvalidError`).
     """
     for _ in range(_LOAD_TRIES - 1):
         try:
-            return _load_once(log, version, near)
+            snapshot = _load_once(log, version, near)
+            break
         except ObjectMissingError:
             # A cleanup may have removed old commits between the listing and the reading.
             continue
-    return _load_once(log, version)
+    else:
+        snapshot = _load_once(log, version)
+    if use is not None:
+        snapshot.refuse(use, log.objects.url)
+    return snapshot
 
 
-def load_existing(log: Log, *, near: int = 0) -> Snapshot | None:
+def load_existing(log: Log, *, near: int = 0, use: Use | None = Use.READ) -> Snapshot | None:
     """Open a table cold, at its newest version; ``None`` if there is none. See `load`."""
     try:
-        return load(log, near=near)
+        return load(log, near=near, use=use)
     except ObjectMissingError:
         if log.latest_version() is not None:
             raise
@@ -229,10 +284,11 @@ def catch_up(log: Log, snapshot: Snapshot) -> Snapshot:
         return load(log)
     try:
         for version, data in log.commits(range(snapshot.version + 1, latest + 1)):
-            snapshot.apply(version, data)
+            snapshot.apply(version, data, is_past=True)
     except ObjectMissingError:
         # A cleanup came between the listing and the reading.
         return load(log)
+    snapshot.refuse(Use.READ, log.objects.url)
     return snapshot
 
 
@@ -240,7 +296,7 @@ def _load_once(log: Log, version: TableVersion | None, near: int = 0) -> Snapsho
     start = find_start(log, version, near)
     snapshot = start.snapshot()
     for following, data in start.log.commits(range(snapshot.version + 1, start.target + 1)):
-        snapshot.apply(following, data)
+        snapshot.apply(following, data, is_past=True)
     return snapshot
 
 
@@ -370,13 +426,3 @@ def _look_behind(start: Start, inventory: LogInventory, checkpoint: Checkpoint) 
         if own < version <= checkpoint.version and metadata:
             actions = decode(log.require(version), commit_path(version))
             refuse_foreign_change(version, actions, metadata[-1])
-
-
-def _check_readable(actions: Iterable[Action], path: str) -> None:
-    for action in actions:
-        if isinstance(action, Protocol) and action.min_reader_version > _READER_VERSION_MAX:
-            raise InvalidError(
-                "the table requires a newer Delta reader than Millpond",
-                path=path,
-                min_reader_version=action.min_reader_version,
-            )

@@ -26,7 +26,6 @@ from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import (
     ConflictError,
     DataError,
-    InvalidError,
     MillpondError,
     ObjectExistsError,
     OutcomeUnknownError,
@@ -37,6 +36,7 @@ from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import Action, Add, CommitInfo, JsonValue, Remove, Txn
 from millpond.statestore.log.commit_file import digest_of, encode
+from millpond.statestore.log.features import Use
 from millpond.statestore.log.high_water import HighWater
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot, load
@@ -45,8 +45,6 @@ from millpond.statestore.system import RetryPolicy, collector_paused, retrying
 from millpond.statestore.types import Clock, Objects, Rng, TableVersion
 
 _Result = TypeVar("_Result")
-
-_WRITER_VERSION_MAX: Final = 2
 
 _TRUSTED_US: Final = 10_000_000
 """How long an observed version is assumed to exist still; log cleanups keep commits for longer."""
@@ -345,11 +343,9 @@ class LogWriter:
             return None if draft is None else self._prepare(plan, draft, now_ms)
 
     def _prepare(self, plan: Plan, draft: CommitDraft, now_ms: int) -> _Attempt:
-        if self.snapshot.protocol.min_writer_version > _WRITER_VERSION_MAX:
-            raise InvalidError(
-                "the table requires a newer Delta writer than Millpond",
-                min_writer_version=self.snapshot.protocol.min_writer_version,
-            )
+        # On the very version that the commit is built on: another engine may have changed the table since it was opened.
+        if self.snapshot.duties:
+            self.snapshot.refuse(Use.REWRITE if _rewrites(draft) else Use.APPEND, self._log.objects.url)
         actions = (_commit_info(draft, self.snapshot, self.writer_id, now_ms), *draft.actions)
         data = encode(actions)
         return _Attempt(
@@ -500,6 +496,10 @@ class LogWriter:
         else:
             attempt.outcome = _Outcome.DONE
         self._unknown, self._in_flight = attempt, None
+
+
+def _rewrites(draft: CommitDraft) -> bool:
+    return any(isinstance(action, Remove) and action.data_change for action in draft.actions)
 
 
 def _lost_in_cleanup(attempt: _Attempt) -> OutcomeUnknownError:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 import millpond as mp
 from millpond.executor.sinks.delta_table import begin_anew
@@ -63,6 +63,15 @@ def test_partitioned_table(told: Told, tmp_path: Path) -> None:
     write_deltalake(str(tmp_path / "counts"), pa.table({"key": ["a"], "count": [1]}), partition_by="key")
 
     with told.by_error("counts", tmp_path / "counts", "['key']"):
+        run(into(tmp_path / "counts", schema=COLUMNS), ROWS)
+
+
+@pytest.mark.mistake("sink-with-feature")
+def test_table_with_a_constraint(told: Told, tmp_path: Path) -> None:
+    table = DeltaTable.create(str(tmp_path / "counts"), COLUMNS)
+    table.alter.add_constraint({"positive": "count > 0"})
+
+    with told.by_error("counts", tmp_path / "counts", "checkConstraints", "delta.constraints.positive"):
         run(into(tmp_path / "counts", schema=COLUMNS), ROWS)
 
 
