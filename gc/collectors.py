@@ -280,7 +280,7 @@ def extend_checkpoint(objects: Objects, commits: Sequence[tuple[TableVersion, by
             replayed = replay_log(Log(objects), last)
         for version, data in commits:
             if version > replayed.version:
-                replayed.apply(version, replayed.snapshot.apply(version, data))
+                replayed.apply(version, replayed.snapshot.apply(version, data, is_past=True))
         write_checkpoint_of(objects, replayed, names_newest=True, on_disk=replayed.removes)
         _LAST.clear()
         _LAST[objects.url] = replayed

@@ -178,7 +178,9 @@ def _check_files(objects: Objects, plan: RepairPlan) -> None:
 def _changes(plan: RepairPlan, live: Mapping[str, Add], now_ms: int) -> Iterator[Action]:
     """Yield the actions that make ``live`` the table's files; all actions if the log is not readable to its end."""
     before = plan.history.state.live if plan.is_readable else {}
-    if not plan.is_readable:
+    if plan.form is not None:
+        yield from plan.form
+    elif not plan.is_readable:
         yield plan.history.protocol
         if plan.history.metadata is not None:
             yield plan.history.metadata

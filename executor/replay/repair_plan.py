@@ -25,9 +25,10 @@ from millpond.statestore.history.replayed_log import (
     repair_bit_flip,
     replay_log,
 )
-from millpond.statestore.log.action import Add
+from millpond.statestore.log.action import Add, Metadata, Protocol
 from millpond.statestore.log.high_water import Mark
 from millpond.statestore.log.log import LOG_FOLDER, Log, LogInventory, commit_path
+from millpond.statestore.log.table import rows_metadata
 from millpond.statestore.log.writer import log_boundary
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.rows.files import read_row_files
@@ -65,7 +66,16 @@ class RepairPlan:
 
     @property
     def is_needed(self) -> bool:
-        return bool(self.healed or self.set_aside or self.restored or self.is_rollback)
+        return bool(self.healed or self.set_aside or self.restored or self.is_rollback or self.form)
+
+    @property
+    def form(self) -> tuple[Protocol, Metadata] | None:
+        """The protocol and metadata to restore because another engine switched a feature on; ``None`` otherwise."""
+        metadata = self.history.metadata
+        if metadata is None or not self.history.duties:
+            return None
+        # Only a checkpoint of the other engine may be left, which has no earlier form.
+        return self.history.own_form or (Protocol(), rows_metadata(metadata))
 
     @property
     def is_rollback(self) -> bool:
@@ -219,7 +229,8 @@ def plan_rewind(objects: Objects, version: TableVersion, mark: Mark | None) -> R
     histories = read_histories(log, mark)
     # A commit between these two reads makes the rewind's own commit fail, because its version is taken.
     marked = -1 if mark is None else mark.version
-    if not histories or latest is None or histories[0].newest < latest or marked > latest:
+    is_damaged = not histories or latest is None or histories[0].newest < latest or marked > latest
+    if is_damaged or histories[0].duties:
         raise DataError("the log is damaged: repair the store first (`millpond repair`)", store=objects.url)
     history = histories[0]
     if not 0 <= version <= history.newest:

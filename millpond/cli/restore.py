@@ -130,7 +130,8 @@ def repair(context: click.Context, store: StoreAt, *, dry_run: bool, yes: bool, 
     flipped bit where a seal proves the result; it replaces a compaction's output by the files that it was
     made from, if they still exist; otherwise it rolls the whole store back to its newest whole version,
     state and input positions together, so that input consumed since is read again from its source. Files
-    that cannot stay in the log are copied aside first. The command reports its plan and any loss, and asks
+    that cannot stay in the log are copied aside first. A feature that another engine has switched on in the
+    store's table is switched off again, without loss. The command reports its plan and any loss, and asks
     for confirmation.
 
     Stop the pipelines of the store before. Afterwards `millpond verify` finds no damage; start the pipelines
@@ -194,6 +195,8 @@ def _describe_repair(
             say(f"the checkpoint of query {query} is ahead of the store and goes back to batch {at}")
         return
     rows = [(path, "one bit is turned back", "nothing") for path in sorted(plan.healed)]
+    if plan.form is not None:
+        rows.append(("the table's features", f"{', '.join(undone['features'])} switched off", "nothing"))
     rows += [
         (file.path, f"restored from the {len(file.sources)} files that it was compacted from", "nothing")
         for file in plan.restored
@@ -406,7 +409,13 @@ def _undone(plan: RepairPlan) -> dict[str, Any]:
     for app_id, (kept, was) in plan.moved(AppId.INPUT).items():
         pipeline, stream, source = AppId.INPUT.parts(app_id)
         inputs.append({"pipeline": pipeline, "input": stream, "source": source, "batch": kept, "was": was})
-    return {"newest": plan.newest, "version": plan.state.version, "supersteps": supersteps, "inputs": inputs}
+    return {
+        "newest": plan.newest,
+        "version": plan.state.version,
+        "supersteps": supersteps,
+        "inputs": inputs,
+        "features": sorted({duty.feature for duty in plan.history.duties}),
+    }
 
 
 def _describe_undone(undone: Mapping[str, Any], held: _Held) -> None:

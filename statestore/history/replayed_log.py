@@ -16,6 +16,7 @@ from millpond.statestore.errors import DataError
 from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Protocol, Remove, Txn
 from millpond.statestore.log.checkpoint import Checkpoint
 from millpond.statestore.log.commit_file import decode, digest_of, seal_holds
+from millpond.statestore.log.features import Duty, unmet_duties
 from millpond.statestore.log.high_water import Mark
 from millpond.statestore.log.log import AHEAD_MAX, Log, LogInventory, commit_path, foreign_change, is_of_store
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot, Start, find_start, forgotten_txns
@@ -123,9 +124,16 @@ class LoggedTable:
         self.txns: dict[str, Txn] = {}
         self.metadata: Metadata | None = None
         self.protocol: Protocol = Protocol()
+        # The last two that ask nothing that Millpond does not do.
+        self.own_form: tuple[Protocol, Metadata] | None = None
+
+    @property
+    def duties(self) -> tuple[Duty, ...]:
+        return unmet_duties(self.protocol, self.metadata)
 
     def apply(self, version: TableVersion, actions: Iterable[Action]) -> Change:
         added, removed, before, kind = list[Add](), list[Add](), list[tuple[str, int | None]](), ""
+        is_formed = False
         for action in actions:
             match action:
                 case Add():
@@ -145,11 +153,13 @@ class LoggedTable:
                 case CommitInfo():
                     kind = str((action.millpond or {}).get("kind", ""))
                 case Metadata():
-                    self.metadata = action
+                    self.metadata, is_formed = action, True
                 case Protocol():
-                    self.protocol = action
+                    self.protocol, is_formed = action, True
                 case _:
                     pass
+        if is_formed and self.metadata is not None and not self.duties:
+            self.own_form = self.protocol, self.metadata
         return Change(
             version=version, kind=kind, added=tuple(added), removed=tuple(removed), txns_before=tuple(before)
         )
@@ -310,7 +320,8 @@ def _from_checkpoint(log: Log, inventory: LogInventory, checkpoint: Checkpoint) 
     before = (version for version in inventory.versions if is_store and version < checkpoint.version)
     own = next(readable_commits(log, [checkpoint.version]), None)
     commits = chain(readable_commits(log, before), [] if own is None else [own])
-    if any(foreign_change(commit.actions, configuration) for commit in commits):
+    has_lost_rows = is_store and any(add.has_deletion_vector for add in history.adds.values())
+    if has_lost_rows or any(foreign_change(commit.actions, configuration) for commit in commits):
         # The checkpoint includes another engine's change of the data.
         return None
     history.is_start_chained = own is not None

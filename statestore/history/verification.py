@@ -16,6 +16,7 @@ from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import DataError, InvalidError, MillpondError
 from millpond.statestore.history.replayed_log import LoggedCommit, read_commit
 from millpond.statestore.interval import Interval
+from millpond.statestore.log.features import Use
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.high_water import Mark, check_high_water
 from millpond.statestore.log.log import Log, commit_path, foreign_change
@@ -70,13 +71,14 @@ def verify_store(
             findings.append(Finding(path=checkpoint.paths[0], held=held, fault=error.message))
     files, rows = 0, 0
     try:
-        snapshot = load(log)
+        snapshot = load(log, use=None)
         check_high_water(mark, snapshot, log)
     except (DataError, InvalidError) as error:
         path = str(error.details.get("path", commit_path(inventory.latest or 0)))
         if all(finding.path != path for finding in findings):
             findings.append(Finding(path=path, held="the table's newest version", fault=str(error)))
     else:
+        findings += _check_features(snapshot, objects.url)
         for file in snapshot.files:
             files += 1
             rows += file.num_records or 0
@@ -142,6 +144,13 @@ def _faults_of(commit: LoggedCommit, before: str, txns: dict[str, int]) -> Itera
             continue
         elif app_id.startswith(_RISING_PREFIXES) and at < stored:
             yield f"a position fell: {app_id} from {stored} to {at}"
+
+
+def _check_features(snapshot: Snapshot, url: str) -> Iterator[Finding]:
+    try:
+        snapshot.refuse(Use.REWRITE, url)
+    except InvalidError as error:
+        yield Finding(path=commit_path(snapshot.formed_at), held="the table's features", fault=str(error))
 
 
 def _check_file(objects: Objects, snapshot: Snapshot, file: LiveFile) -> Iterator[Finding]:

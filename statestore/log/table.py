@@ -37,6 +37,7 @@ from millpond.statestore.types import Clock, Rng, TableVersion
 FORMAT_VERSION: Final = 1
 FORMAT_VERSION_KEY: Final = "millpond.formatVersion"
 STORE_ID_KEY: Final = "millpond.storeId"
+_ROWS_SCHEMA: Final = pa.schema([pa.field(PARTITION_COLUMN, pa.string()), *ROW_SCHEMA])
 
 
 def create_table(
@@ -79,12 +80,11 @@ def create_rows_table(
     location: str = "",
 ) -> LogWriter:
     """Create the table ``rows`` of a new store; its location is recorded unless it is ""."""
-    partition = pa.field(PARTITION_COLUMN, pa.string())
     return create_table(
         log,
         clock,
         rng,
-        schema=pa.schema([partition, *ROW_SCHEMA]),
+        schema=_ROWS_SCHEMA,
         name="rows",
         partition_columns=(PARTITION_COLUMN,),
         configuration={FORMAT_VERSION_KEY: str(FORMAT_VERSION), STORE_ID_KEY: store_id or rng.token()},
@@ -110,6 +110,16 @@ def store_id_of(snapshot: Snapshot) -> str:
     if not store_id:
         raise InvalidError("the Delta table is not a Millpond store", key=STORE_ID_KEY)
     return store_id
+
+
+def rows_metadata(metadata: Metadata) -> Metadata:
+    """Return a store's metadata with the columns and properties that Millpond gave it, and no others."""
+    own = {
+        name: value
+        for name, value in metadata.configuration.items()
+        if name in (FORMAT_VERSION_KEY, STORE_ID_KEY)
+    }
+    return replace(metadata, schema_string=delta_schema(_ROWS_SCHEMA), configuration=own)
 
 
 def with_row_columns(metadata: Metadata) -> Metadata:

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import orjson
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable, write_deltalake
+from deltalake.table import TableFeatures
 
 from millpond.cli.main import main
 from millpond.executor.computation.computation import Computation
@@ -17,14 +19,18 @@ from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.replay.repair import repair_store
+from millpond.executor.replay.repair_plan import plan_repair
 from millpond.gc.collectors import write_checkpoint
-from millpond.statestore.errors import DataError
+from millpond.statestore.errors import DataError, InvalidError
+from millpond.statestore.history.verification import verify_store
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.log.features import Use
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
-from millpond.statestore.system import SystemClock
+from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import TableVersion
 
 FIRST_DAY: Final = 2_988
@@ -57,6 +63,11 @@ class Payments:
         """Run the pipeline over payments number ``first`` to ``last - 1``."""
         with self.open() as store:
             pay(store, first, last)
+
+    def repair(self) -> None:
+        objects, clock = open_objects(self.rows), SystemClock()
+        leases = MemoryLeases(self._registry, clock, writer_id="repair")
+        repair_store(objects, plan_repair(objects, leases.high_water.read()), leases, clock, SystemRng())
 
     def version(self) -> int:
         """Return the newest version, by delta-rs."""
@@ -206,3 +217,116 @@ def test_versions_before_the_restore_stay_readable(payments: Payments) -> None:
     assert load(log, TableVersion(before)).version == before
     with pytest.raises(DataError, match="operation=`DELETE`"):
         load(log)
+
+
+def _with(*names: str) -> Callable[[str], Any]:
+    features = [getattr(TableFeatures, name) for name in names]
+    return lambda rows: DeltaTable(rows).alter.add_feature(features, allow_protocol_versions_increase=True)
+
+
+def _set(**properties: str) -> Callable[[str], Any]:
+    return lambda rows: DeltaTable(rows).alter.set_table_properties(
+        {f"delta.{name}": value for name, value in properties.items()}
+    )
+
+
+def _upgrade(rows: str) -> None:
+    table = DeltaTable(rows)
+    commit = [
+        {"commitInfo": {"timestamp": 0, "operation": "UPGRADE PROTOCOL", "engineInfo": "Apache-Spark/5.0.0"}},
+        {"protocol": {"minReaderVersion": 9, "minWriterVersion": 9}},
+    ]
+    path = Path(rows, "_delta_log", f"{table.version() + 1:020d}.json")
+    path.write_bytes(b"\n".join(map(orjson.dumps, commit)))
+
+
+FEATURES: Final[dict[str, tuple[Callable[[str], Any], Use, str]]] = {
+    "vectors": (_with("DeletionVectors"), Use.READ, "deletionVectors"),
+    "mapping": (_with("ColumnMapping"), Use.READ, "columnMapping"),
+    "checkpoints": (_with("V2Checkpoint"), Use.READ, "v2Checkpoint"),
+    "newer": (_upgrade, Use.READ, "newer Delta reader"),
+    "tracking": (_with("RowTracking"), Use.APPEND, "rowTracking"),
+    "constraint": (
+        lambda rows: DeltaTable(rows).alter.add_constraint({"positive": "superstep >= 0"}),
+        Use.APPEND,
+        "checkConstraints",
+    ),
+    "feed": (_set(enableChangeDataFeed="true"), Use.REWRITE, "changeDataFeed"),
+    "append_only": (_set(appendOnly="true"), Use.REWRITE, "appendOnly"),
+}
+
+
+@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize("log", ["whole", "checkpoint", "cleaned"])
+def test_feature_is_named_and_switched_off_without_loss(payments: Payments, name: str, log: str) -> None:
+    """Rows, savepoints and older versions stay as they were, whatever is left of the log."""
+    act, use, feature = FEATURES[name]
+    with payments.open() as store:
+        store.savepoint("before")
+    before, table = payments.version(), DeltaTable(payments.rows)
+    form = table.protocol(), table.metadata().configuration, table.schema()
+    act(payments.rows)
+    version = payments.version() if name != "newer" else before + 1
+    if log != "whole" and name != "newer":
+        DeltaTable(payments.rows).create_checkpoint()
+    if log == "cleaned" and name != "newer":
+        for commit in sorted(Path(payments.rows, "_delta_log").glob("*.json"))[:-1]:
+            commit.unlink()
+
+    (finding,) = verify_store(open_objects(payments.rows)).findings
+    assert f"feature=`{feature}" in finding.fault
+    assert f"version=`{version}`" in finding.fault
+    if log != "cleaned":
+        assert "engine=`delta-rs" in finding.fault or "engine=`Apache-Spark" in finding.fault
+    if use is not Use.REWRITE:
+        with pytest.raises(InvalidError, match=rf"another engine.*`millpond repair`.*feature=`{feature}"):
+            payments.pay(FIRST_DAY, FIRST_DAY + 1)
+    paid = FIRST_DAY
+    if use is Use.REWRITE:
+        payments.pay(FIRST_DAY, paid := FIRST_DAY + 7)
+
+    payments.repair()
+    assert verify_store(open_objects(payments.rows)).findings == ()
+    payments.pay(paid, BOTH_DAYS)
+    with payments.open() as store:
+        assert counted(store) == BOTH_DAYS
+        assert [known.name for known in store.savepoints()] == ["before"]
+    if log != "cleaned":
+        assert load(Log(open_objects(payments.rows)), TableVersion(before)).version == before
+    table = DeltaTable(payments.rows)
+    assert (table.protocol(), table.metadata().configuration, table.schema()) == form
+    assert verify_store(open_objects(payments.rows)).findings == ()
+
+
+def test_feature_stops_a_running_writer_and_no_row_is_deleted_by_a_vector(payments: Payments) -> None:
+    with payments.open() as store:
+        pay(store, FIRST_DAY, FIRST_DAY + 40)
+        _with("DeletionVectors")(payments.rows)
+        with pytest.raises(InvalidError, match="feature=`deletionVectors"):
+            pay(store, FIRST_DAY + 40, FIRST_DAY + 80)
+    commit = Path(payments.rows, "_delta_log", f"{payments.version():020d}.json")
+    (add,) = [
+        file for file in load(Log(open_objects(payments.rows)), use=None).files if file.computation == "count"
+    ][:1]
+    vector = {
+        "storageType": "u",
+        "pathOrInlineDv": "ab^-aqEH.-t@S}K{vb[*k^",
+        "sizeInBytes": 40,
+        "cardinality": 6,
+    }
+    line = {
+        "path": add.path,
+        "partitionValues": dict(add.partition_values),
+        "size": add.size_bytes,
+        "modificationTime": 0,
+        "dataChange": False,
+        "deletionVector": vector,
+    }
+    following = commit.with_name(f"{payments.version() + 1:020d}.json")
+    following.write_bytes(orjson.dumps({"add": line}))
+
+    with pytest.raises(DataError, match="another engine changed the store's rows"):
+        payments.open(read_only=True)
+    payments.repair()
+    with payments.open() as store:
+        assert counted(store) == FIRST_DAY + 40
