@@ -13,16 +13,21 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path, PurePath
 from typing import Any, Final, TypeAlias
+from urllib.parse import unquote, urlsplit
 
+import orjson
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.executor.spark.session import spark_calls
 from millpond.statestore.errors import ConflictError, InvalidError, MillpondError, QueryStoppedError
+from millpond.statestore.types import Objects
 
 StartQuery: TypeAlias = "Callable[[], StreamingQuery]"
 """Starts a query, each time on the same checkpoint."""
@@ -227,6 +232,44 @@ class QueryStart:
         """Raise `QueryStoppedError` if the query is being stopped, because Spark cancels the jobs of its batch."""
         if _is_being_stopped(frame, self.query):
             raise _stopped(stream)
+
+
+def refuse_changed_files(stream: str, checkpoint: Objects) -> None:
+    """Refuse a checkpoint that has read files of this machine which have changed since; Spark would not read them again."""
+    read = defaultdict[str, set[int]](set)
+    for path, changed_ms in _files_read(checkpoint):
+        read[path].add(changed_ms)
+    changed = sorted(path for path, times in read.items() if _changed_ms(path) not in {None, *times})
+    if changed:
+        raise InvalidError(
+            "files that were consumed have changed since, and Spark reads each file only once, so what is new in them would be "
+            "left out: give new rows in files of other names; where the rows are the same, set back the file's time of change "
+            "(touch -d); or begin with a new store",
+            input=stream,
+            files=len(changed),
+            first=changed[0],
+        )
+
+
+def _files_read(checkpoint: Objects) -> Iterator[tuple[str, int]]:
+    """Yield the local files that file sources have read, each with its time of change."""
+    for name in checkpoint.list("sources"):
+        if not PurePath(name).name.removesuffix(".compact").isdecimal():
+            continue
+        for line in checkpoint.get(name).splitlines()[1:]:
+            # Other sources write other lines.
+            with suppress(ValueError, TypeError, KeyError):
+                entry = orjson.loads(line)
+                place, changed_ms = urlsplit(entry["path"]), int(entry["timestamp"])
+                if place.scheme == "file":
+                    yield unquote(place.path), changed_ms
+
+
+def _changed_ms(path: str) -> int | None:
+    try:
+        return Path(path).stat().st_mtime_ns // 1_000_000
+    except OSError:
+        return None
 
 
 def _sources_in(entry: str) -> list[str]:

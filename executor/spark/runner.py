@@ -20,6 +20,7 @@ from millpond.executor.run.run import RunSummary
 from millpond.executor.spark.compactions import SparkCompactions
 from millpond.executor.spark.engine import SparkEngine
 from millpond.executor.spark.frames import InputFrames, checkpoint_path
+from millpond.executor.spark.queries import refuse_changed_files
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.session import (
     check_reach,
@@ -72,7 +73,8 @@ class SparkRunner:
 
         With ``finish=False`` more input will follow: the run does all the work that its input has made
         due, and leaves the watermarks to their policies. A later run continues with the new data of its
-        streams. A bounded DataFrame is consumed once, and refused if it has changed since; next to
+        streams. Spark reads a file only once, so a run is refused if a consumed file of this machine has changed
+        since. A bounded DataFrame is consumed once, and refused if it has changed since; next to
         streams it is complete and ends, as in `start`, so that it does not hold back their watermark.
 
         Args:
@@ -92,8 +94,10 @@ class SparkRunner:
             DataError: bytes of the store are missing or wrong.
         """
         with self.open(pipeline, inputs) as run:
-            has_streams = any(frame.isStreaming for frame in inputs.values())
-            _consume_bounded(run, inputs, finish=finish or has_streams)
+            streams = [stream for stream, frame in inputs.items() if frame.isStreaming]
+            for stream in streams:
+                self._refuse_changed_files(stream)
+            _consume_bounded(run, inputs, finish=finish or bool(streams))
             self._start_queries(run, inputs, trigger={"availableNow": True})
             run.await_termination()
             if finish:
@@ -175,6 +179,11 @@ class SparkRunner:
     def checkpoint(self, stream: str) -> str:
         """Return the location of the checkpoint of a stream's query."""
         return checkpoint_path(self._options.checkpoints, stream)
+
+    def _refuse_changed_files(self, stream: str) -> None:
+        folder = local_folder(self.checkpoint(stream))
+        if folder is not None and folder.is_dir():
+            refuse_changed_files(stream, LocalObjects(folder, "os_cache"))
 
     def _session(self, name: str) -> SparkSession:
         options = self._options

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -314,6 +315,37 @@ def test_grown_bounded_frame_is_refused(spark: SparkSession, tmp_path: Path) -> 
         write(job.input, 1, day(1, 20))
         with pytest.raises(mp.InvalidError, match=r"spark\.readStream.*rows=`71` consumed=`51`"):
             run()
+
+
+@pytest.mark.spark
+def test_replaced_file_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Names have characters that a URL escapes; a time that is set back makes the file the former one."""
+    folder = tmp_path / "føl der"
+    folder.mkdir()
+    made = mp.Pipeline("p")
+    made.inject("events", key="k", at="t").apply(Count(), name="counts")
+
+    def put(name: str, *times: int) -> None:
+        (folder / name).write_text("\n".join(json.dumps({"k": "a", "t": time}) for time in times))
+        os.utime(folder / name, (1e9 + times[0], 1e9 + times[0]))
+
+    def run() -> int:
+        runner = mp.SparkRunner(tmp_path / "pond", spark=spark, intervals=1, progress=False)
+        frame = spark.readStream.schema("k string, t long").json(str(folder))
+        return runner.run(made, {"events": frame}, finish=False).run.injected
+
+    put("a 1%.json", 1)
+    put("b.json", 2)
+    assert run() == 2
+    put("c.json", 3, 4)
+    (folder / "b.json").unlink()
+    assert run() == 2
+    put("a 1%.json", 5)
+    with pytest.raises(mp.InvalidError, match=r"files that were consumed have changed.*first=`.*a 1%\.json`"):
+        run()
+    put("a 1%.json", 1)
+    put("d.json", 6)
+    assert run() == 1
 
 
 class Count(mp.Computation):
