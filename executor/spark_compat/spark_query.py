@@ -90,8 +90,8 @@ def transform_with_state(
         initial_state: a bounded frame with the same key columns, given to ``handleInitialState`` before all other rows,
             once in the life of the store.
         store: path of the store, or an open one.
-        sink: a sink for the output, or the path of a Delta table with the columns of ``output_schema``. Without a sink,
-            only views show results.
+        sink: a sink for the output, or the path of a Delta table with the columns of ``output_schema``, which a `DeltaSink`
+            without a schema has too. Without a sink, only views show results.
         trigger: arguments of Spark's ``DataStreamWriter.trigger``. ``None`` starts each batch when the last one ends.
         rows_as: ``"pandas"`` for a processor written for ``transformWithStateInPandas``.
         name: the computation's name in the store, by default the name of the processor's class.
@@ -351,9 +351,6 @@ def _start(
     if trigger is not None and {"availableNow", "once"} & trigger.keys():
         options = {"tick": _NO_TICK, **options}
     runner = SparkRunner(store, **options)
-    if sink is not None and not isinstance(sink, Sink):
-        fields = to_arrow_schema(parse_schema(schema), timezone="UTC")
-        sink = DeltaSink(str(sink), pa.schema([field.with_metadata(TYPED_FIELD) for field in fields]))
     graph, event_time = _SparkQuery(name), watermark_column(inputs[INPUT].schema)
     # A list makes a typed key even of one text column, because in Spark null is a key.
     key = list(keys)
@@ -370,5 +367,22 @@ def _start(
         on_late={INPUT: "drop" if drops_late and event_time is not None else "process"},
     )
     if sink is not None:
-        graph.add_sink(name, name, sink)
+        graph.add_sink(name, name, sink_of(sink, schema))
     return runner.start(graph, inputs, trigger=trigger)
+
+
+def sink_of(sink: Sink | str | Path, schema: StructType | str) -> Sink:
+    """Return the sink of an output; a `DeltaSink` without a schema has the output's columns."""
+    columns = pa.schema(
+        [field.with_metadata(TYPED_FIELD) for field in to_arrow_schema(parse_schema(schema), timezone="UTC")]
+    )
+    if not isinstance(sink, Sink):
+        return DeltaSink(str(sink), columns)
+    if not isinstance(sink, DeltaSink):
+        return sink
+    # Columns of the output's names hold its values, also bytes and those under the names of a record's own columns.
+    known = set(columns.names)
+    typed = (
+        field.with_metadata(TYPED_FIELD) if field.name in known else field for field in sink.schema or ()
+    )
+    return replace(sink, schema=columns if sink.schema is None else pa.schema(typed))

@@ -111,7 +111,7 @@ class Job:
     def place(self) -> dict[str, Any]:
         return {
             "store": self.folder / "pond",
-            "sink": self.folder / "millpond",
+            "sink": mp.DeltaSink(str(self.folder / "millpond")),
             "trigger": {"availableNow": True},
             "spark": self.spark,
             "progress": False,

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import Row
 
+from millpond.executor.sinks.sink import DeltaSink, Sink, read_table
 from millpond.executor.spark_compat.schema import StructCodec, parse_schema
+from millpond.executor.spark_compat.spark_query import sink_of
 from millpond.statestore.errors import InvalidError
+from tests.unit.executor.sinks.test_sink import productions
 
 _MOMENT = st.datetimes(datetime(1990, 1, 1), datetime(2100, 1, 1))  # noqa: DTZ001 - local time, as Spark takes it
 _INT = st.integers(-(2**31), 2**31 - 1)
@@ -136,3 +142,25 @@ def test_value_of_another_type_is_refused(kind: str, value: Any) -> None:
 def test_value_must_be_a_tuple_of_all_fields(value: Any) -> None:
     with pytest.raises(InvalidError, match="one value for each field"):
         _codec("x int").to_json(value)
+
+
+def test_delta_sink_of_an_output_has_its_columns(tmp_path: Path) -> None:
+    """With a schema of its own, columns of the output's names hold the output's values."""
+    value = orjson.dumps({"key": "own", "blob": base64.b64encode(b"\x00").decode(), "n": 7}).decode()
+    rows = productions(("record's", 5, value))
+
+    def written(sink: Sink) -> list[dict[str, Any]]:
+        made = sink_of(sink, "key string, blob binary, n int")
+        made.open("store", "p", "out").write(1, rows)
+        return read_table(made.identity).to_pylist()
+
+    whole = {"key": "own", "blob": b"\x00", "n": 7}
+    assert written(DeltaSink(str(tmp_path / "whole"))) == [whole]
+    some = pa.schema([("blob", pa.binary()), ("key", pa.string()), ("at", pa.timestamp("us", tz="UTC"))])
+    assert written(DeltaSink(str(tmp_path / "some"), some)) == [
+        {"blob": b"\x00", "key": "own", "at": datetime.fromtimestamp(5e-6, UTC)}
+    ]
+    last = DeltaSink(str(tmp_path / "last"), mode="upsert", keys=["key"])
+    assert written(last) == [whole]
+    with pytest.raises(InvalidError, match="keys must be columns of the table"):
+        sink_of(last, "n int")
