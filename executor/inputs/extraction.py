@@ -46,6 +46,7 @@ from millpond.executor.time.instants import (
 )
 from millpond.executor.time.observations import (
     DEFAULT_MEMBER,
+    AheadLimit,
     DelaySketch,
     InputObservation,
     TimesSeen,
@@ -100,6 +101,7 @@ class InjectorNode:
     payload: Payload | None = None
     is_assumed: bool = False
     keeps_null_times: bool = False
+    ahead: AheadLimit | None = None
     max_record_bytes: int | None = RECORD_BYTES_MAX
 
     @property
@@ -156,15 +158,28 @@ def read_injected(
     else:
         keys = extract_keys(wanted, pa.nulls(len(rows), pa.string()), rows.__getitem__)
     times = _event_times(node, rows, stamp_at)
+    at, ahead_errors = _not_ahead(node, times.at, stamp_at)
     ids, id_errors = _ids(node.id, rows)
-    errors = {**id_errors, **_time_errors(node, rows, times), **keys.errors, **garbled}
+    errors = {**ahead_errors, **id_errors, **_time_errors(node, rows, times), **keys.errors, **garbled}
     limit = node.max_record_bytes
     if limit is not None and (large := too_large(rows, limit)):
         errors |= dict.fromkeys(large, error_of_size(limit))
     if node.change is not None:
         errors |= change_errors(rows)
         ids = None if ids is None else signed_ids(ids, change_signs(rows))
-    return Injected(keys=keys.keys, at=times.at, ids=ids, errors=errors, untimed=frozenset(times.errors))
+    return Injected(keys=keys.keys, at=at, ids=ids, errors=errors, untimed=frozenset(times.errors))
+
+
+def _not_ahead(
+    node: InjectorNode, at: npt.NDArray[np.int64], arrived_at: EventTimeMicros | None
+) -> tuple[npt.NDArray[np.int64], Mapping[int, str]]:
+    """Return times within the stream's `AheadLimit`, and the errors of rows that are beyond."""
+    if node.ahead is None or arrived_at is None:
+        return at, {}
+    latest = node.ahead.latest(arrived_at)
+    if node.ahead.is_clamped:
+        return np.minimum(at, latest), {}
+    return at, dict.fromkeys(np.flatnonzero(at > latest).tolist(), node.ahead.error)
 
 
 def _time_errors(node: InjectorNode, rows: Rows, times: InstantColumn) -> Mapping[int, str]:
@@ -329,12 +344,21 @@ def times_seen(watch: Watch, at: npt.NDArray[np.int64], member: str) -> TimesSee
 
 
 def with_marks(
-    seen: InputObservation, node: InjectorNode, rows: Rows, members: Sequence[str | None] | None
+    seen: InputObservation,
+    node: InjectorNode,
+    rows: Rows,
+    members: Sequence[str | None] | None,
+    arrived_at: EventTimeMicros | None = None,
 ) -> InputObservation:
-    """Add the source's greatest mark, overall and by member, if the injector's policy uses marks."""
+    """Add the source's greatest mark, overall and by member, if the injector's policy uses marks.
+
+    A mark is no record's time: beyond the stream's `AheadLimit` it is clamped.
+    """
     if seen.times is None or not isinstance(node.watermark, MarkColumn):
         return seen
     times = _times(node.watermark.column, rows, node.times)
+    if node.ahead is not None and arrived_at is not None:
+        times = replace(times, at=np.minimum(times.at, node.ahead.latest(arrived_at)))
     is_marked = np.ones(len(times.at), np.bool_)
     is_marked[list(times.errors)] = False
     senders = np.array(members or [], dtype=object)
@@ -352,15 +376,23 @@ def _greatest(at: npt.NDArray[np.int64]) -> EventTimeMicros | None:
     return EventTimeMicros(int(at.max())) if len(at) else None
 
 
-def oldest_time(node: InjectorNode, rows: Rows) -> EventTimeMicros | None:
-    """Return the least readable time of the rows; ``None`` without any."""
+def oldest_time(node: InjectorNode, rows: Rows, arrived_at: EventTimeMicros) -> EventTimeMicros | None:
+    """Return a bound on the times that rows will have if they arrive now or later; ``None`` without a readable one."""
     at = readable_times(node, rows)
-    return EventTimeMicros(int(at.min())) if len(at) else None
+    if not len(at):
+        return None
+    oldest = EventTimeMicros(int(at.min()))
+    return oldest if node.ahead is None else min(oldest, node.ahead.latest(arrived_at))
 
 
-def readable_times(node: InjectorNode, rows: Rows) -> npt.NDArray[np.int64]:
+def readable_times(
+    node: InjectorNode, rows: Rows, arrived_at: EventTimeMicros | None = None
+) -> npt.NDArray[np.int64]:
+    """Return the times of the rows whose time is readable and, given their arrival, not too far ahead of it."""
     times = _event_times(node, rows)
-    return np.delete(times.at, list(times.errors)) if times.errors else times.at
+    at, ahead_errors = _not_ahead(node, times.at, arrived_at)
+    unreadable = [*times.errors, *ahead_errors]
+    return np.delete(at, unreadable) if unreadable else at
 
 
 def sorted_by_time(node: InjectorNode, rows: Rows) -> tuple[Rows, npt.NDArray[np.int64]]:

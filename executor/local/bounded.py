@@ -81,9 +81,9 @@ class InputRest:
             return _END
         return self.oldest[self.at] if self.oldest else _BEGINNING
 
-    def measure(self, node: InjectorNode) -> None:
+    def measure(self, node: InjectorNode, arrived_at: EventTimeMicros) -> None:
         times = [
-            oldest_time(node, piece)
+            oldest_time(node, piece, arrived_at)
             for _, piece in self.source.read_pieces(self.consumed, BUNDLE_RECORDS_MAX)
         ]
         oldest, found = _END, list[EventTimeMicros]()
@@ -163,14 +163,17 @@ def consume_inputs(run: LocalRun, inputs: Sequence[InputRest], *, finish: bool) 
             if not isinstance(node.at, IngressTime) and not isinstance(
                 node.watermark, Perfect | ManualWatermark
             ):
-                one.measure(node)
-                one.shares = _shares(topology, one.stream, one.source)
+                arrived_at = run.arrived_at()
+                one.measure(node, arrived_at)
+                one.shares = _shares(topology, one.stream, one.source, arrived_at)
     while left := [one for one in inputs if one.is_left]:
         known = {one.stream: one.oldest_at for one in inputs if one.oldest}
         min(left, key=lambda one: one.oldest_at).consume(run, known)
 
 
-def _shares(topology: Topology, stream: str, source: RowSource) -> dict[int, PercentileTimes]:
+def _shares(
+    topology: Topology, stream: str, source: RowSource, arrived_at: EventTimeMicros
+) -> dict[int, PercentileTimes]:
     """Return the percentile watermarks at the beginning of each piece, by the number of rows before it.
 
     As for streaming input: the newest time so far, less the delay that so many percent of the rows do not exceed.
@@ -183,7 +186,7 @@ def _shares(topology: Topology, stream: str, source: RowSource) -> dict[int, Per
     known: dict[int, EventTimeMicros] = {}
     delays = [np.zeros(0, np.int64)]
     for count, piece in source.read_pieces(0, BUNDLE_RECORDS_MAX):
-        at = readable_times(node, piece)
+        at = readable_times(node, piece, arrived_at)
         if newest is not None:
             known[start] = newest
             delays.append(np.maximum(newest - at, 0))

@@ -415,7 +415,7 @@ def extract_inputs(
             continue
         members = member_names(node, entry.rows)
         seen = _observation(watch, list(readings.values()), members, is_bounded=is_bounded)
-        observations.append(with_marks(seen, node, entry.rows, members))
+        observations.append(with_marks(seen, node, entry.rows, members, watch.stamp_at))
     return ExtractedInputs(by_computation=by_computation, letters=letters, observations=observations)
 
 

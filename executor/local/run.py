@@ -145,6 +145,10 @@ class LocalRun(Run[Receipt]):
         """Return the end of a bounded input's consumed rows in the source's own words, if it is known."""
         return self._worker.coordinator.inputs.offsets(stream, LOCAL_SOURCE)
 
+    def arrived_at(self) -> EventTimeMicros:
+        """Return the arrival of rows that come now, by the clock of the run."""
+        return EventTimeMicros(self._clock.now_us())
+
     def consume(
         self,
         stream: str,

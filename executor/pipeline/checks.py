@@ -29,6 +29,7 @@ from millpond.executor.pipeline.topology import (
     holding_edges,
     is_in_cycle,
 )
+from millpond.executor.time.observations import AheadLimit
 from millpond.executor.time.watermark_policies import IngressTime, WatermarkPolicy
 from millpond.statestore.durations import Duration, duration_us
 from millpond.statestore.errors import InvalidError, did_you_mean
@@ -337,14 +338,33 @@ def check_ingress(
     idle_after: Duration | None,
     members: Sequence[str],
     skew_limit: Duration | None,
+    ahead_max: Duration | None,
 ) -> None:
     has_own = watermark is not None and not isinstance(watermark, IngressTime)
-    if has_own or idle_after is not None or members or skew_limit is not None:
+    if has_own or idle_after is not None or members or skew_limit is not None or ahead_max is not None:
         raise InvalidError(
             "a stream by time of arrival has its own watermark, and does not hold others back: "
-            "it takes no watermark, idle_after, members or skew_limit",
+            "it takes no watermark, idle_after, members, skew_limit or ahead_max",
             stream=stream,
         )
+
+
+def ahead_limit(stream: str, ahead_max: Duration | None, on_ahead: str) -> AheadLimit | None:
+    if on_ahead not in _ON_AHEAD:
+        raise InvalidError(
+            f"no such choice{did_you_mean(on_ahead, _ON_AHEAD)}",
+            stream=stream,
+            on_ahead=on_ahead,
+            choices=_ON_AHEAD,
+        )
+    if ahead_max is None:
+        return None
+    return AheadLimit(
+        max_us=positive_us("ahead_max", ahead_max, stream=stream), is_clamped=on_ahead == "clamp"
+    )
+
+
+_ON_AHEAD: Final = ["dead_letter", "clamp"]
 
 
 def check_members(stream: str, members: Sequence[str], member: FieldExtractor | None) -> None:

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, Unpack, cast, get_args
+from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, Self, Unpack, cast, get_args
 
 from typing_extensions import TypeVar
 
@@ -22,6 +22,7 @@ from millpond.executor.inputs.keys import KeyExtractor, KeyField, check_key_extr
 from millpond.executor.inputs.payload import Payload
 from millpond.executor.inputs.record_size import RECORD_BYTES_MAX, check_record_size
 from millpond.executor.pipeline.checks import (
+    ahead_limit,
     check_count,
     check_field,
     check_hooks,
@@ -203,6 +204,8 @@ class EnginePipeline(Generic[StreamT_co]):
         change: str | None = None,
         payload: Payload | None = None,
         max_record_bytes: int | None = RECORD_BYTES_MAX,
+        ahead_max: Duration | None = None,
+        on_ahead: Literal["dead_letter", "clamp"] = "dead_letter",
     ) -> StreamT_co:
         """Declare a stream of records from outside (MillWheel §4.3, §5.2).
 
@@ -252,6 +255,11 @@ class EnginePipeline(Generic[StreamT_co]):
             max_record_bytes: size above which a record becomes a dead letter with the beginning of its value, 16 MiB
                 by default: of the columns of its row, of the text and bytes of a mapping, or of the encoded payload.
                 ``None`` accepts any size.
+            ahead_max: how far a record's event time may lie ahead of its arrival, by the clock of this machine, so that
+                a sender whose clock is fast does not move the watermark past all others. A replay of the commits uses
+                the recorded arrival. ``None`` sets no bound.
+            on_ahead: what becomes of a record beyond ``ahead_max``: ``"dead_letter"``, which can be retried, or
+                ``"clamp"``: its event time is the latest that is allowed, and its value stays as it is.
 
         Example:
             ``pipeline.inject("clicks", key="user", at="clicked_at", id="uuid", watermark=BoundedDisorder("30s"))``
@@ -262,7 +270,7 @@ class EnginePipeline(Generic[StreamT_co]):
         check_key_field(key, name)
         is_assumed = watermark is None
         if isinstance(at, IngressTime):
-            check_ingress(name, watermark, idle_after, members, skew_limit)
+            check_ingress(name, watermark, idle_after, members, skew_limit, ahead_max)
             watermark, is_assumed = at, False
         else:
             check_field("at", at, name)
@@ -294,6 +302,7 @@ class EnginePipeline(Generic[StreamT_co]):
             change=change,
             payload=payload,
             is_assumed=is_assumed,
+            ahead=ahead_limit(name, ahead_max, on_ahead),
             max_record_bytes=max_record_bytes,
         )
         return self.stream_class(self, name)

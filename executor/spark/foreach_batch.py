@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from inspect import signature
 from pathlib import Path
-from typing import Any, Final, NoReturn, Self, Unpack
+from typing import Any, Final, Literal, NoReturn, Self, Unpack
 from weakref import WeakValueDictionary
 
 from pyspark.sql import DataFrame
@@ -403,6 +403,8 @@ class ForeachBatchOptions(SparkRunnerOptions, total=False):
     change: str | None
     payload: Payload | None
     max_record_bytes: int | None
+    ahead_max: Duration | None
+    on_ahead: Literal["dead_letter", "clamp"]
     idle_after: Duration | None
     members: Sequence[str]
     member: FieldExtractor | None

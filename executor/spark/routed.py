@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final
@@ -42,6 +42,7 @@ from millpond.executor.inputs.row_digest import unordered_digest
 from millpond.executor.interval.bundle import DeadLetter, Deliveries
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.spark.task_plan import (
+    AT,
     ID,
     KEY,
     PRODUCTIONS,
@@ -58,7 +59,7 @@ from millpond.executor.spark.task_plan import (
 from millpond.executor.spark.worker_process import WorkerProcess
 from millpond.executor.superstep.delivery import ProductionSource, deliveries_in, keyed_productions
 from millpond.executor.time.instants import INSTANT_MAX_US, INSTANT_MIN_US, parse_instant_us
-from millpond.executor.time.observations import InputObservation
+from millpond.executor.time.observations import InputObservation, Watch
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError, check
 from millpond.statestore.rows.key_columns import plain_keys
 
@@ -73,12 +74,13 @@ class RoutedRecords:
         self._source = source
         self._columns = source.columns
         self.digest: int = _digest(source, table) if source.digested else 0
-        if source.watch.stamp_at is not None:
+        if source.watch.stamp_at is not None and source.watch.ahead is None:
             # The input has no other time than that of its arrival.
             times = pa.array(np.full(table.num_rows, source.watch.stamp_at, np.int64))
             table = table.set_column(table.column_names.index(self._columns.at), self._columns.at, times)
         table, garbled = mended_texts(table)
-        if garbled:
+        table, ahead = self._not_ahead(table, source.watch)
+        if garbled := ahead | garbled:
             reasons = [garbled.get(row) for row in range(table.num_rows)]
             table = table.append_column(_GARBLED, pa.array(reasons, pa.string()))
         if bad := sorted({*garbled, *too_large(table.select(self._columns.own), source.max_record_bytes)}):
@@ -88,6 +90,23 @@ class RoutedRecords:
             table = table.set_column(table.column_names.index(TARGET), TARGET, pa.array(targets, pa.int32()))
         self._table = table
         self._targets = pc.unique(table.column(TARGET)).to_pylist()
+
+    def _not_ahead(self, table: pa.Table, watch: Watch) -> tuple[pa.Table, dict[int, str]]:
+        """Return a table without times beyond the stream's `AheadLimit`, or the errors of its rows that are beyond."""
+        if watch.ahead is None or watch.stamp_at is None:
+            return table, {}
+        times, latest = _times(table, self._columns.at), watch.ahead.latest(watch.stamp_at)
+        is_beyond = pc.and_(pc.greater(times, latest).fill_null(False), readable_rows(table.column(TARGET)))
+        if not pc.any(is_beyond).as_py():
+            return table, {}
+        if not watch.ahead.is_clamped:
+            return table, dict.fromkeys(np.flatnonzero(is_beyond.to_numpy()).tolist(), watch.ahead.error)
+        if self._columns.at in table.column_names and self._columns.at != AT:
+            # The input's own column stays what it is: it is a part of the value.
+            self._columns = replace(self._columns, at=AT)
+            return table.append_column(AT, pc.if_else(is_beyond, latest, times)), {}
+        place = table.column_names.index(AT)
+        return table.set_column(place, AT, pc.if_else(is_beyond, latest, times)), {}
 
     @classmethod
     def read(cls, source: RoutedInput | None, batches: Iterable[pa.RecordBatch]) -> RoutedRecords | None:
@@ -212,7 +231,7 @@ class RoutedRecords:
         )
         members = member_names(node, rows)
         seen = observe_times(self._source.watch, at, members, records=records)
-        return with_marks(seen, node, rows, members)
+        return with_marks(seen, node, rows, members, self._source.watch.stamp_at)
 
     def _own_ids(self, table: pa.Table) -> pa.Array | None:
         if self._columns.id is None:

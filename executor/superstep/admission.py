@@ -248,8 +248,8 @@ class LateRecords:
         ahead = f" ahead_of_the_clock=`{duration_text(watermark - now_us)}`" if watermark > now_us else ""
         _LOG.warning(
             "more than one in a hundred records of this run came too late and are dropped: look for a sender whose clock is "
-            "fast, because the newest time moves the watermark for all; or allow more lateness, or declare a watermark by "
-            "percentile: dropped=`%s` records=`%s` stream=`%s` member=`%s` watermark=`%s`%s",
+            "fast, because the newest time moves the watermark for all, and bound it with inject(..., ahead_max=); or allow "
+            "more lateness, or declare a watermark by percentile: dropped=`%s` records=`%s` stream=`%s` member=`%s` watermark=`%s`%s",
             self._dropped,
             self._records,
             stream,

@@ -510,11 +510,15 @@ class LetterRetries:
                 raise InvalidError("the decoded value cannot be kept as a letter: inject the row")
             text, types = described.text, dict(described.types)
         own_id = None if read.ids is None else read.ids[0].as_py()
+        read_at = int(read.at[0])
+        if stamp_at is not None and injector.ahead is not None and injector.ahead.is_clamped:
+            # It was clamped when it arrived, and a day later its own time would no longer be.
+            read_at = min(read_at, stamp_at)
         return RetriedLetter(
             name=name,
             stream=subscription.stream,
             key=read.keys[0].as_py(),
-            at=int(read.at[0]),
+            at=read_at,
             value=text,
             value_types=types,
             id=own_id,

@@ -55,7 +55,7 @@ class Inputs:
 
     Attributes:
         after: by injected stream, its watermark once the superstep is committed, if it is known.
-        stamps: by injected stream, the event time of records that carry none.
+        stamps: by injected stream, the arrival of records, where it has a part in their event times.
         taken: order of arrival: streams, each with its number of consecutive records.
     """
 

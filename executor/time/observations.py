@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from millpond.statestore.durations import duration_text
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import EventTimeMicros, quickly_pickled
 
@@ -97,18 +98,42 @@ DEFAULT_MEMBER: Final = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AheadLimit:
+    """How far event times may lie ahead of the arrival of their records; `Pipeline.inject` explains it.
+
+    Attributes:
+        is_clamped: a time beyond becomes the latest allowed one. Otherwise its record becomes a dead letter.
+    """
+
+    max_us: int
+    is_clamped: bool
+
+    @property
+    def error(self) -> str:
+        return (
+            f"the time lies more than {duration_text(self.max_us)} ahead of the record's arrival: set the sender's clock, "
+            "or raise ahead_max"
+        )
+
+    def latest(self, arrived_at: EventTimeMicros) -> EventTimeMicros:
+        return EventTimeMicros(arrived_at + self.max_us)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
     """Settings for observing the records of a stream.
 
     Attributes:
         newest: the newest committed time, by member.
-        stamp_at: the event time to give to records; ``None`` if they carry their own.
+        stamp_at: the time of arrival: the event time of records that carry none, or what ``ahead`` measures from.
+            ``None`` if neither needs it.
     """
 
     stream: str
     newest: Mapping[str, EventTimeMicros] = field(default_factory=dict)
     with_delays: bool = False
     stamp_at: EventTimeMicros | None = None
+    ahead: AheadLimit | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

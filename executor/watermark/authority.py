@@ -320,7 +320,8 @@ class Conditions:
 
     Attributes:
         watermarks: by injected stream, its watermarks by percentile, 100 included.
-        stamps: by injected stream, the event time of records that carry none.
+        stamps: by injected stream, the arrival of records whose times follow from it: that have no other, or that may lie
+            ahead of it by a bound.
     """
 
     wall_time: WallTimeMicros

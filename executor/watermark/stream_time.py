@@ -112,7 +112,11 @@ class InjectorTime:
 
     def watch(self, now: WallTimeMicros, *, with_delays: bool = False) -> Watch:
         """Return the instructions for tasks of the next superstep; delays are for pipelines with percentiles."""
-        newest = {}
+        newest, stamp_at = {}, None
+        if self.is_ingress:
+            stamp_at = stamp_of(now, self.watermark)
+        elif self._node.ahead is not None:
+            stamp_at = EventTimeMicros(now)
         for name, member in self._members.items():
             if member.newest_at is not None:
                 newest[name] = member.newest_at
@@ -120,7 +124,8 @@ class InjectorTime:
             stream=self._node.stream,
             newest=newest,
             with_delays=with_delays or self._wants_delays,
-            stamp_at=stamp_of(now, self.watermark) if self.is_ingress else None,
+            stamp_at=stamp_at,
+            ahead=self._node.ahead,
         )
 
     def observe(self, seen: InputObservation, now_us: int) -> None:

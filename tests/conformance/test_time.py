@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record
 from millpond.executor.computation.timers import Timer
 from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.superstep.letter_retries import retry_dead_letters
 from millpond.executor.time.watermark_policies import (
     BoundedDisorder,
     MarkColumn,
@@ -39,6 +41,14 @@ Open = Callable[[Callable[[], EnginePipeline]], Any]
 class Times(Computation):
     def process_record(self, context: Context, record: Record) -> None:
         context.state.set([*context.state.get([]), record.at])
+
+
+class BothTimes(Computation):
+    """The times of the records, and those in their values, after the start."""
+
+    def process_record(self, context: Context, record: Record) -> None:
+        times = [record.at - START_US, record.value["t"] - START_US]
+        context.state.set([*context.state.get([]), times])
 
 
 def rows(*at: int, host: str = "a", key: str = "k") -> list[dict[str, Any]]:
@@ -171,6 +181,48 @@ class Facts:
         run.inject("s", [{**rows(500)[0], "created": START_US + 2}])
 
         assert run.watermark("c") == START_US + 8
+
+    @pytest.mark.parametrize(
+        ("on_ahead", "at"), [("dead_letter", "t"), ("clamp", "t"), ("clamp", lambda row: row["t"])]
+    )
+    def test_times_ahead_of_their_arrival_move_no_watermark(self, play: Open, on_ahead: str, at: Any) -> None:
+        """Neither beyond the limit of 10; the value keeps its own time, and a dead letter can be retried."""
+
+        def make() -> EnginePipeline:
+            pipeline = EnginePipeline("time")
+            limit: dict[str, Any] = {"ahead_max": "10us", "on_ahead": on_ahead}
+            stream = pipeline.inject("s", key="k", at=at, watermark=BoundedDisorder("5us"), **limit)
+            stream.apply(BothTimes(), name="c", on_late="drop")
+            return pipeline
+
+        run = play(make)
+        run.inject("s", rows(0, 500, 10))
+        assert run.watermark("c") == START_US + 5
+        run.inject("s", rows(6))
+        letters = [json.loads(letter) for letter in run.states("dead_letters").values()]
+        seen = [[0, 0], [10, 10], [6, 6]]
+        if on_ahead == "clamp":
+            seen.insert(1, [10, 500])
+        else:
+            assert [letter["error"].partition(":")[0] for letter in letters] == [
+                "the time lies more than 10us ahead of the record's arrival"
+            ]
+            retry_dead_letters(run.store)
+            run.clock.advance_ms(2_000)
+            run.settle()
+            seen.append([500, 500])
+        run.clock.advance_ms(1_000)
+        run.inject("s", rows(1_000))
+
+        assert json.loads(run.states("c")["k"]) == [*seen, [1_000, 1_000]]
+        assert (run.run.summary().run.dropped, len(letters)) == (0, int(on_ahead == "dead_letter"))
+
+    def test_marks_ahead_of_their_arrival_are_clamped(self, play: Open) -> None:
+        run = play(one_stream(watermark=MarkColumn("created"), ahead_max="10us"))
+
+        run.inject("s", [{**row, "created": START_US + 500} for row in rows(0)])
+
+        assert run.watermark("c") == START_US + 10
 
     def test_late_records_are_dropped_if_declared(self, play: Open) -> None:
         """Each counts once however often it is redelivered; a record at the watermark is not late."""

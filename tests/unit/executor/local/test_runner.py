@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
 import orjson
 import pandas as pd
@@ -16,7 +17,15 @@ from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.nodes import DEAD_LETTERS
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.sinks.sink import DeltaSink
-from millpond.executor.time.watermark_policies import BoundedDisorder, ManualWatermark
+from millpond.executor.time.watermark_policies import (
+    BoundedDisorder,
+    IngressTime,
+    ManualWatermark,
+    ObservedPercentile,
+)
+from millpond.executor.windows.combiners import Count
+from millpond.executor.windows.pipeline import Pipeline as WindowedPipeline
+from millpond.executor.windows.window_fns import FixedWindows
 from millpond.statestore.errors import FencedError, InvalidError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryRegistry
@@ -624,6 +633,58 @@ class TestBounded:
 
         assert (first.times_in_1970, second.times_in_1970) == ({"in": 2}, {})
         assert "2 of in have times in 1970" in " ".join(first.problems)
+
+    @pytest.mark.parametrize(
+        ("options", "dropped", "letters"),
+        [
+            ({"watermark": BoundedDisorder("2h")}, 3 * 8 * 49, 0),
+            ({"watermark": BoundedDisorder("2h"), "ahead_max": "10m"}, 0, 4 * 12),
+            ({"watermark": BoundedDisorder("2h"), "ahead_max": "10m", "on_ahead": "clamp"}, 0, 0),
+            ({"watermark": ObservedPercentile(95)}, 0, 0),
+        ],
+        ids=["unbounded", "dead_letter", "clamp", "percentile"],
+    )
+    def test_device_that_is_a_day_ahead_drops_no_other_readings(self, options, dropped, letters):
+        """Four nights of 50 devices, each run when its 12 hours are over; without a bound, eight of the next are lost."""
+        hour_us = 3_600_000_000
+        pond, fleet, summed = Pond(), list[dict[str, object]](), Counter[str]()
+        pond.clock = ManualClock(-12 * hour_us)
+        for night in range(4):
+            for hour in range(24 * night, 24 * night + 12):
+                times = [hour * hour_us + 24 * hour_us * (device == 0) for device in range(50)]
+                fleet += [{"k": f"d{device}", "at": at} for device, at in enumerate(times)]
+            pond.clock.advance_ms(24 * hour_us // 1_000)
+            pipeline = WindowedPipeline("fleet")
+            readings = pipeline.inject("readings", key="k", at="at", **options)
+            readings.window(FixedWindows("1h")).combine(Count(), name="hourly")
+            run = pond.runner().run(pipeline, {"readings": list(fleet)}, finish=False).run
+            summed.update(dropped=run.dropped, letters=run.dead_letters)
+
+        assert (summed["dropped"], summed["letters"]) == (dropped, letters)
+
+    def test_clamped_record_of_a_bounded_input_is_not_late(self, monkeypatch):
+        """Its own time is the only one that remains, so it must not become the watermark."""
+        monkeypatch.setattr("millpond.executor.local.bounded.BUNDLE_RECORDS_MAX", 2)
+        pond = Pond()
+        pipeline, stream = injected(ahead_max="10us", on_ahead="clamp")
+        stream.apply(Late(), name="late")
+        stream.apply(Collect(), name="times", time_sorted=True)
+        start = pond.clock.now_us()
+
+        pond.runner().run(pipeline, {"in": rows(*(start + ahead for ahead in (1, 2, 3, 500, 600, 700)))})
+
+        assert pond.states("late") == {"a": [False] * 6}
+        assert len(pond.states("times")["a"]) == 6
+
+    def test_limit_ahead_of_arrival_is_checked(self):
+        with pytest.raises(
+            InvalidError, match=r"no such choice; did you mean 'clamp'.*choices=`\['dead_letter', 'clamp'\]`"
+        ):
+            injected(ahead_max="10m", on_ahead="clamps")
+        with pytest.raises(InvalidError, match="ahead_max must be positive"):
+            injected(ahead_max="0s")
+        with pytest.raises(InvalidError, match="skew_limit or ahead_max"):
+            EnginePipeline("p").inject("in", key="k", at=IngressTime(), ahead_max="10m")
 
     def test_input_shorter_than_consumed_is_refused(self):
         """The store must have consumed a different input."""

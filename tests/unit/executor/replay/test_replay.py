@@ -99,6 +99,44 @@ def test_replay_of_the_same_code_is_equal(pond: Path, zookeeper_hosts: str, begi
     assert (done.version, done.supersteps > 0) == (version, begins < 24 or done.supersteps > 0)
 
 
+@pytest.mark.parametrize("on_ahead", ["clamp", "dead_letter"])
+def test_replay_uses_the_recorded_arrival(tmp_path: Path, zookeeper_hosts: str, on_ahead: Any) -> None:
+    """Every look at this clock is at another time, and the machine's shows a later one when the replay runs."""
+
+    def made() -> mp.Pipeline:
+        pipeline = mp.Pipeline("p")
+        stream = pipeline.inject("in", key="k", at="at", ahead_max="3us", on_ahead=on_ahead)
+        stream.apply(Times(), name="times")
+        return pipeline
+
+    pond, new = tmp_path / "pond", tmp_path / "new"
+    rows = [{**row, "at": row["at"] + 2**50 * (row["n"] > 3)} for row in ROWS]
+    runner = mp.LocalRunner(
+        pond, zookeeper=zookeeper_hosts, progress=False, clock=TickingClock(0), dead_letter_limit=None
+    )
+    with runner.start(made(), stepping=True) as run:
+        for first in range(0, len(rows), 6):
+            run.inject("in", rows[first : first + 6])
+            run.step()
+        run.run_until_quiet()
+        counts = run.summary().run
+    replay(pond, new, made(), rows, version=0, zookeeper=zookeeper_hosts)
+
+    assert counts.dead_letters == sum(row["n"] > 3 for row in rows) * (on_ahead == "dead_letter")
+    assert compare(new, pond).is_empty
+
+
+class TickingClock(ManualClock):
+    def now_us(self) -> Any:
+        self.jump_ms(1)
+        return super().now_us()
+
+
+class Times(mp.Computation):
+    def process_record(self, context, record):
+        context.state.set([*context.state.get([]), record.at])
+
+
 def test_replay_with_a_changed_constant_differs_in_affected_keys(pond: Path, zookeeper_hosts: str) -> None:
     """The original's sink must stay unchanged."""
     new, sink = pond.with_name("new"), pond.with_name("alarms")
