@@ -1,5 +1,6 @@
 """Types of arguments and results: aliases for annotations, protocols to implement, and values that calls return."""
 
+from millpond.executor.computation.computation import Drain as Drain
 from millpond.executor.computation.context import DomainName as DomainName
 from millpond.executor.computation.state import OpenState as OpenState
 from millpond.executor.inputs.avro_payload import AvroFraming as AvroFraming

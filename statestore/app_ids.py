@@ -53,6 +53,8 @@ class AppId(StrEnum):
     BACKFILL = "millpond/backfill/"
     # Pipeline, "injector" or "computation", name: a journaled low watermark in microseconds of event time.
     WATERMARK = "millpond/watermark/"
+    # Pipeline: the greatest event time of its outside records, where code sets timers.
+    LAST_EVENT = "millpond/last_event/"
     # Pipeline, stream, member ("" for a stream without members): the declared status.
     MEMBER_STATUS = "millpond/standing/"
     # Pipeline, counter: a running total over the pipeline's life, such as ``records``.

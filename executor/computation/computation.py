@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import InputTime, Record, Records
@@ -24,6 +24,9 @@ from millpond.executor.time.clocks import LateDataHorizon
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.codec import Codec, JsonCodec
 from millpond.statestore.view_columns import StateColumn
+
+Drain: TypeAlias = Literal["last_event", "all"]
+"""The timers that still fire when all input has ended: those set up to the last event, or also those that these set."""
 
 
 class Computation:
@@ -53,6 +56,7 @@ class Computation:
             timer waits for the next bundle even if it is due; a timer is pending until its hook has returned.
         time_sorted: keep a key's records in its row until the low watermark has passed them, then pass them
             in order of event time with the key's event timers between them (docs/how-to/order.md).
+        drain: what timers do when all input has ended; see ``drain`` of `ComputationOptions`.
         waiting_max: the greatest number of records of one key that may wait; one more ends the run.
         holds_watermark: the code always owes productions at earlier times than those it waits for, as windows
             do. The pipeline refuses a cycle of such computations without a ``feedback``.
@@ -77,6 +81,7 @@ class Computation:
     in_order_of_arrival: bool = False
     in_micro_batches: bool = False
     time_sorted: bool = False
+    drain: Drain = "last_event"
     waiting_max: int = 100_000
     holds_watermark: bool = False
 

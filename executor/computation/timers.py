@@ -242,12 +242,17 @@ class TimersSavepoint:
 
 
 class KeyTimers:
-    """The timers of the current key while its hooks run; one object serves all keys of a bundle."""
+    """The timers of the current key while its hooks run; one object serves all keys of a bundle.
 
-    __slots__ = ("_clocks", "_new", "_pending", "_row", "_row_owed_at", "due")
+    Attributes:
+        are_over: an event timer that is set is left out, and replaces a pending one all the same.
+    """
+
+    __slots__ = ("_clocks", "_new", "_pending", "_row", "_row_owed_at", "are_over", "due")
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks
+        self.are_over = False
         self.bind(())
 
     def bind(self, row: Timers) -> None:
@@ -266,6 +271,9 @@ class KeyTimers:
         return pending.get(timer[:2]) == timer
 
     def set(self, timer: Timer) -> None:
+        if self.are_over and timer.domain is TimeDomain.EVENT:
+            self.delete(timer.tag, timer.domain)
+            return
         self._opened()[(timer.tag, timer.domain)] = timer
         if timer.holds:
             heappush(self._new, (timer.output_at, timer))

@@ -385,6 +385,22 @@ def oldest_time(node: InjectorNode, rows: Rows, arrived_at: EventTimeMicros) -> 
     return oldest if node.ahead is None else min(oldest, node.ahead.latest(arrived_at))
 
 
+def silences(node: InjectorNode, rows: Rows, arrived_at: EventTimeMicros, share: int) -> list[int]:
+    """Return the rows before which the stream is silent for longer than one in ``share`` of the time of all rows.
+
+    All rows before such a silence are older than all rows after it.
+    """
+    times = _event_times(node, rows)
+    at, ahead_errors = _not_ahead(node, times.at, arrived_at)
+    readable = np.setdiff1d(np.arange(len(at)), [*times.errors, *ahead_errors])
+    at = at[readable]
+    if len(at) < 2:
+        return []
+    pauses = np.minimum.accumulate(at[::-1])[::-1][1:] - np.maximum.accumulate(at)[:-1]
+    found: list[int] = readable[1:][pauses > (at.max() - at.min()) // share].tolist()
+    return found
+
+
 def readable_times(
     node: InjectorNode, rows: Rows, arrived_at: EventTimeMicros | None = None
 ) -> npt.NDArray[np.int64]:

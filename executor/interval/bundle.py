@@ -55,6 +55,7 @@ class IntervalPlan:
         settled: no later superstep has a record before this time; ``None`` means ``watermark``.
         late_before: records before this time are late; ``None`` means ``watermark``.
         retried: dead letters of its keys to process once more, before all other input.
+        last_event: the time of the pipeline's newest outside record, once all input has ended; ``None`` before.
     """
 
     interval: Interval
@@ -66,6 +67,7 @@ class IntervalPlan:
     settled: EventTimeMicros | None = None
     late_before: EventTimeMicros | None = None
     retried: Sequence[RetriedLetter] = ()
+    last_event: EventTimeMicros | None = None
 
     @property
     def late_until(self) -> EventTimeMicros:

@@ -152,8 +152,9 @@ def _read(timer: Timer) -> dict[str, Any]:
     return entry
 
 
-# For one key, and only timers that were set in the bundle itself.
+# For one key, within a second of event time, and only timers that were set in the bundle itself.
 FIRINGS_MAX: Final = 100_000
+_PROGRESS_US: Final = 1_000_000
 
 # Encoding a state once more costs as much as setting it: the first turns of a bundle show what the code does.
 _WATCHED_TURNS: Final = 100
@@ -229,7 +230,12 @@ class KeyExecutor:
         self.unset: str | None = None
         self.state.is_watched = True
         self._watched_left = _WATCHED_TURNS
-        self._firings_left = 0
+        self._firings_max = self._firings_left = 0
+        self._progress_at: int = TIME_MIN_US
+        # The end of the times at which a firing counts as progress, and of those at which it may set event timers.
+        self._last_at = TIME_MAX_US if bundle.plan.last_event is None else bundle.plan.last_event
+        ends = node.drain == "last_event" and node.sets_timers
+        self._over_after = self._last_at if ends else TIME_MAX_US
         self._watermark = clocks.watermark
         self._records_slack_us = slack_us
         # The watermark is held at a timer's output time, so only an unbounded horizon may go below it.
@@ -295,7 +301,8 @@ class KeyExecutor:
         self._context.mistake = None
         self.state.bind(encoded)
         self.timers.bind(timers)
-        self._firings_left = FIRINGS_MAX + len(timers) + records
+        self._firings_max = self._firings_left = FIRINGS_MAX + len(timers) + records
+        self._progress_at = TIME_MIN_US
 
     # ------------------------------------------------------------- at full speed
 
@@ -312,7 +319,7 @@ class KeyExecutor:
 
     def _fire_due(self, fire: Callable[[Timer], None]) -> None:
         while (timer := self.timers.pop_due()) is not None:
-            self._count_firing()
+            self._count_firing(timer)
             fire(timer)
 
     def _process_timer(self, timer: Timer) -> None:
@@ -329,17 +336,27 @@ class KeyExecutor:
             timer = timer._replace(output_at=self._watermark)
         self._input.slack_us = self._timers_slack_us
         self._input.at = self._input.floor_at = timer.output_at
-        self._node.computation.process_timer(self._context, timer)
+        # Otherwise timers that renew themselves would fire for ever once the input has ended.
+        self.timers.are_over = timer.at > self._over_after and timer.domain is TimeDomain.EVENT
+        try:
+            self._node.computation.process_timer(self._context, timer)
+        finally:
+            self.timers.are_over = False
 
-    def _count_firing(self) -> None:
+    def _count_firing(self, timer: Timer) -> None:
         self.fired += 1
         self._firings_left -= 1
+        if self._progress_at + _PROGRESS_US <= timer.at <= self._last_at:
+            # A beat over a long silence may fire any number of times, because it comes to an end.
+            self._progress_at, self._firings_left = timer.at, self._firings_max
         if self._firings_left < 0:
+            reason = (
+                'timers of a key keep setting timers after the last event: leave out drain="all", so that they end'
+                if timer.at > self._last_at and self._node.drain == "all"
+                else "timers of a key keep setting timers that are already due"
+            )
             raise InvalidError(
-                "timers of a key keep setting timers that are already due",
-                computation=self._node.name,
-                key=self._context.key,
-                firings=FIRINGS_MAX,
+                reason, computation=self._node.name, key=self._context.key, firings=FIRINGS_MAX
             )
 
     # ------------------------------------------------------------- one at a time
@@ -386,7 +403,7 @@ class KeyExecutor:
                 self.retried_records += 1
                 self._retry_record(key, letter)
             else:
-                self._count_firing()
+                self._count_firing(letter.timer)
                 self._try_timer(letter.timer, retried=letter.retried)
 
     def _retry_record(self, key: str, letter: RetriedLetter) -> None:
@@ -492,7 +509,7 @@ class MicroBatchExecutor(KeyExecutor):
             self._bind_records(key, start, stop)
             self._node.computation.process_records(self._context, self._records)
         for timer in self.timers.take_due():
-            self._count_firing()
+            self._count_firing(timer)
             self._process_timer(timer)
             self.timers.take(timer)
         return self.state.settle()
@@ -510,7 +527,7 @@ class MicroBatchExecutor(KeyExecutor):
                 for index in range(start, stop):
                     self._fail_record(columns, index, failure)
         for timer in self.timers.take_due():
-            self._count_firing()
+            self._count_firing(timer)
             self._try_timer(timer)
             self.timers.take(timer)
         return self.state.settle()

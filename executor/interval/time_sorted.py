@@ -24,7 +24,7 @@ from millpond.executor.interval.key_executor import Failure, KeyExecutor, waitin
 from millpond.executor.time.clocks import EXACT, Clocks
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain
-from millpond.statestore.types import EventTimeMicros
+from millpond.statestore.types import TIME_MAX_US, EventTimeMicros
 
 _FIRING_TIME: Final = attrgetter("at")
 
@@ -240,18 +240,20 @@ class TimeSortedExecutor(KeyExecutor):
         if not due or due[0][0] > limit:
             return
         while (timer := self.timers.pop_event_due(limit)) is not None:
-            self._count_firing()
+            self._count_firing(timer)
             self._context.watermark = EventTimeMicros(timer.at)
             (fire or self._process_timer)(timer)
         self._input.slack_us = self._records_slack_us
 
     def _fire_rest(self, fire: Callable[[Timer], None]) -> None:
         """Fire the timers after the last record, and timers of other clocks that have become due."""
+        # A superstep whose records are the last does not know yet how far they reach: the next one fires the rest.
+        until = self._watermark if self._until == TIME_MAX_US else self._until
         while True:
-            self._fire_until(self._until, fire)
+            self._fire_until(until, fire)
             if not self.timers.due:
                 return
-            self._context.watermark = EventTimeMicros(self._until)
+            self._context.watermark = EventTimeMicros(until)
             self._fire_due(fire)
 
     # ------------------------------------------------------------- one at a time

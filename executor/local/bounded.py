@@ -2,14 +2,16 @@
 
 All rows are known from the beginning, so the low watermark of an input is the least time of its remaining rows:
 exact, whatever their order, and no record is late. Where rows are nearly sorted, windows close and timers fire on the
-way instead of all at the end. Of several inputs the one furthest behind continues. Only a piece of each input needs
-to be in memory: a source of rows is read once for its times, and once more to consume it.
+way instead of all at the end. Where code sets timers, a long silence ends a piece too. Of several inputs the one
+furthest behind continues. Only a piece of each input needs to be in memory: a source of rows is read once for its
+times, and once more to consume it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +22,7 @@ from millpond.executor.inputs.extraction import (
     oldest_time,
     readable_times,
     rows_between,
+    silences,
 )
 from millpond.executor.inputs.positions import (
     BOUNDED_SOURCE,
@@ -43,6 +46,9 @@ from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros
 
 _BEGINNING: Final = EventTimeMicros(TIME_MIN_US)
 _END: Final = EventTimeMicros(TIME_MAX_US)
+_SILENCE_SHARE: Final = 64
+"""A silence of more than this part of a piece's time ends a superstep, so that timers fire within it."""
+
 _PLACES: Final = ("file", "row", "files_before")
 _WAYS_OUT: Final = (
     "give the same rows again with the new ones behind them, and name new files so that they come last; or hand over new "
@@ -59,6 +65,7 @@ class InputRest:
         part_digest: of the rows before the present part of the source.
         oldest: the least time of each remaining piece and all after it.
         shares: by the number of rows before a piece, the percentile watermarks that it meets.
+        cuts: by the number of rows before a piece of the source, the rows of it before which a further piece begins.
     """
 
     stream: str
@@ -69,6 +76,7 @@ class InputRest:
     oldest: list[EventTimeMicros] = field(default_factory=list)
     at: int = 0
     shares: Mapping[int, PercentileTimes] = field(default_factory=dict)
+    cuts: dict[int, list[int]] = field(default_factory=dict)
     _rest: Iterator[tuple[int, Rows]] | None = None
 
     @property
@@ -81,20 +89,35 @@ class InputRest:
             return _END
         return self.oldest[self.at] if self.oldest else _BEGINNING
 
-    def measure(self, node: InjectorNode, arrived_at: EventTimeMicros) -> None:
-        times = [
-            oldest_time(node, piece, arrived_at)
-            for _, piece in self.source.read_pieces(self.consumed, BUNDLE_RECORDS_MAX)
-        ]
+    def measure(self, node: InjectorNode, arrived_at: EventTimeMicros, *, cuts_silences: bool) -> None:
+        start, times = self.consumed, list[EventTimeMicros | None]()
+        for count, piece in self.source.read_pieces(start, BUNDLE_RECORDS_MAX):
+            if cuts_silences:
+                self.cuts[start] = silences(node, piece, arrived_at, _SILENCE_SHARE)
+            parts = self._parts(start, count, piece)
+            times += [oldest_time(node, part, arrived_at) for _, part in parts]
+            start += count
         oldest, found = _END, list[EventTimeMicros]()
         for at in reversed(times):
             oldest = oldest if at is None else min(oldest, at)
             found.append(oldest)
         self.oldest = found[::-1]
 
+    def _parts(self, start: int, count: int, piece: Rows) -> Iterator[tuple[int, Rows]]:
+        if not (cuts := self.cuts.get(start)):
+            return iter(((count, piece),))
+        ends = pairwise((0, *cuts, count))
+        return ((end - begin, rows_between(piece, begin, end)) for begin, end in ends)
+
+    def _pieces(self) -> Iterator[tuple[int, Rows]]:
+        start = self.consumed
+        for count, piece in self.source.pieces(start, BUNDLE_RECORDS_MAX):
+            yield from self._parts(start, count, piece)
+            start += count
+
     def consume(self, run: LocalRun, watermarks: Mapping[str, EventTimeMicros]) -> None:
         if self._rest is None:
-            self._rest = self.source.pieces(self.consumed, BUNDLE_RECORDS_MAX)
+            self._rest = self._pieces()
         count, piece = next(self._rest)
         self._digest(piece, self.consumed + count)
         self.consumed += count
@@ -102,7 +125,10 @@ class InputRest:
         position = InputPosition(
             stream=self.stream, source=LOCAL_SOURCE, batch=self.consumed, offsets=self._place()
         )
-        after = {self.stream: self.oldest_at} if self.oldest and run.topology.sorts else {}
+        # What returns on a feedback must not find that time has passed: it passes in steps, and sorted records wait.
+        is_promised = self.oldest and run.topology.sorts and not run.topology.has_feedback
+        after = {self.stream: self.oldest_at} if is_promised else {}
+        run.pass_time(watermarks)
         if shares := self.shares.get(self.consumed - count):
             run.advance_percentiles(self.stream, shares)
         rows = self.source.read(piece)
@@ -151,12 +177,17 @@ def consume_inputs(run: LocalRun, inputs: Sequence[InputRest], *, finish: bool) 
     Without ``finish`` more rows may follow, so only the policies move watermarks.
     """
     topology = run.topology
+    run.ignore_silence()
     # An unbounded horizon lets a computation produce before the watermark: that must not be late.
     is_free = any(
         node.computation.late_data_horizon == "unbounded" for node in topology.computations.values()
     )
     is_cut = any(one.source.count - one.consumed > BUNDLE_RECORDS_MAX for one in inputs)
-    if finish and not is_free and (topology.sorts or is_cut):
+    waits_for_timers = any(
+        node.sets_timers and not node.time_sorted and not node.computation.in_micro_batches
+        for node in topology.computations.values()
+    )
+    if finish and not is_free and (topology.sorts or is_cut or waits_for_timers):
         for one in inputs:
             node = topology.injectors[one.stream]
             # Rows without event times, and a watermark that no time moves, have nothing to follow.
@@ -164,7 +195,7 @@ def consume_inputs(run: LocalRun, inputs: Sequence[InputRest], *, finish: bool) 
                 node.watermark, Perfect | ManualWatermark
             ):
                 arrived_at = run.arrived_at()
-                one.measure(node, arrived_at)
+                one.measure(node, arrived_at, cuts_silences=waits_for_timers)
                 one.shares = _shares(topology, one.stream, one.source, arrived_at)
     while left := [one for one in inputs if one.is_left]:
         known = {one.stream: one.oldest_at for one in inputs if one.oldest}

@@ -47,6 +47,7 @@ from millpond.executor.superstep.delivery import take
 from millpond.executor.time.observations import InputObservation, Watch
 from millpond.statestore.durations import accepts_old_durations, timeout_ms
 from millpond.statestore.errors import InvalidError, UnavailableError
+from millpond.statestore.types import EventTimeMicros
 
 
 def check_fit(topology: Topology, stream: str, rows: Rows, only: str | None = None) -> None:
@@ -482,5 +483,8 @@ def _observation(
         if members is not None:
             members = [member for row, member in enumerate(members) if row not in unreadable]
     if is_bounded:
-        return InputObservation(stream=watch.stream, records=records, in_1970=count_in_1970(at))
+        newest_at = EventTimeMicros(int(at.max())) if len(at) else None
+        return InputObservation(
+            stream=watch.stream, records=records, newest_at=newest_at, in_1970=count_in_1970(at)
+        )
     return replace(observe_times(watch, at, members), records=records)

@@ -46,7 +46,8 @@ class LocalRun(Run[Receipt]):
 
     def __init__(self, worker: LocalWorker, clock: Clock, release: Callable[[], None]) -> None:
         topology, progress = worker.coordinator.topology, worker.progress
-        super().__init__(topology, worker.lifecycle, clock, progress, first=worker.status, release=release)
+        coordinator, lifecycle, first = worker.coordinator, worker.lifecycle, worker.status
+        super().__init__(topology, coordinator, lifecycle, clock, progress, first=first, release=release)
         self._worker = worker
         # One value, so that no thread reads the topology of one time and the checked streams of another.
         self._gate: tuple[Topology, dict[str, InjectorNode]] = self._topology, {}

@@ -95,12 +95,12 @@ class LocalRunner:
             run.begin_backfills(given)
             run.finish_backfills()
             consume_inputs(run, rests, finish=finish)
-            for stream, rows in given.items():
-                if finish:
-                    run.finish(stream)
-                else:
+            if finish:
+                run.finish_inputs(given)
+            else:
+                for stream, rows in given.items():
                     observe_rows(run, stream, rows)
-            run.run_until_quiet()
+                run.come_to_rest()
             run.note_nothing()
             if finish:
                 run.note_end()

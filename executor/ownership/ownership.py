@@ -40,6 +40,7 @@ from millpond.executor.ownership.evolution import (
 from millpond.executor.pipeline.nodes import ComputationNode, control_interval
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.time.clocks import EXACT
+from millpond.executor.time.instants import INSTANT_MAX_US
 from millpond.statestore.app_ids import AppId, pipeline_number
 from millpond.statestore.errors import (
     ConflictError,
@@ -335,6 +336,16 @@ class Ownership:
     def next_wall_timer(self) -> WallTimeMicros | None:
         times = (owned.pending.next_wall_timer for owned in self.owned.values())
         return min((at for at in times if at is not None), default=None)
+
+    def next_event_timer(self, after: EventTimeMicros) -> EventTimeMicros | None:
+        """Return the earliest event time after ``after`` that an interval waits for."""
+        times: list[EventTimeMicros] = []
+        for owned in self.owned.values():
+            pending = owned.pending
+            times += pending.next_percentile_timers.values()
+            if pending.next_event_timer is not None:
+                times.append(pending.next_event_timer)
+        return min((at for at in times if after < at < INSTANT_MAX_US), default=None)
 
     def open(self, *, is_current: bool = False) -> None:
         """Take every interval that the table has for this pipeline, and the control interval.

@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any, Final, Literal, TypeAlias, TypedDict
 
-from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.computation import Computation, Drain
 from millpond.executor.computation.context import declared_counters
 from millpond.executor.inputs.keys import KeyExtractor
 from millpond.executor.sinks.sink import Sink
@@ -97,6 +97,7 @@ class ComputationNode:
     renamed_from: str | None = None
     prefix: str = ""
     time_sorted: bool = False
+    drain: Drain = "last_event"
     cycle: tuple[str, ...] = ()
 
     @cached_property
@@ -110,6 +111,12 @@ class ComputationNode:
         """The streams that it may produce to, by every name that its code may use: within its composite, or whole."""
         whole = {stream: stream for stream in self.produces}
         return whole | {stream.removeprefix(self.prefix): stream for stream in self.produces}
+
+    @cached_property
+    def sets_timers(self) -> bool:
+        """True for user code with timers; those of windows follow from elements."""
+        code = self.computation
+        return type(code).process_timer is not Computation.process_timer and not code.fingerprint
 
     @cached_property
     def percentiles(self) -> tuple[float, ...]:
@@ -218,6 +225,12 @@ class ComputationOptions(TypedDict, total=False):
     """Keep a key's records in its row until the low watermark has passed them, then pass them in order of
     event time with the key's event timers between them, so that the result does not depend on how the input
     is cut. ``False`` unless given here or by the computation's class (docs/how-to/order.md).
+    """
+
+    drain: Drain
+    """What timers do when all input has ended. With ``"last_event"``, the default, an event timer that fires after the
+    last event of the input sets no other event timer, so timers that renew themselves come to an end. With ``"all"``
+    they may, for chains that end by themselves; 100,000 firings of a key after the last event are refused.
     """
 
     feedback: Collection[str]

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, Self, U
 
 from typing_extensions import TypeVar
 
-from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.computation import Computation, Drain
 from millpond.executor.computation.context import declared_counters
 from millpond.executor.inputs.extraction import FieldExtractor, InjectorNode
 from millpond.executor.inputs.keys import KeyExtractor, KeyField, check_key_extractor, settled_key
@@ -59,6 +59,11 @@ from millpond.statestore.errors import InvalidError, did_you_mean
 
 _NO_DISORDER: Final = BoundedDisorder("0s")
 _OPTIONS: Final = frozenset(ComputationOptions.__annotations__)
+_WORDS: Final = {
+    "on_error": get_args(OnError),
+    "productions": get_args(ProductionMode),
+    "drain": get_args(Drain),
+}
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -342,6 +347,7 @@ class EnginePipeline(Generic[StreamT_co]):
         _check_on_late(name, options.get("on_late", "process"), subscribes)
         _check_order(name, computation)
         options.setdefault("time_sorted", computation.time_sorted)
+        options.setdefault("drain", computation.drain)
         streams = {stream: self._named("stream", stream) for stream in _productions(name, produces)}
         node = ComputationNode(
             name=name,
@@ -546,7 +552,7 @@ def _checked_options(name: str, options: ComputationOptions) -> dict[str, Any]:
     for option in ("exactly_once", "time_sorted"):
         if not isinstance(given.get(option, False), bool):
             raise InvalidError(f"{option} must be true or false", computation=name, value=given[option])
-    for option, words in (("on_error", get_args(OnError)), ("productions", get_args(ProductionMode))):
+    for option, words in _WORDS.items():
         if option in given and given[option] not in words:
             raise InvalidError(
                 f"{option} must be {' or '.join(words)}", computation=name, **{option: given[option]}

@@ -136,6 +136,16 @@ class Topology:
         return any(node.time_sorted for node in self.computations.values())
 
     @cached_property
+    def sets_timers(self) -> bool:
+        """True if any user code has timers."""
+        return any(node.sets_timers for node in self.computations.values())
+
+    @cached_property
+    def has_feedback(self) -> bool:
+        """True if records may return to a computation whose watermark does not wait for them."""
+        return any(one.feedback for node in self.computations.values() for one in node.subscriptions)
+
+    @cached_property
     def former_names(self) -> Mapping[str, str]:
         """The renamed computations: former name to name."""
         nodes = self.computations.values()

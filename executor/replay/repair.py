@@ -57,7 +57,7 @@ SET_ASIDE_FOLDER: Final = "_millpond/set_aside"
 _LOST_NAMED_MAX: Final = 100
 _RESTARTED: Final = {
     **dict.fromkeys((AppId.TOTAL, AppId.COUNT, AppId.INPUT_ROWS, AppId.INJECTED), 0),
-    AppId.WATERMARK: int(TIME_MIN_US),
+    **dict.fromkeys((AppId.WATERMARK, AppId.LAST_EVENT), int(TIME_MIN_US)),
     AppId.BACKFILL: -1,
     # The newest of these counts, so entries recorded after the restored version must lose.
     **dict.fromkeys((AppId.CODEC, AppId.KEY_COLUMNS, AppId.PIPELINE_NAME), -1),

@@ -389,12 +389,12 @@ def replay(
                 repeat_supersteps(run, plan.supersteps, parts, fork.snapshot(), wall, told)
             else:
                 consume_inputs(run, rest_of_inputs(run, parts), finish=plan.has_ended)
-                for stream, part in parts.items():
-                    if plan.has_ended:
-                        run.finish(stream)
-                    else:
+                if plan.has_ended:
+                    run.finish_inputs(parts)
+                else:
+                    for stream, part in parts.items():
                         observe_rows(run, stream, part)
-                run.run_until_quiet()
+                    run.come_to_rest()
             summary = run.stop()
         return plan.replayed(fork, summary.run.records)
 

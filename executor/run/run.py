@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Self, TypeVar, get_args
+from datetime import timedelta
+from typing import Final, Generic, Self, TypeVar, get_args
 
 import pyarrow as pa
 
@@ -14,16 +15,17 @@ from millpond.executor.ownership.catalog_recorder import definition_of
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.signals import SignalWindow, listeners, signal_rows
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.run.lifecycle import Lifecycle
+from millpond.executor.run.lifecycle import Lifecycle, Phase
 from millpond.executor.run.progress import Progress
+from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.report import RunStatus, Totals
 from millpond.executor.time.clocks import EXACT
-from millpond.executor.time.instants import Instant, instant_us
+from millpond.executor.time.instants import INSTANT_MAX_US, Instant, instant_us
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.executor.watermark.stream_time import MemberStatus
 from millpond.statestore.catalog.topology import TopologyChange, change_between
 from millpond.statestore.errors import InvalidError, did_you_mean
-from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros, TableVersion
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, Clock, EventTimeMicros, TableVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,8 @@ _Accepted = TypeVar("_Accepted")
 """The result of an accepted watermark: a receipt in the local runner, ``None`` on Spark."""
 
 _LOG = logging.getLogger("millpond")
+_STEPS_MAX: Final = 10_000
+"""Steps of event time after the last event in which records of a cycle may return."""
 
 
 class Run(ABC, Generic[_Accepted]):
@@ -145,6 +149,7 @@ class Run(ABC, Generic[_Accepted]):
     def __init__(
         self,
         topology: Topology,
+        coordinator: Coordinator,
         lifecycle: Lifecycle,
         clock: Clock,
         progress: Progress,
@@ -153,6 +158,7 @@ class Run(ABC, Generic[_Accepted]):
         release: Callable[[], None],
     ) -> None:
         self._topology = topology
+        self._coordinator = coordinator
         self._lifecycle = lifecycle
         self._clock = clock
         self._progress = progress
@@ -413,6 +419,62 @@ class Run(ABC, Generic[_Accepted]):
         )
 
     # -- the end ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def run_until_quiet(
+        self, *, supersteps_max: int = 1_000_000, timeout: str | timedelta | None = None
+    ) -> bool:
+        """Work until nothing is due; return False if that takes too long."""
+
+    def ignore_silence(self) -> None:
+        """Let only bounded input move event time: how long reading it takes means nothing."""
+        self._coordinator.watermarks.follows_clock = False
+
+    def come_to_rest(self) -> None:
+        """Do all the work that is due, or refuse a pipeline that never comes to rest."""
+        if not self.run_until_quiet() and self._lifecycle.phase is Phase.RUNNING:
+            raise InvalidError(
+                "the pipeline does not come to rest: its records or timers make others without an end, so look for a "
+                "cycle that never drops a record, or for timers that renew themselves",
+                pipeline=self._topology.title,
+                supersteps=self.summary().supersteps,
+            )
+
+    def pass_time(self, until: Mapping[str, EventTimeMicros]) -> None:
+        """Let bounded streams' time pass in steps from timer to timer, where records return on a feedback.
+
+        In one step all windows up to ``until`` would end at once, and what returns to them would be too late.
+        """
+        if not self._topology.has_feedback or not until:
+            return
+        ownership, last_at, steps = self._coordinator.ownership, self._coordinator.watermarks.newest_at, 0
+        mark = EventTimeMicros(TIME_MIN_US)
+        self.come_to_rest()
+        while (at := ownership.next_event_timer(mark)) is not None and at <= min(until.values()):
+            steps += at > last_at
+            if steps > _STEPS_MAX:
+                raise InvalidError(
+                    "records of a cycle return long after the last event, so it would never be empty: let it drop a record "
+                    "some time",
+                    pipeline=self._topology.title,
+                    steps=_STEPS_MAX,
+                )
+            for stream in until:
+                self.advance_watermark(stream, at)
+            mark = at
+            self.come_to_rest()
+
+    def finish_inputs(self, streams: Iterable[str] | None = None) -> None:
+        """End injected streams, by default all, and run supersteps until nothing is left to do."""
+        ended = list(self._topology.injectors if streams is None else streams)
+        if self._topology.has_feedback:
+            self._coordinator.watermarks.drains = True
+            self.pass_time(dict.fromkeys(ended, EventTimeMicros(INSTANT_MAX_US)))
+        for stream in ended:
+            self.finish(stream)
+        # A superstep journals the end, also if no timer is due.
+        self._coordinator.watermarks.has_changed = True
+        self.come_to_rest()
 
     def stop(self) -> RunSummary:
         """Finish the superstep under way, give the leases back and release all resources.

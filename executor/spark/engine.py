@@ -80,10 +80,14 @@ def plan_once(session: SparkSession) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkBatch(Batch):
-    """A frame for one superstep; without a frame only productions are delivered and timers fire."""
+    """A frame for one superstep; without a frame only productions are delivered and timers fire.
+
+    With ``in_steps`` its records move no watermark.
+    """
 
     frame: DataFrame | None = None
     stream: str = ""
+    in_steps: bool = False
 
     @property
     def is_bounded(self) -> bool:
@@ -148,7 +152,12 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
     # -- batches ---------------------------------------------------------------------------
 
     def consume(
-        self, frame: DataFrame, position: InputPosition, *, is_last: bool = False
+        self,
+        frame: DataFrame,
+        position: InputPosition,
+        *,
+        is_last: bool = False,
+        in_steps: bool = False,
     ) -> SuperstepReport | None:
         """Run one superstep on a batch of an outside input, unless the store has consumed the batch."""
         # Spark repeats a batch whose superstep was committed right before a crash: its position is in the table.
@@ -158,7 +167,7 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         is_sorted_end = is_last and self._coordinator.topology.sorts
         after = {position.stream: _END} if is_sorted_end else None
         return self._superstep.run(
-            SparkBatch(frame=frame, stream=position.stream, position=position, after=after)
+            SparkBatch(frame=frame, stream=position.stream, position=position, after=after, in_steps=in_steps)
         )
 
     def run(self, batch: SparkBatch) -> SuperstepReport:
@@ -322,9 +331,12 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         if batch.backfilled is not None:
             # History moves no watermark, and its records were counted when they arrived first.
             reports = tuple(replace(report, inputs=()) for report in reports)
+        seen = [observation for report in reports for observation in report.inputs]
+        if batch.in_steps:
+            seen = [one.without_times() for one in seen]
         return SparkResults(
             manifests=[manifest for report in reports for manifest in report.manifests],
-            observations=[observation for report in reports for observation in report.inputs],
+            observations=seen,
             letters=[letter for report in reports for letter in report.dead_letters],
             rows=rows,
             offsets=offsets,

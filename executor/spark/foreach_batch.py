@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 
 from pyspark.sql import DataFrame
 
-from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.computation import Computation, Drain
 from millpond.executor.inputs.extraction import FieldExtractor
 from millpond.executor.inputs.keys import KeyField
 from millpond.executor.inputs.payload import Payload
@@ -418,6 +418,7 @@ class ForeachBatchOptions(SparkRunnerOptions, total=False):
     feedback: Collection[str]
     renamed_from: str | None
     time_sorted: bool
+    drain: Drain
     backfill: Backfill | None
 
 

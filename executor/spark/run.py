@@ -64,11 +64,12 @@ class SparkRun(Run[None]):
         first = coordinator.status()
         topology = coordinator.topology
         progress = options.progress_of(topology.title)
-        super().__init__(topology, lifecycle, options.clock, progress, first=first, release=release)
+        super().__init__(
+            topology, coordinator, lifecycle, options.clock, progress, first=first, release=release
+        )
         self._tick_ms = duration_ms("tick", options.tick)
         self._engine = engine
         self._frames = frames
-        self._coordinator = coordinator
         coordinator.sinks.on_failure = lifecycle.fail
         self._lock = threading.RLock()
         self._queries = Queries(self._check_owner)
@@ -164,24 +165,29 @@ class SparkRun(Run[None]):
             self._reported(self._engine.run(SparkBatch(frame=self._engine.frame(table), stream=stream)))
             self._fed.add(stream)
 
-    def consume_bounded(self, stream: str, frame: DataFrame, *, finish: bool = True) -> None:
+    def consume_bounded(
+        self, stream: str, frame: DataFrame, *, finish: bool = True, in_steps: bool = False
+    ) -> None:
         """Consume a bounded DataFrame, unless the store has consumed it already, and end its stream.
 
         Args:
             stream: an injected stream.
             frame: all of its input.
             finish: the stream ends with it, and its watermark does not hold back the others.
+            in_steps: the stream's time stays where it is until `finish_inputs`.
 
         Raises:
             InvalidError: the store has consumed the input already, and it has changed since.
         """
         with self._guarded():
             position = InputPosition(stream=stream, source=BOUNDED_SOURCE, batch=0)
-            if self._reported(self._engine.consume(frame, position, is_last=finish)) is None:
+            is_last = finish and not in_steps
+            report = self._engine.consume(frame, position, is_last=is_last, in_steps=in_steps)
+            if self._reported(report) is None:
                 known = self._coordinator.inputs.input_rows(stream)
                 rows, is_same = (0, True) if known is None else self._engine.compare(frame, stream)
                 self.note_skipped(stream, consumed_before(stream, rows, known, is_same=is_same))
-            if finish:
+            if is_last:
                 self._coordinator.watermarks.finish(stream)
 
     def backfill(self, inputs: Mapping[str, DataFrame]) -> None:
@@ -220,14 +226,6 @@ class SparkRun(Run[None]):
     def _is_work_due(self) -> bool:
         self._coordinator.watermarks.tick()
         return self._coordinator.has_work()
-
-    def finish_inputs(self) -> None:
-        """End all injected streams, and run supersteps until nothing is left to do."""
-        with self._guarded():
-            for stream in self._coordinator.topology.injectors:
-                self._coordinator.watermarks.finish(stream)
-            self._reported(self._engine.run(SparkBatch()))
-        self.run_until_quiet()
 
     @accepts_old_durations
     def run_until_quiet(

@@ -94,10 +94,12 @@ class SparkRunner:
             DataError: bytes of the store are missing or wrong.
         """
         with self.open(pipeline, inputs) as run:
+            run.ignore_silence()
             streams = [stream for stream, frame in inputs.items() if frame.isStreaming]
             for stream in streams:
                 self._refuse_changed_files(stream)
-            _consume_bounded(run, inputs, finish=finish or bool(streams))
+            in_steps = finish and not streams and run.topology.has_feedback
+            _consume_bounded(run, inputs, finish=finish or bool(streams), in_steps=in_steps)
             self._start_queries(run, inputs, trigger={"availableNow": True})
             run.await_termination()
             if finish:
@@ -228,7 +230,9 @@ class SparkRunner:
         return writer.start()
 
 
-def _consume_bounded(run: SparkRun, inputs: Mapping[str, DataFrame], *, finish: bool) -> None:
+def _consume_bounded(
+    run: SparkRun, inputs: Mapping[str, DataFrame], *, finish: bool, in_steps: bool = False
+) -> None:
     for stream, frame in inputs.items():
         if not frame.isStreaming:
-            run.consume_bounded(stream, frame, finish=finish)
+            run.consume_bounded(stream, frame, finish=finish, in_steps=in_steps)

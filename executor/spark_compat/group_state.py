@@ -15,7 +15,12 @@ from millpond.executor.computation.records import Records
 from millpond.executor.computation.timers import Timer
 from millpond.executor.spark.frames import watermark_column
 from millpond.executor.spark_compat.schema import StructCodec, parse_schema
-from millpond.executor.spark_compat.transform_with_state import ComputationOfRows, YieldedAs, YieldedRows
+from millpond.executor.spark_compat.transform_with_state import (
+    ComputationOfRows,
+    YieldedAs,
+    YieldedRows,
+    watermark_ms,
+)
 from millpond.executor.spark_compat.variables import EXPIRY_TAG, columns_of_fields
 from millpond.statestore.durations import Duration, duration_us
 from millpond.statestore.errors import InvalidError
@@ -77,21 +82,21 @@ class _GroupsWithState(ComputationOfRows, Generic[_Function]):
         """Call the function with the key's rows."""
         given = self._given_of(records)
         parts = given.frames if self._yielded_as == "pandas" else given.batches
-        self._call(context, parts(*records.range), has_timed_out=False)
+        self._call(context, parts(*records.range))
 
-    def process_timer(self, context: Context, timer: Timer) -> None:  # noqa: ARG002 - a hook
+    def process_timer(self, context: Context, timer: Timer) -> None:
         """Call the function without rows, because the key has timed out."""
-        self._call(context, iter(()), has_timed_out=True)
+        self._call(context, iter(()), timer)
 
-    def _call(self, context: Context, parts: Iterator[Any], *, has_timed_out: bool) -> None:
+    def _call(self, context: Context, parts: Iterator[Any], timer: Timer | None = None) -> None:
         stored = context.state.get()
         value = None if stored is None else self._state.from_json(stored)
         state = GroupState(
             optionalValue=cast(Row, value),
             batchProcessingTimeMs=context.wall_time // 1_000,
-            eventTimeWatermarkMs=max(context.watermark // 1_000, 0) if self._has_watermark else -1,
+            eventTimeWatermarkMs=watermark_ms(context, timer) if self._has_watermark else -1,
             timeoutConf=self._timeout,
-            hasTimedOut=has_timed_out,
+            hasTimedOut=timer is not None,
             watermarkPresent=self._has_watermark,
             defined=value is not None,
             updated=False,

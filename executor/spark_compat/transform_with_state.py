@@ -45,8 +45,9 @@ from millpond.executor.spark_compat.variables import (
     columns_of_variables,
 )
 from millpond.executor.time.clocks import LateDataHorizon
-from millpond.executor.time.instants import datetime_us
+from millpond.executor.time.instants import INSTANT_MAX_US, datetime_us
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.view_columns import StateColumn
 
 _VariableT = TypeVar("_VariableT", bound=Variable)
@@ -307,13 +308,14 @@ def _time_of(text: str | None, name: str, context: Context) -> int | None:
     at = datetime_us(datetime.fromisoformat(text))
     # As in Spark's operator, a row behind the watermark fails here, because its consumers would drop it as late.
     # Spark's first watermark is 1970.
-    if at < max(context.late_before, 1):
+    late_before = max(context.late_before, 1) if context.late_before <= INSTANT_MAX_US else 1
+    if at < late_before:
         raise InvalidError(
             "the processor yields a row whose event time is at or before the watermark, so its consumers would drop it: "
             "yield it earlier, with a later time, or set a longer delay in withWatermark",
             column=name,
             event_time=text,
-            watermark_ms=max(context.late_before, 1) // 1_000,
+            watermark_ms=late_before // 1_000,
         )
     return at
 
@@ -321,6 +323,17 @@ def _time_of(text: str | None, name: str, context: Context) -> int | None:
 def _or_none(value: Any) -> Any:
     is_missing = value is pd.NaT or value is pd.NA or (type(value) is float and math.isnan(value))
     return None if is_missing else value
+
+
+def watermark_ms(context: Context, timer: Timer | None = None) -> int:
+    """Return the watermark for Spark's code; once the input has ended, the time of the timer or of the oldest record.
+
+    The end itself is no date that code could add a minute to, and Spark refuses timeouts before the watermark.
+    """
+    watermark: int = context.watermark
+    if watermark > INSTANT_MAX_US:
+        watermark = timer.at if timer is not None and timer.domain is TimeDomain.EVENT else context.oldest_at
+    return max(watermark // 1_000, 0)
 
 
 INITIAL_STATE: Final = "initial_state"
@@ -445,7 +458,7 @@ class TransformWithState(ComputationOfRows):
                 return
             yielded = self._processor.handleExpiredTimer(
                 key=Row(*self._keys or ("key",))(*context.key_values),
-                timerValues=self._times(context),
+                timerValues=self._times(context, timer),
                 expiredTimerInfo=ExpiredTimerInfo(timer.at // 1_000),
             )
             self._output.produce(context, yielded)
@@ -459,8 +472,8 @@ class TransformWithState(ComputationOfRows):
         handle.turn.bind(context)
         return handle
 
-    def _times(self, context: Context) -> TimerValues:
+    def _times(self, context: Context, timer: Timer | None = None) -> TimerValues:
         if self._time_mode == "none":
             return _NO_TIME
-        watermark = context.watermark if self._has_watermark else 0
-        return TimerValues(context.wall_time // 1_000, max(watermark // 1_000, 0))
+        watermark = watermark_ms(context, timer) if self._has_watermark else 0
+        return TimerValues(context.wall_time // 1_000, watermark)

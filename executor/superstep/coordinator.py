@@ -394,6 +394,7 @@ class Coordinator:
         watermark = watermarks.input_watermark(computation)
         percentiles = watermarks.percentile_watermarks(computation)
         settled = watermarks.settled(computation, after) if after and node.time_sorted else None
+        last_event = watermarks.last_event(computation)
         parts: list[IntervalPlan] = []
         for owned in self.ownership.by_computation[computation]:
             own = (
@@ -411,6 +412,7 @@ class Coordinator:
                     settled=settled,
                     late_before=late_before,
                     retried=own,
+                    last_event=last_event,
                 )
                 parts.append(part)
         return parts

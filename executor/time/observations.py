@@ -160,11 +160,20 @@ class InputObservation:
     """The observation of one outside input, from which the injector's low watermark follows.
 
     ``records`` counts each readable record once for all its consumers, ``in_1970`` those with times in that year;
-    ``times`` are ``None`` without a record.
+    ``times`` are ``None`` without a record, and for a bounded input, of which only ``newest_at`` is kept: it moves no
+    watermark.
     """
 
     stream: str
     records: int
     times: TimesSeen | None = None
+    newest_at: EventTimeMicros | None = None
     members: Mapping[str, TimesSeen] = field(default_factory=dict)
     in_1970: int = 0
+
+    def without_times(self) -> InputObservation:
+        """Return the observation as of a bounded input, which moves no watermark."""
+        newest_at = self.newest_at if self.times is None else self.times.newest_at
+        return InputObservation(
+            stream=self.stream, records=self.records, newest_at=newest_at, in_1970=self.in_1970
+        )

@@ -322,12 +322,14 @@ class Conditions:
         watermarks: by injected stream, its watermarks by percentile, 100 included.
         stamps: by injected stream, the arrival of records whose times follow from it: that have no other, or that may lie
             ahead of it by a bound.
+        drains: all input has ended, and event time passes by steps.
     """
 
     wall_time: WallTimeMicros
     watermarks: Mapping[str, PercentileTimes] = field(default_factory=dict)
     idle: tuple[str, ...] = ()
     stamps: Mapping[str, EventTimeMicros] = field(default_factory=dict)
+    drains: bool = False
 
     def to_json(self) -> dict[str, JsonValue]:
         watermarks: dict[str, JsonValue] = {
@@ -337,6 +339,8 @@ class Conditions:
         fields: dict[str, JsonValue] = {"wall_time": self.wall_time, "watermarks": watermarks}
         if self.idle:
             fields["idle"] = list(self.idle)
+        if self.drains:
+            fields["drains"] = True
         if self.stamps:
             fields["stamps"] = {stream: int(at) for stream, at in self.stamps.items()}
         return fields
@@ -351,6 +355,7 @@ class Conditions:
                     for stream, marks in fields["watermarks"].items()
                 },
                 idle=tuple(fields.get("idle", ())),
+                drains=bool(fields.get("drains", False)),
                 stamps={stream: EventTimeMicros(at) for stream, at in fields.get("stamps", {}).items()},
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -27,6 +27,9 @@ class PipelineWatermarks:
 
     Attributes:
         skew_limits: how far streams may be ahead of the slowest computation, in microseconds.
+        drains: all input has ended, and event time passes by steps.
+        follows_clock: event time passes with the clock while all streams are idle.
+        newest_at: the event time of the newest outside record so far.
         has_changed: time alone has moved a watermark, or a member was declared, and no commit records it yet.
         ended_before: the streams that had ended when the run began.
     """
@@ -45,8 +48,11 @@ class PipelineWatermarks:
         }
         self._injectors: dict[str, InjectorTime] = {}
         self.has_changed: bool = False
+        self.drains: bool = False
+        self.follows_clock: bool = True
         self.ended_before: frozenset[str] = frozenset()
         self._journaled: dict[str, EventTimeMicros] = {}
+        self.newest_at: EventTimeMicros = EventTimeMicros(TIME_MIN_US)
         self._imposed: tuple[Conditions, Mapping[str, int]] | None = None
         self._set_topology(topology)
 
@@ -89,6 +95,10 @@ class PipelineWatermarks:
             authority.restore(journaled)
             if percentile == EXACT:
                 self._journaled = journaled
+        known = positions.get(AppId.LAST_EVENT.of(self._topology.name), TIME_MIN_US)
+        # Before that was recorded, the watermarks are the only trace of the newest record.
+        known_marks = (one.watermark for one in self._injectors.values() if one.watermark != TIME_MAX_US)
+        self.newest_at = EventTimeMicros(max(known, *known_marks, TIME_MIN_US))
         # Records of a stream that an earlier run ended are refused.
         self.ended_before = self.ended
         if former is not None:
@@ -118,6 +128,8 @@ class PipelineWatermarks:
 
     def positions(self) -> dict[str, int]:
         positions: dict[str, int] = {}
+        if self._topology.sets_timers or self._topology.has_feedback:
+            positions[AppId.LAST_EVENT.of(self._topology.name)] = self.newest_at
         for name, injector in self._injectors.items():
             for member, version in injector.standings().items():
                 positions[AppId.MEMBER_STATUS.of(self._topology.name, name, member)] = version
@@ -139,7 +151,9 @@ class PipelineWatermarks:
             for stream in self._injectors:
                 watermarks.setdefault(stream, {})[percentile] = authority.injected[stream]
         idle = tuple(sorted(self._authority.idle))
-        return Conditions(wall_time=self._clock.now_us(), watermarks=watermarks, idle=idle)
+        return Conditions(
+            wall_time=self._clock.now_us(), watermarks=watermarks, idle=idle, drains=self.drains
+        )
 
     def impose(self, conditions: Conditions, journaled: Mapping[str, int]) -> None:
         """Give the next superstep of a replay the conditions of the superstep that it repeats.
@@ -147,7 +161,7 @@ class PipelineWatermarks:
         From now on neither the records nor the clock move a stream's watermark. ``journaled`` are the watermarks in
         the original's commit, by application id.
         """
-        self._imposed = conditions, journaled
+        self._imposed, self.drains = (conditions, journaled), conditions.drains
         for stream, marks in conditions.watermarks.items():
             if marks.get(EXACT) == TIME_MAX_US and stream in self._injectors:
                 self._injectors[stream].finish(self._clock.monotonic_us())
@@ -210,6 +224,12 @@ class PipelineWatermarks:
                 ended.append(name)
         return frozenset(ended)
 
+    def last_event(self, computation: str) -> EventTimeMicros | None:
+        """Return the time of the newest outside record, once all input of the computation or the pipeline has ended."""
+        least = min((one.watermark for one in self._injectors.values()), default=TIME_MIN_US)
+        has_ended = self.drains or TIME_MAX_US in (least, self._authority.input_watermark(computation))
+        return self.newest_at if has_ended else None
+
     def streams_ahead(self) -> frozenset[str]:
         if not self.skew_limits:
             return frozenset()
@@ -232,6 +252,9 @@ class PipelineWatermarks:
         now = self._clock.monotonic_us()
         for seen in inputs:
             self._injectors[seen.stream].observe(seen, now)
+            newest_at = seen.newest_at if seen.times is None else seen.times.newest_at
+            if newest_at is not None and not self._topology.injectors[seen.stream].signals:
+                self.newest_at = max(self.newest_at, newest_at)
 
     def promise(self, stream: str, watermark: EventTimeMicros) -> None:
         """Raise an injector's watermark once the superstep is committed; see `take_effect`."""
@@ -277,6 +300,27 @@ class PipelineWatermarks:
         before = self._authority.input_watermarks()
         self._settle()
         self.has_changed |= self._authority.input_watermarks() != before
+        # Like arrival time, which passes with the clock: a new watermark alone is no work.
+        if self.follows_clock and self._imposed is None:
+            self._pass_silence()
+
+    def _pass_silence(self) -> None:
+        """Let event time pass with the clock if all streams are idle: the one that was heard last leads the others."""
+        idle = self._authority.idle
+        active = (name for name, one in self._injectors.items() if one.watermark != TIME_MAX_US)
+        # A stream that waits for slower ones is not silent, and its records are older than the clock says.
+        may_lead = idle - self.streams_ahead()
+        leaders = [one for name, one in self._injectors.items() if name in may_lead and one.may_lead]
+        if not leaders or not idle.issuperset(active):
+            return
+        leader = max(leaders, key=lambda one: (one.heard_us, -one.watermark))
+        leader.pass_silence(self._clock.monotonic_us())
+        for one in leaders:
+            # Otherwise time would wait for the slowest of them after a restart.
+            one.watermark = max(one.watermark, leader.watermark)
+        for _, authority in self._layers:
+            authority.set_idle(idle - {leader.stream})
+        self.take_effect()
 
     def advance(
         self,

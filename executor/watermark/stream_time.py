@@ -13,6 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 from millpond.executor.inputs.extraction import InjectorNode
 from millpond.executor.time.clocks import EXACT, PercentileTimes
+from millpond.executor.time.instants import INSTANT_MAX_US
 from millpond.executor.time.observations import (
     DEFAULT_MEMBER,
     InputObservation,
@@ -20,7 +21,7 @@ from millpond.executor.time.observations import (
     Watch,
 )
 from millpond.executor.time.watermark_policies import IngressTime, InjectorLogic, stamp_of, wants_delays
-from millpond.statestore.types import TIME_MAX_US, EventTimeMicros, WallTimeMicros
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros, WallTimeMicros
 
 MemberStatus: TypeAlias = Literal["expected", "idle", "gone"]
 """The declared status of a member: ``idle`` until it is heard from again, ``gone`` until declared otherwise."""
@@ -69,6 +70,7 @@ class InjectorTime:
         percentile_watermarks: the journaled percentile watermarks, of all percentiles that the pipeline keeps.
 
     Attributes:
+        stream: the stream's name.
         behind_us: how far behind its sender's watermark the latest late record so far was; 0 if none was.
         watermark: bound on the times of records still to come from members that are not idle; never falls.
         is_ingress: records get the time of their arrival.
@@ -83,11 +85,13 @@ class InjectorTime:
         standings: Mapping[str, int] | None = None,
     ) -> None:
         self._node = node
+        self.stream: str = node.stream
         self.behind_us: int = 0
         self.watermark: EventTimeMicros = saved
         self.is_ingress: bool = isinstance(node.at, IngressTime)
         self._wants_delays = wants_delays(node.watermark)
         self._percentile_watermarks = dict(percentile_watermarks or {})
+        self._silence: tuple[int, EventTimeMicros] | None = None
         names = node.members or (DEFAULT_MEMBER,)
         self._members = {name: _Member(node.watermark.start(saved), now_us) for name in names}
         for name, version in (standings or {}).items():
@@ -196,6 +200,24 @@ class InjectorTime:
         return self.watermark != TIME_MAX_US and all(
             self._is_silent(member, now_us) for member in self._members.values()
         )
+
+    @property
+    def heard_us(self) -> int:
+        """When the stream, or a member of it, was last heard from."""
+        return max(member.heard_us for member in self._members.values())
+
+    @property
+    def may_lead(self) -> bool:
+        """True if event time may pass with the clock where this stream falls silent, because it is known."""
+        return self._node.idle_after_us is not None and TIME_MIN_US < self.watermark < TIME_MAX_US
+
+    def pass_silence(self, now_us: int) -> None:
+        """Move the watermark of a silent stream by the time since it was last heard from."""
+        heard_us = self.heard_us
+        if self._silence is None or self._silence[0] != heard_us:
+            self._silence = heard_us, self.watermark
+        at = min(self._silence[1] + now_us - heard_us, INSTANT_MAX_US)
+        self.watermark = max(self.watermark, EventTimeMicros(at))
 
     def _is_silent(self, member: _Member, now_us: int) -> bool:
         if member.status != "expected":

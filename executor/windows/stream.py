@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Unpack, cast, overload
 
+from millpond.executor.computation.computation import Drain
 from millpond.executor.computation.records import Record
 from millpond.executor.inputs.keys import KeyExtractor
 from millpond.executor.pipeline.checks import check_overrides
@@ -251,6 +252,7 @@ class WindowedStream:
         productions: ProductionMode = "strong",
         user_code_timeout: str | timedelta | None = None,
         time_sorted: bool = False,
+        drain: Drain = "last_event",
         feedback: Collection[str] = (),
         renamed_from: str | None = None,
         backfill: Backfill | None = None,

@@ -74,6 +74,32 @@ def two_streams() -> EnginePipeline:
     return pipeline
 
 
+class Alarms(Computation):
+    """Fires ten seconds after the last record."""
+
+    def process_record(self, context: Context, record: Record) -> None:
+        context.set_timer(record.at + 10_000_000, tag="silent")
+
+    def process_timer(self, context: Context, timer: Timer) -> None:
+        context.state.set([*context.state.get([]), timer.at])
+
+
+class Panes(Computation):
+    def process_record(self, context: Context, record: Record) -> None:
+        context.state.set([*context.state.get([]), record.value["window"][0] - START_US])
+
+
+def silent_streams() -> EnginePipeline:
+    pipeline = WindowedPipeline("time")
+    for name in ("s", "other"):
+        pipeline.inject(name, key="k", at="t", at_unit="us", watermark=Monotone(), idle_after="1s")
+    pipeline.add(Alarms(), name="alarms", subscribes={"s": None, "other": None})
+    pipeline.stream("s").window(FixedWindows("5s")).combine(Count(), name="counts").apply(
+        Panes(), name="panes"
+    )
+    return pipeline
+
+
 class Keeper(Computation):
     """Holds the watermark at its first record until a row releases it; forwards every record."""
 
@@ -223,6 +249,34 @@ class Facts:
         run.inject("s", [{**row, "created": START_US + 500} for row in rows(0)])
 
         assert run.watermark("c") == START_US + 10
+
+    def test_total_silence_lets_event_time_pass_with_the_clock(self, play: Open) -> None:
+        """The stream that was heard last leads; alarms and last windows come, and nothing is committed before."""
+        run = play(silent_streams)
+        run.inject("s", rows(0))
+        run.inject("other", rows(1_000_000))
+        version = run.store.committer.refresh().version
+        run.clock.advance_ms(999)
+        run.settle()
+        assert (run.states("alarms"), run.watermark("alarms")) == ({"k": None}, START_US)
+        run.clock.advance_ms(1_000)
+        run.settle()
+        assert (run.states("alarms"), run.store.committer.refresh().version) == ({"k": None}, version)
+
+        run.clock.advance_ms(9_001)
+        run.settle()
+
+        assert run.states("alarms") == {"k": f"[{START_US + 11_000_000}]"}
+        assert run.states("panes") == {"k": "[0]"}
+        assert run.watermark("alarms") == START_US + 11_000_000
+        run.restart()
+        assert run.watermark("alarms") == START_US + 11_000_000
+        run.clock.advance_ms(2_000)
+        run.settle()
+        assert run.watermark("alarms") == START_US + 11_000_000
+        run.inject("s", rows(12_000_000))
+        assert run.watermark("alarms") == START_US + 13_000_000
+        assert run.run.summary().totals.late == 2
 
     def test_late_records_are_dropped_if_declared(self, play: Open) -> None:
         """Each counts once however often it is redelivered; a record at the watermark is not late."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
 
 import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.computation import Computation, Drain
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record, Records
 from millpond.executor.computation.timers import Timer
 from millpond.executor.local import bounded
 from millpond.executor.local.runner import LocalRunner
+from millpond.executor.pipeline.nodes import ComputationOptions
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.statestore.store import Store
@@ -61,19 +62,20 @@ class BatchJournal(Journal):
             self.process_record(context, record)
 
 
-def scan(rows: Sequence[Row]) -> Journals:
+def scan(rows: Sequence[Row], drain: Drain) -> Journals:
     """The oracle: sort all rows by time, and fire due timers before each.
 
     It knows neither bundles nor watermarks nor stores. Rows of one time are sorted by stream, the left
-    first, then by arrival.
+    first, then by arrival. A timer after the newest of all rows sets no other timer, unless ``drain`` is all.
     """
     journals: Journals = {}
+    last = max((row["t"] for row in rows), default=0) if drain == "last_event" else None
     for key in sorted({row["k"] for row in rows}):
         own = [row for row in rows if row["k"] == key]
         own.sort(key=lambda row: (row["t"], STREAMS.index(row["s"])))
         seen, timers = list[list[Any]](), dict[str, int]()
         for row in own:
-            _fire(timers, row["t"], seen)
+            _fire(timers, row["t"], seen, last)
             action, tag, delay = row["action"]
             if action == "fail":
                 continue
@@ -82,13 +84,13 @@ def scan(rows: Sequence[Row]) -> Journals:
                 timers[tag] = row["t"] + delay
             if action == "delete":
                 timers.pop(tag, None)
-        _fire(timers, None, seen)
+        _fire(timers, None, seen, last)
         if seen:
             journals[key] = seen
     return journals
 
 
-def _fire(timers: dict[str, int], until: int | None, seen: list[list[Any]]) -> None:
+def _fire(timers: dict[str, int], until: int | None, seen: list[list[Any]], last: int | None) -> None:
     while timers:
         at, tag = min((at, tag) for tag, at in timers.items())
         if until is not None and at > until:
@@ -97,15 +99,20 @@ def _fire(timers: dict[str, int], until: int | None, seen: list[list[Any]]) -> N
         seen.append(["timer", tag, at, at])
         if tag == "x":
             timers[""] = at + 5
+            if last is not None and at > last:
+                del timers[""]
 
 
-def pipeline_of(computation: Computation, streams: Sequence[str]) -> EnginePipeline:
+def pipeline_of(
+    computation: Computation, streams: Sequence[str], drain: Drain = "last_event"
+) -> EnginePipeline:
     """Return the computation on these streams, out of order by `BOUND`."""
     pipeline = EnginePipeline("sorted")
     for stream in streams:
         pipeline.inject(stream, key="k", at="t", id="id", watermark=BoundedDisorder(f"{BOUND}us"))
     subscribes = dict.fromkeys(streams)
-    pipeline.add(computation, name="journal", subscribes=subscribes, time_sorted=True, retries=0)
+    options = ComputationOptions(time_sorted=True, retries=0, drain=drain)
+    pipeline.add(computation, name="journal", subscribes=subscribes, **options)
     return pipeline
 
 
@@ -155,6 +162,7 @@ def streamed(
     sizes: Sequence[int],
     restarts: set[int],
     streams: Sequence[str],
+    drain: Drain,
 ) -> Journals:
     """Return the journals of rows in pieces, some redelivered, with restarts after some."""
     clock = ManualClock()
@@ -163,7 +171,7 @@ def streamed(
     pieces = cut(rows, sizes)
     for number in range(len(pieces) + 1):
         if not number or number in restarts:
-            run = runner.start(pipeline_of(computation, streams), stepping=True)
+            run = runner.start(pipeline_of(computation, streams, drain), stepping=True)
         for again in pieces[number : number + 1] + pieces[number : number + 1] * (number in restarts):
             for row in again:
                 run.inject(row["s"], [row])
@@ -182,33 +190,37 @@ def _waiting(counts: Mapping[str, Mapping[str, int]]) -> list[int]:
     return [of_code.get("waited", 0) - of_code.get("resumed", 0) for of_code in counts.values()]
 
 
+drains = st.sampled_from(get_args(Drain))
 sizes = st.lists(st.integers(1, 12), min_size=1, max_size=3)
 
 
 @settings(max_examples=60, deadline=None)
-@given(arrivals, sizes, st.sets(st.integers(1, 12), max_size=3), st.booleans())
+@given(arrivals, sizes, st.sets(st.integers(1, 12), max_size=3), st.booleans(), drains)
 def test_stream_in_any_pieces_is_sorted_and_scanned(
-    drawn: list[Any], pieces: list[int], restarts: set[int], is_batch: bool
+    drawn: list[Any], pieces: list[int], restarts: set[int], is_batch: bool, drain: Drain
 ) -> None:
     rows = arrived(drawn, STREAMS[:1])
 
-    journal = streamed(BatchJournal() if is_batch else Journal(), rows, pieces, restarts, STREAMS[:1])
+    computation = BatchJournal() if is_batch else Journal()
+    journal = streamed(computation, rows, pieces, restarts, STREAMS[:1], drain)
 
-    assert journal == scan(rows)
+    assert journal == scan(rows, drain)
 
 
 @settings(max_examples=60, deadline=None)
-@given(arrivals, sizes, st.sets(st.integers(1, 12), max_size=2))
-def test_two_streams_are_sorted_together(drawn: list[Any], pieces: list[int], restarts: set[int]) -> None:
+@given(arrivals, sizes, st.sets(st.integers(1, 12), max_size=2), drains)
+def test_two_streams_are_sorted_together(
+    drawn: list[Any], pieces: list[int], restarts: set[int], drain: Drain
+) -> None:
     """Of one time, the first stream's records come first."""
     rows = arrived(drawn, STREAMS)
 
-    assert streamed(Journal(), rows, pieces, restarts, STREAMS) == scan(rows)
+    assert streamed(Journal(), rows, pieces, restarts, STREAMS, drain) == scan(rows, drain)
 
 
 @settings(max_examples=60, deadline=None)
-@given(arrivals, st.integers(1, 9))
-def test_bounded_run_equals_the_stream(drawn: list[Any], piece: int) -> None:
+@given(arrivals, st.integers(1, 9), drains)
+def test_bounded_run_equals_the_stream(drawn: list[Any], piece: int, drain: Drain) -> None:
     """Input is in any order and pieces of any size."""
     rows = arrived(drawn, STREAMS)
     clock = ManualClock()
@@ -217,9 +229,9 @@ def test_bounded_run_equals_the_stream(drawn: list[Any], piece: int) -> None:
     own = {stream: [row for row in rows if row["s"] == stream] for stream in STREAMS}
 
     with patch.object(bounded, "BUNDLE_RECORDS_MAX", piece):
-        runner.run(pipeline_of(Journal(), STREAMS), own)
+        runner.run(pipeline_of(Journal(), STREAMS, drain), own)
 
-    assert journals_of(store) == scan(rows)
+    assert journals_of(store) == scan(rows, drain)
 
 
 def test_oracle_orders_streams_as_subscribed() -> None:

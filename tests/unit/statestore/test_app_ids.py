@@ -15,6 +15,7 @@ _STORED = [
     (AppId.INJECTED, ("p/q", "x%y"), "millpond/injected/p%2Fq/x%25y"),
     (AppId.BACKFILL, ("p", "c", "s"), "millpond/backfill/p/c/s"),
     (AppId.WATERMARK, ("p", "injector", "s"), "millpond/watermark/p/injector/s"),
+    (AppId.LAST_EVENT, ("p/q",), "millpond/last_event/p%2Fq"),
     (AppId.MEMBER_STATUS, ("p", "s", ""), "millpond/standing/p/s/"),
     (AppId.TOTAL, ("p/q", "x%y"), "millpond/total/p%2Fq/x%25y"),
     (AppId.COUNT, ("p", "c", "records"), "millpond/count/p/c/records"),

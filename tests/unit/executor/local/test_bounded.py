@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import orjson
 import pyarrow as pa
 import pytest
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record
+from millpond.executor.computation.timers import Timer
 from millpond.executor.local import bounded
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.time.watermark_policies import BoundedDisorder, Perfect
@@ -67,6 +69,17 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded, "BUNDLE_RECORDS_MAX", _TEN)
 
 
+class _Beat(Computation):
+    """Keeps the times at which its timer fired, which sets itself again after ten."""
+
+    def process_record(self, context: Context, record: Record) -> None:
+        context.set_timer(record.at + _TEN)
+
+    def process_timer(self, context: Context, timer: Timer) -> None:
+        context.state.set([*context.state.get([]), timer.at])
+        context.set_timer(timer.at + _TEN)
+
+
 def rows_at(times: Iterable[int]) -> list[dict[str, Any]]:
     return [{"k": "only", "t": at} for at in times]
 
@@ -80,6 +93,20 @@ def test_windows_of_sorted_input_close_before_its_end(make: Callable[[Any], Any]
     assert seen.watermarks == sorted(seen.watermarks)
     assert len(set(seen.watermarks)) > 7
     assert (summary.totals.late, summary.totals.dropped) == (0, 0)
+
+
+@pytest.mark.parametrize("make", [list, pa.Table.from_pylist])
+def test_timers_fire_within_silences(make: Callable[[Any], Any]) -> None:
+    """A silence is between rows that are all older, and rows that are all newer; an unreadable time is neither."""
+    pipeline, clock = Pipeline("beats"), ManualClock()
+    pipeline.inject("s", key="k", at="t", at_unit="us").apply(_Beat(), name="beats")
+    times = [2, 1, 3, None, 1_001, 999, 1_000, 995, *range(1_010, 1_020), 5_000]
+    store = Store.in_memory(clock=clock, rng=SeededRng(1))
+    runner = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False, dead_letter_limit=None)
+    runner.run(pipeline, {"s": make([{"k": "only", "t": at} for at in times])})
+
+    (state,) = store.rows_view("beats").to_arrow()["state"].to_pylist()
+    assert orjson.loads(state) == [*range(13, 995, 10), *range(1_029, 5_000, 10), 5_010]
 
 
 @pytest.mark.parametrize("disorder", [3, 25, 1_000])

@@ -27,7 +27,7 @@ class Engine:
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
 
-    def consume(self, _frame: Any, position: InputPosition, *, is_last: bool = False):
+    def consume(self, _frame: Any, position: InputPosition, *, is_last: bool = False, in_steps: bool = False):
         if not self.coordinator.inputs.admit(position):
             return None
         plan = self.coordinator.begin(inputs={position.stream})

@@ -138,7 +138,7 @@ class TestFeedback:
         store = _run(pages_by_day(feedback=True), "pages", pages(3))
 
         counts = {row["key"]: row for row in store.rows_view("seen").to_arrow().to_pylist()}
-        assert {key: row["state"] for key, row in counts.items()} == {"page": "[[0,1],[1,1],[2,1]]"}
+        assert {key: row["state"] for key, row in counts.items()} == {"page": "[[0,1],[1,2],[2,2]]"}
 
     def test_production_on_a_feedback_holds_the_watermark_until_delivered(self):
         """So a feedback's record is late only if the watermark had already passed its time."""
