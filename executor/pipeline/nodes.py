@@ -28,6 +28,9 @@ ProductionMode: TypeAlias = Literal["strong", "weak"]
 
 _MARK: Final = "@"
 
+LATE: Final = ".late"
+"""The end of the name of a windowed step's stream of records that came too late."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeakStreams:

@@ -367,6 +367,16 @@ class EnginePipeline(Generic[StreamT_co]):
             self._backfills[name] = backfill_by_stream(name, backfill, tuple(subscribes))
         return {stream: self.stream_class(self, whole) for stream, whole in streams.items()}
 
+    def producer_of(self, stream: str) -> ComputationNode | None:
+        """Return a computation that produces to ``stream``."""
+        return next((node for node in self._computations.values() if stream in node.produces), None)
+
+    def add_production(self, computation: str, stream: str) -> None:
+        """Let a computation produce to one more stream."""
+        node = self._computations[computation]
+        if stream not in node.produces:
+            self._computations[computation] = replace(node, produces=(*node.produces, stream))
+
     def add_sink(self, name: str, stream: str, sink: Sink) -> None:
         """Write a stream, which may be declared later, to a sink; `Stream.sink` is the shorter form."""
         name = self._named("sink", name, reserved=frozenset())

@@ -20,6 +20,7 @@ from graphlib import TopologicalSorter
 from millpond.executor.inputs.extraction import InjectorNode
 from millpond.executor.pipeline.nodes import (
     DEAD_LETTERS,
+    LATE,
     SIGNALS,
     Backfill,
     ComputationNode,
@@ -157,9 +158,12 @@ class Topology:
         if not former:
             return stream
         name, mark, consumer = stream.partition(addressed(""))
-        renamed = former.get(name)
-        if renamed is not None and renamed in self.computations[renamed].produces:
-            name = name if name in self._producers or name in self.injectors else renamed
+        producer = name.removesuffix(LATE)
+        renamed = former.get(producer)
+        if renamed is not None:
+            now = renamed + name[len(producer) :]
+            is_known = name in self._producers or name in self.injectors
+            name = now if now in self.computations[renamed].produces and not is_known else name
         return f"{name}{mark}{former.get(consumer, consumer)}"
 
     @cached_property

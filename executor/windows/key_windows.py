@@ -290,7 +290,10 @@ WINDOW_COUNTERS: Final = (_DROPPED, _AFTER_LAST, _AFTER_CLEAR, _SIGNALS_MISSED)
 
 @dataclass(slots=True)
 class KeyWindows:
-    """The windows of one key during one hook; ``output`` is to be produced, in order, and ``counts`` added."""
+    """The windows of one key during one hook; ``output`` is to be produced, in order, and ``counts`` added.
+
+    ``late`` are the elements all of whose windows had expired.
+    """
 
     _strategy: WindowingStrategy
     _combine: CombineFn
@@ -301,6 +304,7 @@ class KeyWindows:
     _is_cut: bool = False
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WINDOW_COUNTERS, 0))
     output: list[WindowedValue] = field(default_factory=list)
+    late: list[Element] = field(default_factory=list)
 
     def add(self, elements: Iterable[Element]) -> None:
         """Add a bundle of elements: assign, drop late ones, merge, combine, and ask each trigger.
@@ -313,11 +317,11 @@ class KeyWindows:
             return
         arrived = list(elements)
         if strategy.trigger.waits_for_end and not strategy.window_fn.is_merging:
-            assigned, dropped = self._assign(arrived)
+            assigned, late = self._assign(arrived)
             latest = max(self._clocks.watermark, *self._clocks.percentile_watermarks.values(), TIME_MIN_US)
             if latest < min((window.end for window in assigned), default=TIME_MAX_US):
                 # No trigger can fire before the windows end, so asking after each element would change nothing.
-                self._add_assigned(assigned, dropped)
+                self._add_assigned(assigned, late)
                 return
         self._is_cut = len(arrived) > 1
         for element in arrived:
@@ -327,8 +331,11 @@ class KeyWindows:
     def _add_together(self, elements: Iterable[Element]) -> list[WindowState]:
         return self._add_assigned(*self._assign(elements))
 
-    def _add_assigned(self, assigned: dict[Window, list[Element]], dropped: int) -> list[WindowState]:
-        self.counts[_DROPPED] += dropped
+    def _add_assigned(
+        self, assigned: dict[Window, list[Element]], late: Sequence[Element]
+    ) -> list[WindowState]:
+        self.counts[_DROPPED] += len(late)
+        self.late += late
         if self._strategy.window_fn.is_merging and not assigned.keys() <= self.windows.keys():
             assigned = self._merge_all(assigned)
         states = [self.windows.at(window) for window in assigned]
@@ -340,10 +347,10 @@ class KeyWindows:
                 self._ask(state, by_event_timer=False)
         return states
 
-    def _assign(self, elements: Iterable[Element]) -> tuple[dict[Window, list[Element]], int]:
-        """Return the elements by window, and the number of elements all of whose windows have expired."""
+    def _assign(self, elements: Iterable[Element]) -> tuple[dict[Window, list[Element]], list[Element]]:
+        """Return the elements by window, and those all of whose windows have expired."""
         assigned: dict[Window, list[Element]] = {}
-        dropped = 0
+        late: list[Element] = []
         strategy = self._strategy
         watermark, assign, expires_at = self._clocks.watermark, strategy.window_fn.assign, strategy.expires_at
         for element in elements:
@@ -360,8 +367,8 @@ class KeyWindows:
                     continue
                 is_accepted = True
             if not is_accepted:
-                dropped += 1
-        return assigned, dropped
+                late.append(element)
+        return assigned, late
 
     def _add(self, state: WindowState, members: Sequence[Element]) -> None:
         strategy, combiner = self._strategy, self._strategy.timestamp_combiner

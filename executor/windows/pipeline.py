@@ -102,7 +102,7 @@ def _with_whole_panes(topology: Topology, node: ComputationNode) -> ComputationN
     code = node.computation
     if not isinstance(code, WindowedComputation) or code.strategy.is_accumulation_given:
         return node
-    upserts, others = _readers_of_panes(topology, node.produces)
+    upserts, others = _readers_of_panes(topology, [node.production_names[code.stream]])
     if not upserts:
         return node
     if others:

@@ -11,7 +11,14 @@ from millpond.executor.computation.computation import Drain
 from millpond.executor.computation.records import Record
 from millpond.executor.inputs.keys import KeyExtractor
 from millpond.executor.pipeline.checks import check_overrides
-from millpond.executor.pipeline.nodes import Backfill, ComputationOptions, OnError, OnLate, ProductionMode
+from millpond.executor.pipeline.nodes import (
+    LATE,
+    Backfill,
+    ComputationOptions,
+    OnError,
+    OnLate,
+    ProductionMode,
+)
 from millpond.executor.pipeline.pipeline import Stream
 from millpond.executor.time.clocks import LateDataHorizon
 from millpond.executor.time.instants import Instant
@@ -111,6 +118,38 @@ class DataflowStream(Stream):
             upgrade_state=upgrade_state,
         )
         return WindowedStream(self, strategy, of)
+
+    def late(self) -> DataflowStream:
+        """Return the records that came too late for the windowed step whose results this stream has.
+
+        Its records are those that the counter ``dropped`` of the step counts: all of their windows had expired. Each has
+        its value as the step got it, the step's key, and its own time, which is behind the watermark; it comes exactly
+        once. The stream is named ``{step}.late``. Of `WindowedStream.top`, take ``pipeline.stream("{name}_each").late()``.
+
+        Raises:
+            InvalidError: the stream is not the result of a windowed step, or the step withholds late records by
+                ``on_late``.
+
+        Example:
+            ``hourly.late().sink("late", mp.DeltaSink("late"))``
+        """
+        node = self.pipeline.producer_of(self.name)
+        code = None if node is None else node.computation
+        if (
+            node is None
+            or not isinstance(code, WindowedComputation)
+            or node.production_names[code.stream] != self.name
+        ):
+            raise InvalidError("only the result of a windowed step has late records", stream=self.name)
+        if any(node.drops_late(own.stream) for own in node.subscriptions):
+            raise InvalidError(
+                'late() needs the records that on_late="drop" withholds: leave on_late out, because the step itself drops '
+                "records whose windows have all expired",
+                computation=node.name,
+            )
+        code.late_stream = f"{self.name}{LATE}"
+        self.pipeline.add_production(node.name, code.late_stream)
+        return replace(self, name=code.late_stream)
 
     def flat_map(
         self,

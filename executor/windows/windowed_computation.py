@@ -57,6 +57,7 @@ class WindowedComputation(Computation):
 
     counters: Collection[str] = WINDOW_COUNTERS
     holds_watermark: bool = True
+    late_stream: str | None = None
 
     def __init__(
         self,
@@ -103,8 +104,15 @@ class WindowedComputation(Computation):
                 self._add(context, run)
 
     def _add(self, context: Context, records: Iterable[Record]) -> None:
-        elements = [self.element(record) for record in records]
-        self._run(context, self._clocks(context), lambda windows: windows.add(elements))
+        late_stream = self.late_stream
+        arrived = records if late_stream is None else list(records)
+        elements = [self.element(record) for record in arrived]
+        windows = self._run(context, self._clocks(context), lambda windows: windows.add(elements))
+        if late_stream is not None and windows.late:
+            late = set(map(id, windows.late))
+            for element, record in zip(elements, arrived, strict=True):
+                if id(element) in late:
+                    context.produce(late_stream, record.value, at=record.at)
 
     def _signal(self, context: Context, record: Record) -> None:
         signal = read_signal(record.value, self.stream)
@@ -136,7 +144,7 @@ class WindowedComputation(Computation):
 
     def _run(
         self, context: Context, clocks: Clocks, react: Callable[[KeyWindows], None], fired: str = ""
-    ) -> None:
+    ) -> KeyWindows:
         before: dict[str, Wanted] = {}
         watermark, strategy = context.watermark, self.strategy
         states = context.state.open(WindowStates)
@@ -164,6 +172,7 @@ class WindowedComputation(Computation):
         for counter, amount in windows.counts.items():
             if amount:
                 context.count(counter, amount)
+        return windows
 
 
 @dataclass(frozen=True, slots=True)
