@@ -5,7 +5,7 @@ It changes nothing, and continues after a damaged file to report all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 
 from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import DataError, InvalidError, MillpondError
-from millpond.statestore.history.replayed_log import LoggedCommit, read_commit
+from millpond.statestore.history.replayed_log import LoggedCommit, read_commit, readable_commits, replay_log
+from millpond.statestore.history.savepoint import Savepoint, open_savepoints
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.features import Use
 from millpond.statestore.log.files import LiveFile
@@ -79,6 +80,7 @@ def verify_store(
             findings.append(Finding(path=path, held="the table's newest version", fault=str(error)))
     else:
         findings += _check_features(snapshot, objects.url)
+        findings += _check_savepoints(log, open_savepoints(snapshot.txns), versions)
         for file in snapshot.files:
             files += 1
             rows += file.num_records or 0
@@ -151,6 +153,40 @@ def _check_features(snapshot: Snapshot, url: str) -> Iterator[Finding]:
         snapshot.refuse(Use.REWRITE, url)
     except InvalidError as error:
         yield Finding(path=commit_path(snapshot.formed_at), held="the table's features", fault=str(error))
+
+
+def _check_savepoints(
+    log: Log, savepoints: Iterable[Savepoint], versions: Sequence[TableVersion]
+) -> Iterator[Finding]:
+    """Find savepoints whose files another engine has vacuumed, which knows nothing of savepoints."""
+    listed = frozenset(log.objects.list("")) if savepoints else frozenset()
+    for savepoint in savepoints:
+        try:
+            missing = sorted(replay_log(log, savepoint.version).adds.keys() - listed)
+        except DataError:
+            # Reported above: the log or a checkpoint is damaged.
+            continue
+        # Without a VACUUM it is the rest of a savepoint that was made too late, which the next attempt drops.
+        vacuum = _last_vacuum(log, versions, savepoint.version) if missing else None
+        if vacuum is not None:
+            engine = "another engine" if vacuum.info is None else vacuum.info.engine_info or "another engine"
+            fault = (
+                f"{len(missing)} of its files are missing, and {engine} has vacuumed in version {vacuum.version}: drop it "
+                f"(`millpond savepoint STORE {savepoint.name!r} --drop`)"
+            )
+            yield Finding(
+                path=missing[0],
+                held=f"savepoint {savepoint.name!r}, version {savepoint.version}",
+                fault=fault,
+            )
+
+
+def _last_vacuum(log: Log, versions: Sequence[TableVersion], since: TableVersion) -> LoggedCommit | None:
+    later = [version for version in reversed(versions) if version > since]
+    for commit in readable_commits(log, later):
+        if commit.info is not None and commit.info.operation.startswith("VACUUM") and not commit.is_sealed:
+            return commit
+    return None
 
 
 def _check_file(objects: Objects, snapshot: Snapshot, file: LiveFile) -> Iterator[Finding]:

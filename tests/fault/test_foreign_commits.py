@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import deltalake
 import orjson
 import pyarrow as pa
 import pytest
@@ -186,6 +187,26 @@ def test_foreign_compactions_and_checkpoints_are_accepted(payments: Payments) ->
 
     with payments.open(read_only=True) as store:
         assert counted(store) == BOTH_DAYS
+
+
+def test_vacuum_of_a_savepoints_files_is_reported_with_version_and_engine(payments: Payments) -> None:
+    with payments.open() as store:
+        store.savepoint("kept")
+    payments.pay(FIRST_DAY, FIRST_DAY + 10)
+    table = DeltaTable(payments.rows)
+    table.optimize.compact()
+    assert verify_store(open_objects(payments.rows)).findings == ()
+    table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+
+    (finding,) = verify_store(open_objects(payments.rows)).findings
+    assert finding.held.startswith("savepoint 'kept', version ")
+    assert (
+        f"delta-rs:py-{deltalake.__version__} has vacuumed in version {payments.version()}" in finding.fault
+    )
+    with payments.open() as store:
+        store.drop_savepoint("kept")
+        assert counted(store) == FIRST_DAY + 10
+    assert verify_store(open_objects(payments.rows)).findings == ()
 
 
 def test_foreign_checkpoint_does_not_hide_a_restore(payments: Payments) -> None:
