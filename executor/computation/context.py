@@ -17,9 +17,9 @@ from millpond.executor.computation.timers import KeyTimers, Timer
 from millpond.executor.time.clocks import EXACT, Clocks
 from millpond.executor.time.instants import Moment, to_micros
 from millpond.statestore.errors import InvalidError, did_you_mean
-from millpond.statestore.rows.codec import JsonCodec, PlainObject
 from millpond.statestore.rows.key_text import KeyValue, decode_key, encode_key, key_of_text
-from millpond.statestore.rows.row import PLAIN_MARK, TimeDomain
+from millpond.statestore.rows.row import TimeDomain
+from millpond.statestore.rows.value_text import PLAIN_MARK, TYPED_MARK, PlainObject, encode_value
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
 AMOUNT_MAX: Final = 2**40
@@ -71,9 +71,6 @@ class Counters:
         return dict(self._sums)
 
 
-_encode: Final = JsonCodec().encode
-
-
 @dataclass(slots=True)
 class Productions:
     """The columns of produced records; values are encoded immediately, so later changes do not affect them."""
@@ -89,9 +86,9 @@ class Productions:
 
     def append(self, stream: str, key: str, value: Any, at: int) -> None:
         is_bytes = isinstance(value, bytes)
-        text = None if is_bytes else _encode(value)
+        text = None if is_bytes else encode_value(value)
         # Within a store only: an object with the fields of a pane must not be taken for one.
-        if type(value) is PlainObject:
+        if type(value) is PlainObject and text is not None and not text.startswith(TYPED_MARK):
             text = f"{PLAIN_MARK}{text}"
         self.streams.append(stream)
         self.keys.append(key)
@@ -314,7 +311,7 @@ class Context:
 
         Args:
             stream: one of the streams in the computation's ``produces``; any other ends the run.
-            value: a JSON-compatible value, or ``bytes``.
+            value: a value of the types that `JsonCodec` lists, or ``bytes``.
             key: the record's key; by default the current key. A tuple makes a typed key, equal to columns
                 with these values: a whole number is no decimal, and no float. The text of a typed key is that key.
             at: the event time, not before `oldest_at` (MillWheel §4.5); by default that of the current record or timer.

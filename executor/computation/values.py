@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.errors import DataError
-from millpond.statestore.rows.codec import PlainObject
-from millpond.statestore.rows.row import change_envelope, decode_value, has_envelope_fields, has_marks
+from millpond.statestore.rows.row import change_envelope, has_envelope_fields
+from millpond.statestore.rows.value_text import PlainObject, decode_value, has_marks
 
 _ATOMS: Final = frozenset(
     {str, int, float, bool, type(None), bytes, datetime, date, time, timedelta, Decimal}

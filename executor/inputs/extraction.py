@@ -55,10 +55,10 @@ from millpond.executor.time.observations import (
 from millpond.executor.time.watermark_policies import IngressTime, MarkColumn, WatermarkPolicy
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.loading.parquet_files import row_bytes
-from millpond.statestore.rows.codec import PlainObject
 from millpond.statestore.rows.key_text import check_key_value
 from millpond.statestore.rows.record_ids import ID_SLACK_US
 from millpond.statestore.rows.row import has_envelope_fields
+from millpond.statestore.rows.value_text import PlainObject
 from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
 
 _Read = TypeVar("_Read")

@@ -37,17 +37,14 @@ from millpond.executor.interval.letters import (
     error_line,
     is_whole,
     letter_columns,
-    read_worded,
     typed_text,
-    typed_value,
-    worded,
 )
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.time.clocks import Clocks
 from millpond.executor.time.instants import INSTANT_MAX_US
 from millpond.statestore.errors import DataError, InvalidError
-from millpond.statestore.rows.codec import PlainObject, has_non_finite
 from millpond.statestore.rows.row import TimeDomain
+from millpond.statestore.rows.value_text import PlainObject, typed_value
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
 
 _MARK: Final = "$"
@@ -73,44 +70,17 @@ def waiting_timer(columns: RecordColumns, index: int, superstep: int, lag_us: in
     if type(value) is PlainObject:
         # The mark keeps an object with the fields of a pane from becoming a pane when it is read again.
         header["plain"], value = True, dict(value)
-    text, marks = _marked_text(value)
-    if text is None:
-        described = typed_text(value)
-        if not is_whole(described.types):
-            raise InvalidError(_LOST, type=type(value).__qualname__)
-        text, header["types"] = described.text, dict(described.types)
-    elif marks:
-        header["marks"] = marks
+    described = typed_text(value)
+    if not is_whole(described.types):
+        raise InvalidError(_LOST, type=type(value).__qualname__)
+    if described.types:
+        header["types"] = dict(described.types)
     return Timer(
-        tag=f'{orjson.dumps(header).decode()[:-1]},"value":{text}}}',
+        tag=f'{orjson.dumps(header).decode()[:-1]},"value":{described.text}}}',
         domain=TimeDomain.RECORD,
         at=at + 1,
         output_at=max(TIME_MIN_US, at - lag_us),
     )
-
-
-def _marked_text(value: Any) -> tuple[str | None, int]:
-    """Return a value as JSON, and the number of parts replaced by a marked object with their type and text.
-
-    The text is ``None`` if the value has such an object itself or has other types: the slower `typed_text` takes both.
-    """
-    marks = 0
-
-    def mark(part: Any) -> dict[str, Any]:
-        nonlocal marks
-        if type(part) not in _MARKED:
-            raise TypeError(type(part).__qualname__)
-        marks += 1
-        return {_MARK: worded(part)}
-
-    try:
-        encoded = orjson.dumps(value, default=mark, option=_OPTIONS)
-    except TypeError:
-        return None, 0
-    # orjson writes NaN and infinities as null, so a null may stand for either.
-    if encoded.count(_MARK_BYTES) != marks or (b"null" in encoded and has_non_finite(value)):
-        return None, 0
-    return encoded.decode(), marks
 
 
 def _unmarked(value: Any) -> Any:
@@ -119,7 +89,8 @@ def _unmarked(value: Any) -> Any:
     if type(value) is not dict:
         return value
     if _MARK in value:
-        return read_worded(*value[_MARK])
+        kind, text = value[_MARK]
+        return typed_value(text, {"": kind})
     return {name: _unmarked(part) if type(part) in _NESTED else part for name, part in value.items()}
 
 
@@ -141,6 +112,7 @@ def _read(timer: Timer) -> dict[str, Any]:
     try:
         # A value with types takes another parser: it may have integers of more than 64 bits.
         entry: dict[str, Any] = json.loads(timer.tag) if '"types":' in timer.tag else orjson.loads(timer.tag)
+        # Earlier versions marked each part of another type.
         if "marks" in entry:
             entry["value"] = _unmarked(entry["value"])
         if "types" in entry:

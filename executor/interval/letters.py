@@ -10,82 +10,71 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import math
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
-from itertools import count
+from datetime import datetime
 from typing import Any, Final, SupportsIndex
 
-import numpy as np
 import pyarrow as pa
 
 from millpond.executor.computation.records import RecordColumns
 from millpond.executor.computation.timers import Timer
-from millpond.executor.computation.values import PythonValues, has_utf8
+from millpond.executor.computation.values import PythonValues
 from millpond.executor.inputs.record_size import CutValue
 from millpond.executor.time.clocks import EXACT
 from millpond.executor.time.instants import datetime_us
-from millpond.statestore.durations import MICROSECOND
 from millpond.statestore.errors import InvalidError, MillpondError
-from millpond.statestore.rows.codec import JsonCodec, PlainObject
 from millpond.statestore.rows.row import TimeDomain
+from millpond.statestore.rows.value_text import PlainObject, Shown, TypedText, typed_value
+from millpond.statestore.rows.value_text import typed_text as text_of
 from millpond.statestore.types import quickly_pickled
 
 # Characters of a value in a letter; a longer value is cut, and marked as such.
 VALUE_MAX: Final = 1 << 20
 _ERROR_MAX: Final = 1_000
-_CODEC: Final = JsonCodec()
 _WHOLE: Final = ""
 _PLAIN: Final = "plain"
 _LOST: Final = frozenset({"cut", "repr", "unreadable"})
 
 
-@dataclass(frozen=True, slots=True)
-class LetterValue:
-    """A value as JSON text, or only its beginning if ``types`` has ``cut``.
-
-    Attributes:
-        types: the type of each part whose type JSON lacks, by its JSON pointer; ``""`` is the whole value.
-    """
-
-    text: str
-    types: Mapping[str, str] = field(default_factory=dict)
-
-
-def describe_value(read: Callable[[], Any]) -> LetterValue:
+def describe_value(read: Callable[[], Any]) -> TypedText:
     """Return a record's value for its letter, or the error if ``read`` raises."""
     try:
         value = read()
     except Exception as error:  # noqa: BLE001 - an unreadable value is often why the record failed
-        return LetterValue(json.dumps(f"<unreadable: {error_line(error)}>"), {_WHOLE: "unreadable"})
+        return TypedText(json.dumps(f"<unreadable: {error_line(error)}>"), {_WHOLE: "unreadable"})
     if isinstance(value, CutValue):
-        return LetterValue(typed_text(value.value).text[:VALUE_MAX], {_WHOLE: "cut"})
+        return TypedText(typed_text(value.value).text[:VALUE_MAX], {_WHOLE: "cut"})
     described = typed_text(value)
     if len(described.text) > VALUE_MAX:
-        described = LetterValue(described.text[:VALUE_MAX], {_WHOLE: "cut"})
+        described = TypedText(described.text[:VALUE_MAX], {_WHOLE: "cut"})
     if type(value) is PlainObject and _WHOLE not in described.types:
         # The mark keeps an object with the fields of a pane from becoming a pane when it is read again.
-        return LetterValue(described.text, {**described.types, _WHOLE: _PLAIN})
+        return TypedText(described.text, {**described.types, _WHOLE: _PLAIN})
     return described
 
 
-def typed_text(value: Any) -> LetterValue:
+def typed_text(value: Any) -> TypedText:
     """Return a value of any length as JSON text, with the types that JSON lacks; see `is_whole`."""
     try:
-        return LetterValue(_CODEC.encode(value))
-    except InvalidError:
-        pass  # more types than JSON has
-    types: dict[str, str] = {}
-    try:
-        plain = _plain(value, _WHOLE, types, count(VALUE_MAX // 2, -1))
-        text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
-        # Half a character has no UTF-8 form, but JSON can escape it.
-        return LetterValue(text if has_utf8(text) else json.dumps(plain, separators=(",", ":")), types)
+        return text_of(value, _nearest)
     except Exception:  # noqa: BLE001 - a letter is made of anything: objects may raise where they are looked at
-        return LetterValue(json.dumps(_shown(value)), {_WHOLE: "repr"})
+        return TypedText(json.dumps(_shown(value)), {_WHOLE: "repr"})
+
+
+def _nearest(_: str, value: Any) -> Any:
+    """Return the value that an object stands for, or what people may read of it."""
+    match value:
+        case str():
+            return str.__str__(value)
+        case Mapping():
+            return dict(value)
+        case list() | tuple():
+            return list(value)
+        case SupportsIndex():
+            return int(value.__index__())
+    return Shown(_shown(value))
 
 
 def is_whole(types: Mapping[str, str]) -> bool:
@@ -124,19 +113,6 @@ def letter_value(letter: Mapping[str, Any]) -> Any:
     return typed_value(plain, types)
 
 
-def typed_value(plain: Any, types: Mapping[str, str]) -> Any:
-    box = {_WHOLE: plain}
-    # Innermost first, so that the pointers to outer parts stay valid.
-    for pointer in sorted(types, key=lambda text: text.count("/"), reverse=True):
-        *outer, last = pointer.split("/")
-        holder: Any = box
-        for name in outer:
-            holder = holder[_step(holder, name)]
-        step = _step(holder, last)
-        holder[step] = read_worded(types[pointer], holder[step])
-    return box[_WHOLE]
-
-
 def error_line(error: BaseException) -> str:
     # The module of our own classes means nothing to readers.
     is_ours = isinstance(error, MillpondError)
@@ -145,89 +121,11 @@ def error_line(error: BaseException) -> str:
     return text.splitlines()[0][:_ERROR_MAX] if text else type(error).__name__
 
 
-def _plain(value: Any, pointer: str, types: dict[str, str], left: Iterator[int]) -> Any:
-    if next(left) < 0:
-        # Each part takes two characters at least, so the text would be cut.
-        raise InvalidError("the value has too many parts for a letter")
-    match value:
-        case None | bool():
-            return value
-        case str():
-            return str(value)
-        case float() if math.isfinite(value):
-            return float(value)
-        case Mapping() if all(isinstance(name, str) and has_utf8(name) for name in value):
-            # A JSON pointer (RFC 6901) escapes both characters.
-            names = [(name, name.replace("~", "~0").replace("/", "~1")) for name in value]
-            return {
-                str(name): _plain(value[name], f"{pointer}/{escaped}", types, left) for name, escaped in names
-            }
-        case Mapping():
-            types[pointer] = "mapping"
-            return [
-                [
-                    _plain(name, f"{pointer}/{index}/0", types, left),
-                    _plain(part, f"{pointer}/{index}/1", types, left),
-                ]
-                for index, (name, part) in enumerate(value.items())
-            ]
-        case list() | tuple():
-            return [_plain(item, f"{pointer}/{index}", types, left) for index, item in enumerate(value)]
-        case np.ndarray() | np.generic() if not isinstance(value, np.datetime64 | np.timedelta64):
-            return _plain(value.tolist(), pointer, types, left)
-        case SupportsIndex():
-            return int(value.__index__())
-    kind, text = worded(value)
-    types[pointer] = kind
-    return text
-
-
-def worded(value: Any) -> tuple[str, Any]:
-    """Return the type and the text of a value whose type JSON lacks; the type ``repr`` cannot be read back."""
-    match value:
-        case float():
-            return "float", repr(float(value))
-        case datetime():
-            return "datetime", value.isoformat()
-        case date():
-            return "date", value.isoformat()
-        case time():
-            return "time", value.isoformat()
-        case timedelta():
-            return "timedelta_us", value // MICROSECOND
-        case Decimal():
-            return "decimal", str(value)
-        case bytes() | bytearray():
-            return "bytes", base64.b64encode(value).decode()
-    return "repr", _shown(value)
-
-
 def _shown(value: Any) -> str:
     try:
         return repr(value)[:VALUE_MAX]
     except Exception as error:  # noqa: BLE001 - the user's own code
         return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
-
-
-_READ: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "float": float,
-    "datetime": datetime.fromisoformat,
-    "date": date.fromisoformat,
-    "time": time.fromisoformat,
-    "timedelta_us": lambda micros: timedelta(microseconds=micros),
-    "decimal": Decimal,
-    "bytes": base64.b64decode,
-    _PLAIN: PlainObject,
-    "mapping": lambda pairs: {tuple(name) if isinstance(name, list) else name: part for name, part in pairs},
-}
-
-
-def read_worded(kind: str, text: Any) -> Any:
-    return _READ[kind](text)
-
-
-def _step(holder: Any, name: str) -> Any:
-    return int(name) if isinstance(holder, list) else name.replace("~1", "/").replace("~0", "~")
 
 
 @quickly_pickled

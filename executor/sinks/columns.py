@@ -29,7 +29,8 @@ from millpond.statestore.app_ids import AppId, sink_app_id
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.history.lineage import Lineage
 from millpond.statestore.log.snapshot import Snapshot
-from millpond.statestore.rows.row import PLAIN_MARK, TIMESTAMP, decode_value, has_marks, is_envelope
+from millpond.statestore.rows.row import TIMESTAMP, is_envelope
+from millpond.statestore.rows.value_text import PLAIN_MARK, decode_value, encode_value, has_marks
 from millpond.statestore.types import Superstep
 
 SINK_SCHEMA: Final = pa.schema(
@@ -144,8 +145,8 @@ def retractions(productions: pa.Table, sink: str) -> list[bool]:
 def _with_text(value: Any) -> Any:
     """Return the value with its inner value as JSON text; window bounds are kept."""
     if is_envelope(value):
-        return {**value, _VALUE: orjson.dumps(value[_VALUE]).decode()}
-    return orjson.dumps(value).decode()
+        return {**value, _VALUE: encode_value(value[_VALUE]).lstrip(PLAIN_MARK)}
+    return encode_value(value).lstrip(PLAIN_MARK)
 
 
 def _refuse_bytes(productions: pa.Table, sink: str) -> None:

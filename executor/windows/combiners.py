@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, ClassVar, TypeAlias
 
 import orjson
@@ -215,9 +216,10 @@ class Count(CombineFn):
 
 @dataclass(frozen=True)
 class Sum(OfValue):
-    """Exact sum of whole numbers and floats in any order, rounded once, when it is shown.
+    """Exact sum of whole numbers, decimals and floats in any order, rounded once, when it is shown.
 
-    A retracted number leaves no trace. Without floats the sum is an ``int``, otherwise the ``float`` nearest to the
+    A retracted number leaves no trace. Of whole numbers the sum is an ``int``, with decimals a ``Decimal`` with as many
+    digits behind the point as the longest of them, and with floats the ``float`` nearest to the
     exact sum. Infinities, NaN and sums beyond the range of floats follow IEEE 754 and can be retracted. A pane shows
     null in their place, and the nearest float for whole numbers beyond 64 bits, because JSON has no such numbers.
 
@@ -239,7 +241,7 @@ class Sum(OfValue):
     def merge(self, accumulators: Sequence[Total]) -> Total:
         return merged(accumulators)
 
-    def extract(self, accumulator: Total) -> int | float:
+    def extract(self, accumulator: Total) -> int | float | Decimal:
         return number_of(accumulator)
 
     def uncombine(self, accumulator: Total, value: Any) -> Total:
@@ -248,7 +250,10 @@ class Sum(OfValue):
 
 @dataclass(frozen=True)
 class Mean(OfValue):
-    """Arithmetic mean, the float nearest to the exact one in any order of elements; ``None`` without elements."""
+    """Arithmetic mean in any order of elements; ``None`` without elements.
+
+    It is the float nearest to the exact one; of decimals a ``Decimal`` with four more digits behind the point.
+    """
 
     of: ValueExtractor = None
 
@@ -262,7 +267,7 @@ class Mean(OfValue):
     def merge(self, accumulators: Sequence[list[Any]]) -> list[Any]:
         return [merged([total for total, _ in accumulators]), sum(count for _, count in accumulators)]
 
-    def extract(self, accumulator: list[Any]) -> float | None:
+    def extract(self, accumulator: list[Any]) -> float | Decimal | None:
         total, count = accumulator
         return quotient(total, count) if count else None
 
@@ -316,7 +321,7 @@ class ToList(_OfList):
 
 @dataclass(frozen=True)
 class TopN(_OfList):
-    """The ``count`` greatest elements, greatest first.
+    """The ``count`` greatest elements, greatest first; null and NaN, which have no place in an order, are left out.
 
     Args:
         count: number of elements to emit, at least 1.
@@ -347,13 +352,24 @@ class TopN(_OfList):
         return values if self.retractable else values[: self.count]
 
     def add_all(self, accumulator: list[Any], values: Iterable[Any]) -> list[Any]:
-        return self._kept([*accumulator, *(extract(self.of, value) for value in values)])
+        elements = (extract(self.of, value) for value in values)
+        return self._kept([*accumulator, *(element for element in elements if _has_order(element))])
+
+    def uncombine_if_held(self, accumulator: list[Any], value: Any) -> tuple[list[Any], bool]:
+        if self.can_uncombine and not _has_order(extract(self.of, value)):
+            return accumulator, True
+        return super().uncombine_if_held(accumulator, value)
 
     def merge(self, accumulators: Sequence[list[Any]]) -> list[Any]:
         return self._kept(_OfList.merge(self, accumulators))
 
     def extract(self, accumulator: list[Any]) -> Any:
         return accumulator[: self.count]
+
+
+def _has_order(element: Any) -> bool:
+    # Only a NaN differs from itself, whether a float or a decimal.
+    return element is not None and bool(element == element)  # noqa: PLR0124
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Exact sums of whole numbers and floats, as plain JSON data; a retracted number leaves no trace.
+"""Exact sums of whole numbers, decimals and floats, as plain JSON data; a retracted number leaves no trace.
 
 A float is added without rounding, after Shewchuk. The sum of the floats is kept as the shortest list of
 floats that add up to it, whose first is the sum rounded once. `math.fsum` finds them one after the
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from operator import index, neg
 from typing import Any, Final, TypeAlias
 
@@ -21,7 +22,8 @@ Total: TypeAlias = int | float | dict[str, Any]
 
 It is an ``int`` as long as all numbers are whole, and otherwise an object with ``floats``, the number
 of floats added, and ``parts``, their sum. Further fields stand only where they are needed: ``ints``, the sum of the
-whole numbers; ``inf``, ``-inf`` and ``nan``, the count of each; ``units``, in place of ``parts``, the sum
+whole numbers; ``inf``, ``-inf`` and ``nan``, the count of each; ``scales``, the count of decimals by the number of their
+digits behind the point, and ``digits``, their sum in units of the last of these digits; ``units``, in place of ``parts``, the sum
 in multiples of the smallest float as hexadecimal text, where it lies beyond the range of floats. A ``float``
 is a total that an earlier version has stored.
 """
@@ -38,6 +40,7 @@ JSON_MIN: Final = -(2**63)
 JSON_MAX: Final = 2**64 - 1
 # The greatest whole number up to which floats are exact.
 _EXACT_INT_MAX: Final = 2**53
+_MORE_DIGITS: Final = 4
 
 
 def with_number(total: Total, number: Any) -> Total:
@@ -119,8 +122,8 @@ def merged(totals: Sequence[Total]) -> Total:
     return joined.closed()
 
 
-def number_of(total: Total) -> int | float:
-    """Return the sum as a number: whole while no float is in it, and otherwise the float nearest to the exact sum.
+def number_of(total: Total) -> int | float | Decimal:
+    """Return the sum as a number: whole, a decimal as long as no float is in it, else the float nearest to the exact sum.
 
     As in IEEE 754, a sum beyond the range of floats is infinite; both infinities, or a NaN, make NaN.
     """
@@ -134,21 +137,27 @@ def number_of(total: Total) -> int | float:
         if abs(ints) <= _EXACT_INT_MAX:
             return math.fsum([ints, *parts])
     opened = _Opened.of(total)
-    if not (opened.floats or opened.finite or opened.units or any(opened.specials.values())):
-        return opened.ints
-    return opened.special() or _ratio(opened.in_units(), _UNITS_IN_ONE)
+    if not opened.has_floats:
+        return opened.decimal(opened.scale, 1) if opened.scales else opened.ints
+    return opened.special() or _ratio(*opened.ratio())
 
 
-def quotient(total: Total, count: int) -> float:
-    """Return the float nearest to the exact sum divided by ``count``, which must not be zero."""
+def quotient(total: Total, count: int) -> float | Decimal:
+    """Return the exact sum divided by ``count``, which must not be zero.
+
+    It is the nearest float, and for decimals one with four more digits behind the point, as in Spark's ``avg``.
+    """
     if not isinstance(total, dict):
         return total / count
     plain = _plain_fields(total)
     if plain is not None and len(plain[1]) <= 1 and not plain[2]:
         return sum(plain[1]) / count
     opened = _Opened.of(total)
+    if opened.scales and not opened.has_floats:
+        return opened.decimal(opened.scale + _MORE_DIGITS, count)
     special = opened.special()
-    return special / count if special else _ratio(opened.in_units(), count * _UNITS_IN_ONE)
+    numerator, denominator = opened.ratio()
+    return special / count if special else _ratio(numerator, count * denominator)
 
 
 @dataclass(slots=True)
@@ -160,6 +169,8 @@ class _Opened:
     finite: list[float] = field(default_factory=list)
     units: int = 0
     specials: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SPECIAL, 0))
+    scales: dict[int, int] = field(default_factory=dict)
+    digits: int = 0
 
     @classmethod
     def of(cls, total: Total) -> _Opened:
@@ -173,12 +184,57 @@ class _Opened:
             finite=list(total.get("parts", ())),
             units=int(total.get("units", "0"), 16),
             specials={name: total.get(name, 0) for name in _SPECIAL},
+            scales={int(scale): count for scale, count in total.get("scales", {}).items()},
+            digits=int(total.get("digits", 0)),
         )
 
-    def add(self, number: float, sign: int) -> None:
+    @property
+    def has_floats(self) -> bool:
+        return bool(self.floats or self.finite or self.units or any(self.specials.values()))
+
+    @property
+    def scale(self) -> int:
+        """The number of digits behind the point of the decimals, of which `digits` counts the last."""
+        return max(self.scales, default=0)
+
+    def _count(self, scale: int, count: int, digits: int) -> None:
+        """Add a sum of decimals, in units of the last of ``scale`` digits behind the point."""
+        before = self.scale
+        highest = max(before, scale)
+        total = self.digits * 10 ** (highest - before) + digits * 10 ** (highest - scale)
+        counts = {**self.scales, scale: self.scales.get(scale, 0) + count}
+        self.scales = {scale: count for scale, count in counts.items() if count}
+        # A retraction may come before its number: then digits are left behind those of all numbers that are there.
+        while highest > self.scale and not total % 10:
+            highest, total = highest - 1, total // 10
+        if highest > self.scale:
+            self.scales[highest] = 0
+        self.digits = total
+
+    def decimal(self, scale: int, count: int) -> Decimal:
+        """Return the sum of whole numbers and decimals divided by ``count``, rounded half up to so many digits."""
+        numerator = self.digits + self.ints * 10**self.scale
+        twice, halves = 2 * abs(numerator) * 10 ** (scale - self.scale), 2 * count
+        unscaled = (twice + count) // halves
+        return Decimal((int(numerator < 0), tuple(map(int, str(unscaled))), -scale))
+
+    def ratio(self) -> tuple[int, int]:
+        """Return the exact sum of all finite numbers as a numerator and a denominator."""
+        ones = 10**self.scale
+        return self.in_units() * ones + self.digits * _UNITS_IN_ONE, ones * _UNITS_IN_ONE
+
+    def add(self, number: float | Decimal, sign: int) -> None:
         if isinstance(number, int):
             self.ints += sign * number
             return
+        if isinstance(number, Decimal):
+            _, digits, exponent = number.as_tuple()
+            if isinstance(exponent, int):
+                scale = max(0, -exponent)
+                unscaled = int("".join(map(str, digits))) * 10 ** max(0, exponent)
+                self._count(scale, sign, sign * (-unscaled if number.is_signed() else unscaled))
+                return
+            number = float("nan" if number.is_nan() else number)
         self.floats += sign
         if math.isfinite(number):
             self.finite.append(sign * number)
@@ -192,6 +248,8 @@ class _Opened:
         self.units += other.units
         for name in _SPECIAL:
             self.specials[name] += other.specials[name]
+        for scale, count in other.scales.items():
+            self._count(scale, count, other.digits if scale == other.scale else 0)
 
     def closed(self) -> Total:
         """Return the total as plain data, in the one form of this sum and count of floats."""
@@ -204,7 +262,10 @@ class _Opened:
                 fields["units"] = hex(units)
         if parts is not None:
             fields["parts"] = parts
-        counts = {name: count for name, count in self.specials.items() if count}
+        counts: dict[str, Any] = {name: count for name, count in self.specials.items() if count}
+        if self.scales:
+            counts |= {"scales": {str(scale): count for scale, count in sorted(self.scales.items())}}
+            counts |= {"digits": str(self.digits)}
         if not (self.floats or parts or counts) and "units" not in fields:
             return _whole(self.ints)
         if self.ints:
@@ -292,13 +353,15 @@ def _stored_int(number: int) -> int | str:
     return number if JSON_MIN <= number <= JSON_MAX else str(number)
 
 
-def _plain(number: Any) -> int | float:
-    """Convert a number of another type, such as NumPy's, to ``int`` or ``float``."""
+def _plain(number: Any) -> int | float | Decimal:
+    """Convert a number of another type, such as NumPy's, to ``int``, ``float`` or ``Decimal``."""
     if isinstance(number, float):
         return float(number)
+    if isinstance(number, Decimal):
+        return number
     try:
         return int(index(number))
     except TypeError as cause:
         raise InvalidError(
-            "sums and means are of whole numbers and floats", type=type(number).__qualname__
+            "sums and means are of whole numbers, decimals and floats", type=type(number).__qualname__
         ) from cause

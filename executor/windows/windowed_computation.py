@@ -38,8 +38,8 @@ from millpond.executor.windows.key_windows import (
 )
 from millpond.executor.windows.strategy import WindowingStrategy, described
 from millpond.executor.windows.window import Element, Window
-from millpond.statestore.rows.codec import PlainObject
 from millpond.statestore.rows.row import TimeDomain, is_envelope
+from millpond.statestore.rows.value_text import PlainObject
 
 
 def element_of(record: Record, of: ValueExtractor = None) -> Element:

@@ -160,7 +160,10 @@ def _encoded(values: Sequence[Any], codec: Codec, keys: pa.StringArray) -> pa.Ar
 def _values(array: pa.Array) -> list[Any]:
     """Convert a column to Python values; structs field by field, which takes a fifth of the time."""
     if not pa.types.is_struct(array.type):
-        found: list[Any] = array.to_pylist(maps_as_pydicts="strict")
+        try:
+            found: list[Any] = array.to_pylist(maps_as_pydicts="strict")
+        except KeyError as cause:
+            raise InvalidError("a map has a key twice", reason=cause.args[0]) from cause
         return found
     names = [field.name for field in array.type]
     fields = [_values(field) for field in array.flatten()]

@@ -9,22 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 import re
 import threading
 from collections.abc import Callable
 from typing import Any, Final, NoReturn, Protocol, runtime_checkable
 
 import msgpack
-import orjson
 
 from millpond.statestore.errors import DataError, InvalidError
-
-
-class PlainObject(dict[str, Any]):
-    """An object of plain fields, which codecs encode as a ``dict`` and never decode into another type."""
-
-    __slots__ = ()
+from millpond.statestore.rows.value_text import decode_value, encode_value
 
 
 @runtime_checkable
@@ -62,54 +55,31 @@ def _damage(codec: Codec, reason: str) -> DataError:
 class JsonCodec:
     """JSON text, the default: SQL can read it (``state ->> 'count'``).
 
-    It represents JSON's types: ``None``, booleans, 64-bit integers, finite floats, strings, lists, and dicts with string
-    keys, in their order. Tuples are decoded as lists. Dates, dataclasses, NaN and infinities are refused, because they would
-    be decoded as other values.
+    It represents every value of the model: ``None``, booleans, whole numbers of any size, floats, decimals, text, bytes,
+    dates, times with and without a zone, durations, UUIDs, lists, and dicts in their order. Tuples are decoded as lists,
+    times with the offset of their zone, and NumPy's and Pandas' scalars as Python's. Where a type is none of JSON's, the text has
+    what a reader expects, and the types besides, as ``$types``.
 
     Example:
         >>> JsonCodec().encode({"count": 3})
         '{"count":3}'
+        >>> JsonCodec().encode({"day": date(2026, 1, 31)})
+        '  {"day":"2026-01-31","$types":{"/day":"date"}}'
     """
 
     name: Final = "json"
     is_text: Final = True
 
-    # Otherwise orjson silently converts these into strings, dicts and bare base types.
-    _OPTIONS: Final = (
-        orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
-    )
-
     def encode(self, value: Any) -> str:
-        """Encode as compact JSON with keys in their order, or raise `InvalidError` for a value that JSON lacks."""
-        try:
-            encoded = orjson.dumps(value, _as_dict, self._OPTIONS)
-        except TypeError as error:
-            raise _refusal(self, value, str(error)) from error
-        # orjson writes NaN and infinities as null, so search the value only if there is a null.
-        if b"null" in encoded and has_non_finite(value):
-            raise _refusal(self, value, "not a finite number")
-        return encoded.decode()
+        """Encode as compact JSON, or raise `InvalidError`, which names the part, for a value that is in no model."""
+        return encode_value(value)
 
     def decode(self, encoded: str | bytes) -> Any:
         """Parse JSON text, or raise `DataError`."""
         try:
-            return orjson.loads(encoded)
-        except orjson.JSONDecodeError as error:
+            return decode_value(encoded)
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
             raise _damage(self, str(error)) from error
-
-
-def _as_dict(value: object) -> dict[str, Any]:
-    if isinstance(value, PlainObject):
-        return dict(value)
-    raise TypeError(f"Type is not JSON serializable: {type(value).__name__}")
-
-
-def has_non_finite(value: object) -> bool:
-    if isinstance(value, float):
-        return not math.isfinite(value)
-    if isinstance(value, dict):
-        return any(map(has_non_finite, value.values()))
-    return isinstance(value, list | tuple) and any(map(has_non_finite, value))
 
 
 class MsgpackCodec:

@@ -22,12 +22,10 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.errors import DataError
-from millpond.statestore.rows.codec import PlainObject
 from millpond.statestore.types import (
     TIME_MAX_US,
     TIME_MIN_US,
@@ -155,10 +153,6 @@ _CHANGE_PANE: Final = {
 }
 _PANE_FIELDS: Final = frozenset(_CHANGE_PANE)
 _BOUNDS: Final = 2
-# A pane travels as an envelope: a JSON object with four fields, the last of which has nine more
-# (`millpond.executor.windows.pane` defines them). An outside row with the same fields is a `PlainObject` in memory, and
-# its JSON text begins with this mark, which no other value's text does.
-PLAIN_MARK: Final = " "
 
 
 def has_envelope_fields(value: object) -> bool:
@@ -178,16 +172,6 @@ def change_envelope(value: Any, at: int, *, is_retraction: bool) -> dict[str, An
     """Wrap a change of a source's table in an envelope: an element of no window yet, or its retraction."""
     pane = {**_CHANGE_PANE, "is_retraction": is_retraction}
     return {"value": value, "window": [TIME_MIN_US, TIME_MAX_US], "at": at, "pane": pane}
-
-
-def has_marks(texts: pa.StringArray) -> bool:
-    return bool(pc.any(pc.starts_with(texts, PLAIN_MARK)).as_py())
-
-
-def decode_value(text: str) -> Any:
-    """Decode a record's value from JSON text; an object that only looks like an envelope becomes a `PlainObject`."""
-    value = orjson.loads(text)
-    return PlainObject(value) if text[:1] == PLAIN_MARK and type(value) is dict else value
 
 
 _ORDER: Final = ("key", "sequencer", "commit_number")

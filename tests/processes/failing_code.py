@@ -32,7 +32,10 @@ FAILURES: Final[dict[str, tuple[Callable[[Context, Record], None], str]]] = {
     "raise": (_raise, "ValueError: number .* is refused"),
     "raise unprintable": (_raise_unprintable, "half a character"),
     "recurse": (_recurse, "RecursionError"),
-    "state": (lambda context, _: context.state.set({1, 2}), "the codec cannot encode this value"),
+    "state": (
+        lambda context, _: context.state.set({1, 2}),
+        "a part of the value has a type that values cannot have",
+    ),
     "nan": (lambda context, _: context.state.set(float("nan")), "not a finite number"),
     "undeclared": (
         lambda context, record: context.produce(record.value["do"], 1),

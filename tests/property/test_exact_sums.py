@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -18,6 +19,9 @@ _NUMBERS = st.one_of(
     st.floats(),
     st.integers(-1_000, 1_000),
     st.integers(-(2**70), 2**70),
+    st.decimals(-1_000, 1_000, places=2),
+    st.decimals(places=9, allow_nan=False, allow_infinity=False),
+    st.sampled_from([Decimal("1.10"), Decimal("1E+3"), Decimal("-0.0"), Decimal("Infinity"), Decimal("NaN")]),
     st.sampled_from([-1e17, 2.5, 0.1, 1e308, -1e308, 1.7976931348623157e308, 5e-324, 2**53 + 1, 2**63]),
 )
 _MANY = st.lists(_NUMBERS, max_size=12)
@@ -33,12 +37,26 @@ def _over(combine: Sum | Mean, numbers: list[Any]) -> Any:
     return combine.add_all(combine.create(), numbers)
 
 
-def _exact(combine: Sum | Mean, numbers: list[Any]) -> int | float | None:
+def _is_exact(number: Any) -> bool:
+    return isinstance(number, int) or (isinstance(number, Decimal) and number.is_finite())
+
+
+def _decimal(combine: Sum | Mean, numbers: list[Any], scale: int) -> Decimal:
+    count, scale = (len(numbers), scale + 4) if isinstance(combine, Mean) else (1, scale)
+    exact = sum(map(Fraction, numbers)) / count * 10**scale
+    half_up = math.floor(abs(exact) + Fraction(1, 2))
+    return Decimal(f"{'-' if exact < 0 else ''}{half_up}E-{scale}")
+
+
+def _exact(combine: Sum | Mean, numbers: list[Any]) -> int | float | Decimal | None:
     """Return the sum or mean in fractions, rounded once; infinities and NaN follow IEEE 754."""
     count = len(numbers) if isinstance(combine, Mean) else 1
     if not count:
         return None
-    floats = [number for number in numbers if isinstance(number, float)]
+    floats = [float(number) for number in numbers if not _is_exact(number)]
+    decimals = [number for number in numbers if isinstance(number, Decimal)]
+    if not floats and decimals:
+        return _decimal(combine, numbers, max(0, *(-int(number.as_tuple().exponent) for number in decimals)))
     if not floats and isinstance(combine, Sum):
         return sum(numbers)
     endless = {number for number in floats if math.isinf(number)}
@@ -55,6 +73,8 @@ def _exact(combine: Sum | Mean, numbers: list[Any]) -> int | float | None:
 
 def _same(shown: Any, expected: Any) -> bool:
     both_nan = shown is not None and expected is not None and math.isnan(shown) and math.isnan(expected)
+    if isinstance(shown, Decimal) and isinstance(expected, Decimal):
+        return shown.as_tuple()[1:] == expected.as_tuple()[1:] and shown == expected
     return type(shown) is type(expected) and (shown == expected or both_nan)
 
 

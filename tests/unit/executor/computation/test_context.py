@@ -212,7 +212,7 @@ class TestProduce:
         ("hook", "reason"),
         [
             (lambda c, r: c.produce("out", 1, at=r.at - 1), "must not be before the input"),
-            (lambda c, _: c.produce("out", object()), "cannot encode"),
+            (lambda c, _: c.produce("out", object()), "values cannot have"),
             (lambda c, _: c.produce("out", 1, key=5), "production key must be text"),
             (lambda c, _: c.produce("out", 1, key=([],)), "no values of this type"),
             (lambda c, _: c.produce("out", 1, key="\ud800"), "UTF-8"),

@@ -218,7 +218,7 @@ class TestFailures:
         result = run.step([delivery(("k", 1, "good"), ("k", 2, "bad"))])
 
         assert states(run) == {"k": "good"}
-        assert "cannot encode" in result.dead_letters[0].error
+        assert "part=`value.bad` type=`object`" in result.dead_letters[0].error
 
     @pytest.mark.parametrize(("retries", "outcome"), [(0, []), (1, []), (2, ["x"])])
     def test_record_is_tried_once_and_retried_as_configured(self, retries: int, outcome: list[str]) -> None:

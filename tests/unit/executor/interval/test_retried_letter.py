@@ -16,8 +16,8 @@ from millpond.executor.interval.bundle import DeadLetter, id_base64, id_text
 from millpond.executor.interval.letters import RetriedLetter, describe_value, letter_columns
 from millpond.executor.superstep.dead_letters import dead_letter_updates
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.rows.codec import PlainObject
 from millpond.statestore.rows.row import Fence, TimeDomain
+from millpond.statestore.rows.value_text import PlainObject
 from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep
 
 

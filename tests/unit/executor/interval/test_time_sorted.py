@@ -27,8 +27,8 @@ from millpond.executor.windows.combiners import Count
 from millpond.executor.windows.pipeline import Pipeline
 from millpond.executor.windows.window_fns import FixedWindows
 from millpond.statestore.errors import DataError, InvalidError
-from millpond.statestore.rows.codec import PlainObject
 from millpond.statestore.rows.row import TimeDomain
+from millpond.statestore.rows.value_text import PlainObject
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from decimal import Decimal
 from typing import Any
 
@@ -82,6 +83,20 @@ def test_adding_and_retracting_an_element_changes_nothing(
 )
 def test_combiners_compute_the_value_in_their_name(combine: CombineFn, expected: Any) -> None:
     assert combine.extract(_over(combine, [3, 1, 4, 2])) == expected
+
+
+@pytest.mark.parametrize("combine", [Max(), Min(), TopN(2), TopN(9, retractable=True)], ids=repr)
+@pytest.mark.parametrize("missing", [[math.nan], [None], [Decimal("NaN")], [math.nan, None]])
+def test_null_and_nan_have_no_place_in_an_order(combine: CombineFn, missing: list[Any]) -> None:
+    numbers: list[Any] = [1.0, 4.0, 3.0]
+    expected = combine.extract(_over(combine, numbers))
+
+    for place in range(4):
+        assert combine.extract(_over(combine, [*numbers[:place], *missing, *numbers[place:]])) == expected
+    parts = [_over(combine, missing), _over(combine, numbers[:1]), _over(combine, numbers[1:])]
+    assert combine.extract(combine.merge(parts)) == expected
+    if combine.can_uncombine:
+        assert combine.extract(combine.uncombine(_over(combine, numbers), missing[0])) == expected
 
 
 def test_combiner_of_a_field_reads_that_field_only() -> None:

@@ -18,7 +18,7 @@ from millpond.executor.windows.pane import Pane, Timing, WindowedValue
 from millpond.executor.windows.pipeline import Pipeline
 from millpond.executor.windows.window import Window
 from millpond.executor.windows.window_fns import FixedWindows
-from millpond.statestore.rows.codec import PlainObject
+from millpond.statestore.rows.value_text import PlainObject
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 

@@ -286,7 +286,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "empty": ([], "no rows"),
     "neither": ([{"key": "a", "state": 1}, {"key": "b"}], "neither state nor timers.* key=`b`"),
     "no json": (pa.table({"key": ["a"], "state": ["{"]}), "not what the codec stores.* key=`a`"),
-    "not finite": ([{"key": "a", "state": float("nan")}], "cannot encode"),
+    "a key twice": (
+        pa.table({"key": ["a"], "state": pa.array([[("x", 1), ("x", 2)]], pa.map_(pa.string(), pa.int64()))}),
+        "a map has a key twice",
+    ),
+    "no value": ([{"key": "a", "state": {1, 2}}], "values cannot have"),
     "bytes": (pa.table({"key": ["a"], "state_bytes": [b"1"]}), "the codec stores text"),
     "no row": ([1], "each row must be a mapping"),
     "no table": (7, "rows must be a table"),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import enum
-import math
 import pickle
 from bisect import bisect
 from collections import Counter, OrderedDict
@@ -36,11 +34,6 @@ SCALARS = (
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text()
 )
-
-
-@dataclasses.dataclass
-class Point:
-    x: int
 
 
 class Kind(enum.StrEnum):
@@ -184,14 +177,6 @@ class TestRefusal:
     @pytest.mark.parametrize(
         ("codec", "value", "type_name"),
         [
-            (JsonCodec(), {1, 2}, "set"),
-            (JsonCodec(), {1: "a"}, "dict"),
-            (JsonCodec(), 2**64, "int"),
-            (JsonCodec(), math.nan, "float"),
-            (JsonCodec(), {"a": [1.0, (math.inf,)]}, "dict"),
-            (JsonCodec(), dt.datetime(2013, 2, 8, tzinfo=dt.UTC), "datetime"),
-            (JsonCodec(), Point(1), "Point"),
-            (JsonCodec(), "\ud800", "str"),
             (MsgpackCodec(), {1, 2}, "set"),
             (MsgpackCodec(), 2**64, "int"),
             (MsgpackCodec(), {"seen": {(1, 2): 3}}, "dict"),
@@ -212,6 +197,11 @@ class TestRefusal:
         ("codec", "encoded"),
         [
             (JsonCodec(), '{"count":'),
+            (JsonCodec(), '  {"day":"2026-02-30","$types":{"/day":"date"}}'),
+            (JsonCodec(), '  {"day":"2026-02-03"}'),
+            (JsonCodec(), '  {"day":1,"$types":{"/night":"date"}}'),
+            (JsonCodec(), '  {"day":1,"$types":{"/day":"weekday"}}'),
+            (JsonCodec(), "  [1]"),
             (MsgpackCodec(), b""),
             (MsgpackCodec(), b"\x92\x01"),
             (MsgpackCodec(), b"\x01\x01"),

@@ -1,0 +1,338 @@
+"""Values as JSON text that SQL can read, with the types that JSON lacks.
+
+A value of JSON's types is its plain JSON text. Any other value of the model (docs/design/024-types.md) is the JSON that
+a reader expects: a time in ISO 8601, the digits of a decimal, bytes in base64. Its text begins with `TYPED_MARK`, and its
+object ends with ``$types``: the type of each such part, under its JSON pointer (RFC 6901). A list or a lone value is
+wrapped as ``$value`` for that.
+
+    {"amount":"1.10","$types":{"/amount":"decimal"}}
+
+So ``state ->> 'amount'`` goes on to work, and what comes back is equal to what went in.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import uuid  # noqa: TID251 - the type, and nothing random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, Final, NoReturn, TypeAlias
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.statestore.durations import MICROSECOND
+from millpond.statestore.errors import InvalidError
+
+
+class PlainObject(dict[str, Any]):
+    """An object of plain fields, which codecs encode as a ``dict`` and never decode into another type."""
+
+    __slots__ = ()
+
+
+# A pane travels as an envelope: a JSON object with four fields, the last of which has nine more
+# (`millpond.executor.windows.pane` defines them). An outside row with the same fields is a `PlainObject` in memory, and
+# its JSON text begins with this mark, which no other value's text does.
+PLAIN_MARK: Final = " "
+TYPED_MARK: Final = "  "
+"""The beginning of a text with types; a text without any begins with no blank, or with `PLAIN_MARK`."""
+
+_TYPES: Final = "$types"
+_VALUE: Final = "$value"
+_WHOLE: Final = ""
+_PLAIN: Final = "plain"
+_OF_JSON: Final = frozenset({str, int, float, bool, type(None)})
+_DEPTH_MAX: Final = 250
+_PARTS_MAX: Final = 1 << 22
+_INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
+# Otherwise orjson silently converts these into strings, dicts and bare base types.
+_OPTIONS: Final = (
+    orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TypedText:
+    """A value as JSON text, and the type of each part whose type JSON lacks, by its pointer; ``""`` is the whole value."""
+
+    text: str
+    types: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What is left of an object that is in no model: people can read it, and nothing restores it."""
+
+    text: str
+
+
+Substitute: TypeAlias = Callable[[str, Any], Any]
+"""Takes the pointer and the object that is no value; returns another one in its place, or raises."""
+
+
+def encode_value(value: Any) -> str:
+    """Return a value as text, or raise `InvalidError` for one that is not in the model, with the path of the part.
+
+    Example:
+        >>> encode_value({"n": 3}), encode_value([Decimal("1.10")])
+        ('{"n":3}', '  {"$value":["1.10"],"$types":{"/0":"decimal"}}')
+    """
+    text = _plain_text(value)
+    if text is not None:
+        return text
+    describer = _Describer(refused)
+    plain, types = describer.of(value, _WHOLE), describer.types
+    if not types:
+        return orjson.dumps(plain).decode()
+    if type(plain) is not dict or _TYPES in plain or _VALUE in plain or _WHOLE in types:
+        plain = {_VALUE: plain}
+    plain[_TYPES] = types
+    return TYPED_MARK + orjson.dumps(plain).decode()
+
+
+def decode_value(text: str | bytes) -> Any:
+    """Return the value of a text; an object that only looks like an envelope becomes a `PlainObject`."""
+    value = orjson.loads(text)
+    if text[:1] not in (PLAIN_MARK, PLAIN_MARK.encode()):
+        return value
+    if text[:2] in (TYPED_MARK, TYPED_MARK.encode()):
+        return typed_object(value)
+    return PlainObject(value) if type(value) is dict else value
+
+
+def has_marks(texts: pa.StringArray) -> bool:
+    """Return True if a text begins with a mark: without one orjson alone decodes them all."""
+    return bool(pc.any(pc.starts_with(texts, PLAIN_MARK)).as_py())
+
+
+def typed_object(parsed: dict[str, Any]) -> Any:
+    """Return the value of a parsed text with types."""
+    types = parsed.pop(_TYPES)
+    return typed_value(parsed.get(_VALUE, parsed), types)
+
+
+def typed_text(value: Any, substitute: Substitute) -> TypedText:
+    """Return a value as text without a mark; half a character, which has no UTF-8 form, is kept as JSON's escape."""
+    text = _plain_text(value)
+    if text is not None:
+        return TypedText(text)
+    describer = _Describer(substitute, takes_halves=True)
+    plain = describer.of(value, _WHOLE)
+    try:
+        text = orjson.dumps(plain).decode()
+    except TypeError:
+        text = json.dumps(plain, separators=(",", ":"))
+    return TypedText(text, describer.types)
+
+
+def typed_value(plain: Any, types: Mapping[str, str]) -> Any:
+    """Return the value of parsed JSON, with its types: the reverse of `typed_text`."""
+    box = {_WHOLE: plain}
+    # Innermost first, so that the pointers to outer parts stay valid.
+    for pointer in sorted(types, key=_depth, reverse=True) if len(types) > 1 else types:
+        *outer, last = pointer.split("/")
+        holder: Any = box
+        for name in outer:
+            holder = holder[_step(holder, name)]
+        step = _step(holder, last)
+        holder[step] = _READ[types[pointer]](holder[step])
+    return box[_WHOLE]
+
+
+def part_name(pointer: str, whole: str = "value") -> str:
+    """Return a JSON pointer as Python would write it.
+
+    Example:
+        >>> part_name("/items/3/price")
+        'value.items[3].price'
+    """
+    steps = [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
+    return whole + "".join(f"[{step}]" if step.isdecimal() else f".{step}" for step in steps)
+
+
+def _plain_text(value: Any) -> str | None:
+    """Return the JSON text of a value of JSON's types, and ``None`` for any other."""
+    try:
+        encoded = orjson.dumps(value, _as_dict, _OPTIONS)
+    except TypeError:
+        return None
+    # orjson writes NaN and infinities as null, so search the value only if there is a null.
+    if not _is_of_json(value) or (b"null" in encoded and has_non_finite(value)):
+        return None
+    return encoded.decode()
+
+
+def _is_of_json(value: Any) -> bool:
+    """Return False if orjson has made text or a number of an object: of a UUID or an enumeration's member."""
+    kind = type(value)
+    if kind in _OF_JSON:
+        return True
+    if isinstance(value, dict):
+        return _OF_JSON.issuperset(map(type, value.values())) or all(map(_is_of_json, value.values()))
+    return (kind is list or kind is tuple) and all(map(_is_of_json, value))
+
+
+def _as_dict(value: object) -> dict[str, Any]:
+    if isinstance(value, PlainObject):
+        return dict(value)
+    raise TypeError
+
+
+def has_non_finite(value: object) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, dict):
+        return any(map(has_non_finite, value.values()))
+    return isinstance(value, list | tuple) and any(map(has_non_finite, value))
+
+
+class _Describer:
+    """Makes JSON of values, and collects the types of their parts."""
+
+    __slots__ = ("_left", "_substitute", "_takes_halves", "types")
+
+    def __init__(self, substitute: Substitute, *, takes_halves: bool = False) -> None:
+        self.types: dict[str, str] = {}
+        self._substitute = substitute
+        self._takes_halves = takes_halves
+        self._left = _PARTS_MAX
+
+    def of(self, value: Any, pointer: str) -> Any:
+        kind = type(value)
+        if kind is str:
+            return value if self._takes_halves or _has_utf8(value) else self._other(value, pointer)
+        if kind in _ATOMS or (kind is float and math.isfinite(value)):
+            return value
+        if kind is int and _INT_MIN <= value <= _INT_MAX:
+            return value
+        word = _WORDS.get(kind)
+        if word is not None:
+            self.types[pointer] = word[0]
+            return word[1](value)
+        self._left -= 1
+        if self._left < 0 or pointer.count("/") > _DEPTH_MAX:
+            raise InvalidError(
+                "a value has too many parts, or contains itself", part=part_name(pointer)[:200]
+            )
+        if kind is list or kind is tuple:
+            return [self.of(item, f"{pointer}/{index}") for index, item in enumerate(value)]
+        if kind is dict:
+            return self._of_dict(value, pointer)
+        if kind is PlainObject:
+            self.types[pointer] = _PLAIN
+            return self._of_dict(value, pointer)
+        return self._other(value, pointer)
+
+    def _of_dict(self, value: dict[Any, Any], pointer: str) -> Any:
+        if all(type(name) is str and _has_utf8(name) for name in value):
+            return {
+                name: self.of(part, f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}")
+                for name, part in value.items()
+            }
+        self.types[pointer] = "mapping"
+        pairs = enumerate(value.items())
+        return [
+            [self.of(part, f"{pointer}/{row}/{at}") for at, part in enumerate(pair)] for row, pair in pairs
+        ]
+
+    def _other(self, value: Any, pointer: str) -> Any:
+        if isinstance(value, np.ndarray | np.generic):
+            return self.of(_of_numpy(value), pointer)
+        if type(value).__module__.partition(".")[0] == "pandas":
+            known = _of_pandas(value)
+            if known is not value:
+                return self.of(known, pointer)
+        known = self._substitute(pointer, value)
+        if isinstance(known, Shown):
+            self.types[pointer] = "repr"
+            return known.text
+        return self.of(known, pointer)
+
+
+_ATOMS: Final = frozenset({type(None), bool})
+_WORDS: Final[Mapping[type, tuple[str, Callable[[Any], Any]]]] = {
+    float: ("float", repr),
+    int: ("int", str),
+    datetime: ("datetime", datetime.isoformat),
+    date: ("date", date.isoformat),
+    time: ("time", time.isoformat),
+    timedelta: ("timedelta_us", lambda length: length // MICROSECOND),
+    Decimal: ("decimal", str),
+    **dict.fromkeys((bytes, bytearray, memoryview), ("bytes", lambda some: base64.b64encode(some).decode())),
+    uuid.UUID: ("uuid", str),
+}
+
+
+def _of_numpy(value: Any) -> Any:
+    if value.dtype.kind not in "mM":
+        return value.tolist()
+    exact = value.astype(f"{value.dtype.kind}8[us]")
+    if not np.array_equal(exact.astype(value.dtype), value, equal_nan=True):
+        raise InvalidError("a time is no whole number of microseconds", value=value)
+    return exact.tolist()
+
+
+def _of_pandas(value: Any) -> Any:
+    """Return Python's value for one of Pandas', whose missing values are null in every column; else the same."""
+    if type(value).__name__ in _MISSING:
+        return None
+    if not isinstance(value, datetime | timedelta):
+        return value
+    if getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0):
+        raise InvalidError("a time is no whole number of microseconds", value=value)
+    plain: Any = value
+    return plain.to_pydatetime() if isinstance(value, datetime) else plain.to_pytimedelta()
+
+
+_MISSING: Final = frozenset({"NaTType", "NAType"})
+
+
+def refused(pointer: str, value: Any) -> NoReturn:
+    """Refuse an object that is no value; a `Substitute`."""
+    raise InvalidError(
+        "a part of the value has a type that values cannot have: make it text, a number, a time, a list or a dict",
+        part=part_name(pointer),
+        type=type(value).__qualname__,
+    )
+
+
+def _has_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _depth(pointer: str) -> int:
+    return pointer.count("/")
+
+
+def _step(holder: Any, name: str) -> Any:
+    return int(name) if isinstance(holder, list) else name.replace("~1", "/").replace("~0", "~")
+
+
+def _read_mapping(pairs: list[Any]) -> dict[Any, Any]:
+    return {tuple(name) if isinstance(name, list) else name: part for name, part in pairs}
+
+
+_READ: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "float": float,
+    "int": int,
+    "datetime": datetime.fromisoformat,
+    "date": date.fromisoformat,
+    "time": time.fromisoformat,
+    "timedelta_us": lambda micros: timedelta(microseconds=micros),
+    "decimal": Decimal,
+    "bytes": base64.b64decode,
+    "uuid": uuid.UUID,
+    _PLAIN: PlainObject,
+    "mapping": _read_mapping,
+}
