@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from millpond.executor.inputs.extraction import rows_to_extract
-from millpond.executor.inputs.positions import BOUNDED_SOURCE, after_the_end, digest_place
+from millpond.executor.inputs.positions import BOUNDED_SOURCE, after_the_end, digest_in, digest_place
 from millpond.executor.inputs.row_digest import added
 from millpond.executor.interval.bundle import IntervalPlan
 from millpond.executor.pipeline.nodes import INPUT, Backfill, ComputationNode, is_addressed
@@ -30,10 +30,12 @@ from millpond.executor.spark.routed import ROUTED_SCHEMA, ProductionRoutes, make
 from millpond.executor.spark.routing import (
     Router,
     are_shuffled,
+    before_sql,
     check_frame,
     routes_by_computation,
     routes_of,
     slot_of_row,
+    time_sql,
 )
 from millpond.executor.spark.session import refuse_connect
 from millpond.executor.spark.slots import Slots, homes_for
@@ -82,16 +84,24 @@ def plan_once(session: SparkSession) -> None:
 class SparkBatch(Batch):
     """A frame for one superstep; without a frame only productions are delivered and timers fire.
 
-    With ``in_steps`` its records move no watermark.
+    ``until`` is the end of a piece of a bounded frame, ``None`` for the last. With ``in_steps`` its records move no
+    watermark.
     """
 
     frame: DataFrame | None = None
     stream: str = ""
     in_steps: bool = False
+    until: EventTimeMicros | None = None
 
     @property
     def is_bounded(self) -> bool:
         return self.position is not None and self.position.source == BOUNDED_SOURCE
+
+    @property
+    def piece(self) -> dict[str, int]:
+        """What is recorded about a piece of a bounded frame."""
+        batch: dict[str, int] = {} if self.position is None else {"batch": self.position.batch}
+        return batch if self.until is None else {**batch, "until": self.until}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,16 +168,27 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         *,
         is_last: bool = False,
         in_steps: bool = False,
+        until: EventTimeMicros | None = None,
     ) -> SuperstepReport | None:
-        """Run one superstep on a batch of an outside input, unless the store has consumed the batch."""
+        """Run one superstep on a batch of an outside input, unless the store has consumed the batch.
+
+        No later batch of the input has a record before ``until``.
+        """
         # Spark repeats a batch whose superstep was committed right before a crash: its position is in the table.
         if not self._coordinator.inputs.admit(position):
             return None
         # Where records are sorted by time, the records of the last batch wait for no others.
-        is_sorted_end = is_last and self._coordinator.topology.sorts
-        after = {position.stream: _END} if is_sorted_end else None
+        end = _END if is_last else until
+        after = {position.stream: end} if end is not None and self._coordinator.topology.sorts else None
         return self._superstep.run(
-            SparkBatch(frame=frame, stream=position.stream, position=position, after=after, in_steps=in_steps)
+            SparkBatch(
+                frame=frame,
+                stream=position.stream,
+                position=position,
+                after=after,
+                in_steps=in_steps,
+                until=until,
+            )
         )
 
     def run(self, batch: SparkBatch) -> SuperstepReport:
@@ -177,11 +198,16 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
     def compare(self, frame: DataFrame, stream: str) -> tuple[int, bool]:
         """Return the number of rows of a bounded frame, and whether they can be those that were consumed."""
         flat = flat_frame(self._coordinator.topology.injectors[stream].change, frame)
-        known = self._coordinator.inputs.bounded_digest(stream)
+        known = digest_in(self._coordinator.inputs.bounded_place(stream))
         if known is None:
             return flat.count(), True
-        rows, digest = rows_and_digest(flat)
+        rows, digest = rows_and_digest(self._consumed_part(flat, stream))
         return rows, digest == known
+
+    def _consumed_part(self, frame: DataFrame, stream: str) -> DataFrame:
+        until = self._coordinator.inputs.bounded_place(stream).get("until")
+        time = time_sql(self._coordinator.topology.injectors[stream], frame.schema)
+        return frame if until is None or time is None else frame.where(before_sql(time, until))
 
     def frame(self, rows: pa.Table) -> DataFrame:
         """Return rows of this process as a frame, in one partition, so that their order stays."""
@@ -266,7 +292,7 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
                     rows=rows,
                     consumed=consumed,
                 )
-            return frame
+            return self._consumed_part(frame, stream)
         if known or self._coordinator.watermarks.injector_watermark(stream) > TIME_MIN_US:
             raise InvalidError(
                 'backfill="input" needs a bounded DataFrame that the store has consumed: give the history as a bounded '
@@ -326,7 +352,10 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
             reports = self._run_input(batch, batch.frame, first)
         rows = offsets = None
         if batch.is_bounded and (rows := self._rows_of(batch.stream, reports)) is not None:
-            offsets = digest_place(rows, added(*(report.digest for report in reports)))
+            before = self._coordinator.inputs.bounded_place(batch.stream)
+            rows += before.get("rows", 0)
+            digest = added(digest_in(before) or 0, *(report.digest for report in reports))
+            offsets = digest_place(rows, digest, **batch.piece)
         reports += self._run_later_waves(plan, waves[1:], reports)
         if batch.backfilled is not None:
             # History moves no watermark, and its records were counted when they arrived first.

@@ -327,6 +327,18 @@ def _time(schema: T.StructType, name: str, reading: TimeReading) -> tuple[str, s
     )
 
 
+def time_sql(node: InjectorNode, schema: T.StructType) -> str | None:
+    """Return a row's event time in SQL, null where it is unreadable; ``None`` if no column of the rows is the time."""
+    if node.payload is not None or node.change is not None or not isinstance(node.at, str):
+        return None
+    at = _time(schema, node.at, node.times)[0]
+    return f"(CASE WHEN {at} BETWEEN {INSTANT_MIN_US} AND {INSTANT_MAX_US} THEN {at} END)"
+
+
+def before_sql(time: str, until: int) -> str:
+    return f"({time} IS NULL OR {time} < {until})"
+
+
 def _micros_of_number(number: str, reading: TimeReading) -> str:
     factor, divisor = reading.factors
     if divisor > 1:

@@ -39,6 +39,7 @@ from millpond.executor.superstep.plan import InputPosition
 from millpond.executor.superstep.report import RunStatus, SuperstepReport
 from millpond.statestore.durations import accepts_old_durations, duration_ms, timeout_ms
 from millpond.statestore.errors import UnavailableError
+from millpond.statestore.types import EventTimeMicros
 
 _LOG = logging.getLogger("millpond")
 _SKEW_POLL_MS = 50.0
@@ -182,13 +183,45 @@ class SparkRun(Run[None]):
         with self._guarded():
             position = InputPosition(stream=stream, source=BOUNDED_SOURCE, batch=0)
             is_last = finish and not in_steps
-            report = self._engine.consume(frame, position, is_last=is_last, in_steps=in_steps)
-            if self._reported(report) is None:
-                known = self._coordinator.inputs.input_rows(stream)
-                rows, is_same = (0, True) if known is None else self._engine.compare(frame, stream)
-                self.note_skipped(stream, consumed_before(stream, rows, known, is_same=is_same))
+            if self._coordinator.inputs.consumed(stream).get(BOUNDED_SOURCE, 0) > 0:
+                self.check_frame(stream, frame)
+            else:
+                report = self._engine.consume(frame, position, is_last=is_last, in_steps=in_steps)
+                if self._reported(report) is None:
+                    self.check_frame(stream, frame)
             if is_last:
                 self._coordinator.watermarks.finish(stream)
+
+    def frame_place(self, stream: str) -> Mapping[str, Any] | None:
+        """Return what was recorded about the consumed part of a bounded frame; ``None`` if nothing was consumed."""
+        with self._guarded():
+            inputs = self._coordinator.inputs
+            return inputs.bounded_place(stream) if BOUNDED_SOURCE in inputs.consumed(stream) else None
+
+    def check_frame(self, stream: str, frame: DataFrame) -> None:
+        """Note that the rows of a frame were consumed before, or a part of them; refuse others."""
+        with self._guarded():
+            known = self._coordinator.inputs.input_rows(stream)
+            rows, is_same = (0, True) if known is None else self._engine.compare(frame, stream)
+            reason = consumed_before(stream, rows, known, is_same=is_same)
+            is_part = "until" in self._coordinator.inputs.bounded_place(stream)
+            self.note_skipped(stream, f"{rows:,} of its rows were consumed before" if is_part else reason)
+
+    def consume_piece(
+        self,
+        stream: str,
+        frame: DataFrame,
+        batch: int,
+        until: EventTimeMicros | None,
+        watermarks: Mapping[str, EventTimeMicros],
+    ) -> None:
+        """Run one superstep on a piece of a bounded frame: no row left in any of the streams is before its watermark."""
+        with self._guarded():
+            for injected, at in watermarks.items():
+                self._coordinator.watermarks.advance(injected, at)
+            position = InputPosition(stream=stream, source=BOUNDED_SOURCE, batch=batch)
+            is_last = until is None and bool(watermarks)
+            self._reported(self._engine.consume(frame, position, is_last=is_last, until=until))
 
     def backfill(self, inputs: Mapping[str, DataFrame]) -> None:
         """Give each computation its missing history, in one superstep for each of its streams.

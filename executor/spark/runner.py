@@ -17,6 +17,7 @@ from millpond.executor.ownership.balancer import BalancePolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.run.options import RunnerOptions, SparkRunnerOptions
 from millpond.executor.run.run import RunSummary
+from millpond.executor.spark.bounded import consume_frames
 from millpond.executor.spark.compactions import SparkCompactions
 from millpond.executor.spark.engine import SparkEngine
 from millpond.executor.spark.frames import InputFrames, checkpoint_path
@@ -67,8 +68,9 @@ class SparkRunner:
     ) -> RunSummary:
         """Consume the inputs to their end, then fire every timer in event time.
 
-        A streaming DataFrame is consumed up to the data of now (``availableNow``), a bounded DataFrame in
-        one superstep. Records of a later run are refused, because windows are closed. To resume a run
+        A streaming DataFrame is consumed up to the data of now (``availableNow``). A bounded DataFrame is
+        one superstep; with ``finish`` a large one is consumed in pieces, in the order of event time, so that
+        windows close on the way and no record is late. Records of a later run are refused, because windows are closed. To resume a run
         that was killed, run it again.
 
         With ``finish=False`` more input will follow: the run does all the work that its input has made
@@ -99,7 +101,7 @@ class SparkRunner:
             for stream in streams:
                 self._refuse_changed_files(stream)
             in_steps = finish and not streams and run.topology.has_feedback
-            _consume_bounded(run, inputs, finish=finish or bool(streams), in_steps=in_steps)
+            consume_frames(run, inputs, finish=finish or bool(streams), in_steps=in_steps)
             self._start_queries(run, inputs, trigger={"availableNow": True})
             run.await_termination()
             if finish:
@@ -137,7 +139,7 @@ class SparkRunner:
         """
         run = self.open(pipeline, inputs)
         try:
-            _consume_bounded(run, inputs, finish=True)
+            consume_frames(run, inputs, finish=True)
             self._start_queries(run, inputs, trigger=trigger or {})
             run.start_ticker()
         except BaseException:
@@ -228,11 +230,3 @@ class SparkRunner:
         if trigger:
             writer = writer.trigger(**trigger)
         return writer.start()
-
-
-def _consume_bounded(
-    run: SparkRun, inputs: Mapping[str, DataFrame], *, finish: bool, in_steps: bool = False
-) -> None:
-    for stream, frame in inputs.items():
-        if not frame.isStreaming:
-            run.consume_bounded(stream, frame, finish=finish, in_steps=in_steps)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -23,7 +23,6 @@ from millpond.executor.inputs.positions import (
     BOUNDED_SOURCE,
     admit_batch,
     consumed_elsewhere,
-    digest_in,
     input_positions,
     recorded_place,
 )
@@ -99,9 +98,23 @@ class InputAdmission:
         positions = self._store.committer.snapshot.txns
         return positions.get(AppId.INPUT_ROWS.of(self._topology.name, stream))
 
-    def bounded_digest(self, stream: str) -> int | None:
-        """Return the digest of a consumed bounded frame, if it is known."""
-        return digest_in(recorded_place(self.offsets(stream, BOUNDED_SOURCE), self.input_rows(stream)))
+    def bounded_place(self, stream: str) -> dict[str, Any]:
+        """Return what was recorded about the consumed part of a bounded frame; empty if nothing was.
+
+        With ``until`` that part ends before this time, else it is the whole frame.
+        """
+        batch, offsets = self.consumed(stream).get(BOUNDED_SOURCE), self.offsets(stream, BOUNDED_SOURCE)
+        if batch is None or offsets is None:
+            return {}
+        place = recorded_place(offsets, self.input_rows(stream))
+        if not place or place.get("batch", 0) != batch:
+            raise InvalidError(
+                "the store was repaired to the middle of a bounded frame, and does not record where that is: `millpond rewind` "
+                "it to a version before",
+                input=stream,
+                batch=batch,
+            )
+        return place
 
 
 _SECONDS_MIN: Final = 1_262_304_000

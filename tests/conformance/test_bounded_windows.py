@@ -12,6 +12,7 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record
 from millpond.executor.local.runner import LocalRunner
+from millpond.executor.spark import bounded
 from millpond.executor.spark.runner import SparkRunner
 from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.executor.windows.combiners import Count, ToList
@@ -118,7 +119,21 @@ def spark(folder: Path, session: Callable[[], SparkSession]) -> dict[str, dict[s
         return finals(store)
 
 
-@pytest.mark.parametrize("runner", [local, pytest.param(spark, marks=pytest.mark.spark_all)])
+def spark_in_pieces(folder: Path, session: Callable[[], SparkSession]) -> dict[str, dict[str, Any]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bounded, "PIECE_ROWS", 2)
+        patch.setattr(bounded, "MEASURED_SIZES", range(1 << 70))
+        return spark(folder, session)
+
+
+@pytest.mark.parametrize(
+    "runner",
+    [
+        local,
+        pytest.param(spark, marks=pytest.mark.spark_all),
+        pytest.param(spark_in_pieces, marks=pytest.mark.spark_all),
+    ],
+)
 def test_bounded_input_gives_the_final_panes(
     runner: Callable[..., Any], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -269,7 +269,11 @@ class ConsumedInput:
             return "nothing"
         if self.source == LOCAL_SOURCE:
             return f"{self.batch:,} rows"
-        return "all of it" if self.source == BOUNDED_SOURCE else f"batch {self.batch:,}"
+        if self.source != BOUNDED_SOURCE:
+            return f"batch {self.batch:,}"
+        return (
+            f"piece {self.batch:,}" if self.offsets is not None and '"until"' in self.offsets else "all of it"
+        )
 
     @property
     def place(self) -> str | None:
