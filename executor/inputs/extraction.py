@@ -305,8 +305,9 @@ def observe_times(
     members: Sequence[str | None] | None = None,
     *,
     records: int | None = None,
+    in_1970: int | None = None,
 ) -> InputObservation:
-    """Summarise the times of readable records; ``records`` overrides the count, ``members`` names the senders."""
+    """Summarise the times of readable records; ``records`` and ``in_1970`` override counts, ``members`` names the senders."""
     count = len(at) if records is None else records
     if not len(at):
         return InputObservation(stream=watch.stream, records=count)
@@ -317,7 +318,11 @@ def observe_times(
             by_member[name] = times_seen(watch, at[senders == name], name)
     times = times_seen(watch, at, DEFAULT_MEMBER)
     return InputObservation(
-        stream=watch.stream, records=count, times=times, members=by_member, in_1970=count_in_1970(at)
+        stream=watch.stream,
+        records=count,
+        times=times,
+        members=by_member,
+        in_1970=count_in_1970(at) if in_1970 is None else in_1970,
     )
 
 

@@ -26,6 +26,7 @@ from pyspark import TaskContext
 from millpond.executor.computation.values import ArrowValues, ChangedValues, JsonValues, Values
 from millpond.executor.inputs.changes import change_signs, in_commit_order, signed_ids
 from millpond.executor.inputs.extraction import (
+    count_in_1970,
     member_names,
     mended_texts,
     observe_times,
@@ -221,16 +222,18 @@ class RoutedRecords:
         times = _times(readable, self._columns.at)
         if times.null_count:
             # A time that is null moves no watermark.
-            readable, times = readable.filter(times.is_valid()), times.drop_null()
+            readable, first = readable.filter(times.is_valid()), first.filter(times.is_valid())
+            times = times.drop_null()
         at = times.to_numpy()
+        in_1970 = count_in_1970(at) and count_in_1970(at[first.to_numpy()])
         if self._source.injector is None:
-            return observe_times(self._source.watch, at, records=records)
+            return observe_times(self._source.watch, at, records=records, in_1970=in_1970)
         node = cloudpickle.loads(self._source.injector)  # written by the driver of this run
         rows = rows_to_extract(
             node, readable.select(self._columns.own) if self._columns.sign is None else readable
         )
         members = member_names(node, rows)
-        seen = observe_times(self._source.watch, at, members, records=records)
+        seen = observe_times(self._source.watch, at, members, records=records, in_1970=in_1970)
         return with_marks(seen, node, rows, members, self._source.watch.stamp_at)
 
     def _own_ids(self, table: pa.Table) -> pa.Array | None:

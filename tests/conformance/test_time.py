@@ -243,6 +243,23 @@ class Facts:
         assert json.loads(run.states("c")["k"]) == [*seen, [1_000, 1_000]]
         assert (run.run.summary().run.dropped, len(letters)) == (0, int(on_ahead == "dead_letter"))
 
+    def test_times_in_1970_are_counted_by_stream(self, play: Open) -> None:
+        """Such as that of a clock that was never set; two consumers count a record once."""
+
+        def make() -> EnginePipeline:
+            pipeline = EnginePipeline("time")
+            stream = pipeline.inject("s", key="k", at="t")
+            stream.apply(Times(), name="c")
+            stream.apply(Times(), name="d")
+            return pipeline
+
+        run = play(make)
+        run.inject("s", rows(0, 7 - START_US))
+        summary = run.run.summary()
+
+        assert summary.times_in_1970 == {"s": 1}
+        assert summary.problems[0].startswith("1 of s have times in 1970")
+
     def test_marks_ahead_of_their_arrival_are_clamped(self, play: Open) -> None:
         run = play(one_stream(watermark=MarkColumn("created"), ahead_max="10us"))
 
