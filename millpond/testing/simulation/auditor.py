@@ -35,7 +35,7 @@ _SUPERSTEP: Final = "millpond/superstep/"
 _SAVEPOINT: Final = "millpond/savepoint/"
 _SINK_REACHED: Final = "millpond/sink_reached/"
 _RESTORED: Final = "millpond/restored"
-_WATERMARK: Final = "millpond/watermark/"
+_TIMES: Final = ("millpond/watermark/", "millpond/last_event/")
 _LONG_AGO: Final = -(2**63)
 _COUNTED: Final = ("millpond/total/", "millpond/count/", "millpond/input_rows/", "millpond/injected/")
 _SAID_SINCE: Final = (
@@ -281,7 +281,7 @@ class Auditor:
         expected = {app_id: at for app_id, at in before.items() if app_id not in back.positions}
         expected |= {app_id: 0 for app_id in expected if app_id.startswith(_COUNTED)}
         expected |= {app_id: -1 for app_id in expected if app_id.startswith(_SAID_SINCE)}
-        expected |= {app_id: _LONG_AGO for app_id in expected if app_id.startswith(_WATERMARK)}
+        expected |= {app_id: _LONG_AGO for app_id in expected if app_id.startswith(_TIMES)}
         expected |= back.positions
         is_undone = kind == "rewind" and back.version < version - 1
         if is_undone:
