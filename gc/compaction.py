@@ -27,6 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.statestore.arguments import check_count, check_number
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval, locate
@@ -76,8 +77,13 @@ class CompactionPolicy:
     memory_bytes_max: int = MEMORY_BYTES_MAX
 
     def __post_init__(self) -> None:
-        if self.fan_in < 2 or self.files_max < 2 or self.small_bytes < 1 or self.garbage_ratio <= 0:
-            raise InvalidError("a compaction policy cannot work with these bounds", policy=self)
+        check_count("fan_in", self.fan_in, least=2)
+        check_count("files_max", self.files_max, least=2)
+        check_count("small_bytes", self.small_bytes)
+        check_number("garbage_ratio", self.garbage_ratio, least=0)
+        check_count("memory_bytes_max", self.memory_bytes_max, least=0)
+        if not self.garbage_ratio:
+            raise InvalidError("garbage_ratio must be above 0", garbage_ratio=self.garbage_ratio)
 
     def tier(self, size_bytes: int) -> int:
         """Return the tier of a file of ``size_bytes``.

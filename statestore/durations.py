@@ -147,6 +147,6 @@ def whole_number(value: object, message: str) -> int:
     if type(value) is int:
         # Runs for every record; the protocol check takes ten times as long.
         return value
-    if isinstance(value, SupportsIndex):
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool | type):
         return value.__index__()
     raise InvalidError(message, value=value, type=type(value).__name__)

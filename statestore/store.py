@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from millpond.statestore.app_ids import AppId, recorded_names
+from millpond.statestore.arguments import check_count, check_flags, check_instance
 from millpond.statestore.catalog.catalog import Catalog, pinned_snapshot
 from millpond.statestore.catalog.engine import default_catalog_url
 from millpond.statestore.catalog.topology import DEFINES
-from millpond.statestore.durations import accepts_old_durations, duration_ms
+from millpond.statestore.durations import accepts_old_durations, duration_ms, whole_number
 from millpond.statestore.errors import (
     ConflictError,
     InvalidError,
@@ -301,6 +302,8 @@ class Store(Closeable):
             with Store.open("pond") as store:
                 print(store.rows_view("window_counter").to_arrow())
         """
+        check_flags(create=create, read_only=read_only, check_mark=check_mark)
+        check_instance("storage_options", storage_options, Mapping, optional=True)
         clock, rng = clock or SystemClock(), rng or SystemRng()
         local = local_folder(path)
         options = dict(storage_options or {})
@@ -473,7 +476,11 @@ class Store(Closeable):
         Raises:
             DataError: the log is damaged or does not reach back that far.
         """
-        return load(self.log, None if version is None else TableVersion(version))
+        if version is None:
+            return load(self.log)
+        number = whole_number(version, "version must be a whole number")
+        check_count("version", number, least=0)
+        return load(self.log, TableVersion(number))
 
     @contextmanager
     def reading(self, version: int | None = None) -> Iterator[Snapshot]:
@@ -579,6 +586,7 @@ class Store(Closeable):
         A computation without rows yet has an empty view; a name that no pipeline declared, and that looks like the
         misspelling of another, is refused.
         """
+        check_instance("computation", computation, str)
         snapshot = self.snapshot(version)
         # Earlier versions of Millpond did not record the computations that have never run.
         declared = recorded_names(snapshot.txns, AppId.FINGERPRINT)
@@ -606,6 +614,7 @@ class Store(Closeable):
 
             store.sql().sql("select key, state ->> 'count' from window_counter")
         """
+        check_flags(allow_files=allow_files)
         return connect(self.snapshot(version), self.objects, allow_files=allow_files)
 
     def close(self) -> None:

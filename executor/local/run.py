@@ -33,6 +33,7 @@ from millpond.executor.superstep.plan import InputPosition
 from millpond.executor.superstep.report import RunStatus, SuperstepReport
 from millpond.executor.time.clocks import PercentileTimes
 from millpond.executor.watermark.authority import Conditions
+from millpond.statestore.arguments import check_count
 from millpond.statestore.durations import accepts_old_durations, timeout_ms
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros
@@ -258,8 +259,10 @@ class LocalRun(Run[Receipt]):
         Returns:
             True if the pipeline came to rest in time.
         """
+        check_count("supersteps_max", supersteps_max)
+        wait_ms = timeout_ms(timeout)
         if self._worker.is_threaded:
-            return self._worker.intake.wait_until_idle(timeout_ms(timeout))
+            return self._worker.intake.wait_until_idle(wait_ms)
         return any(self.step() is None for _ in range(supersteps_max))
 
     def _accept(self, update: WatermarkUpdate) -> Receipt:

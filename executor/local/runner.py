@@ -22,6 +22,7 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.options import LocalRunnerOptions, RunnerOptions
 from millpond.executor.run.run import RunSummary
 from millpond.gc.compaction import CompactionPolicy
+from millpond.statestore.arguments import check_flags
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 
@@ -88,6 +89,7 @@ class LocalRunner:
             FencedError: another process has taken over.
             DataError: bytes of the store are missing or wrong.
         """
+        check_flags(finish=finish)
         with self._open(pipeline.check(inputs=inputs), writers=_WRITERS, is_bounded=True) as run:
             given = run.read_inputs(inputs)
             # First, because a backfill may consist of the rows that were consumed.
@@ -118,6 +120,7 @@ class LocalRunner:
             ConflictError: another process holds it and ``on_held`` is ``refuse``.
             UnavailableError: ZooKeeper or the object store cannot be reached.
         """
+        check_flags(stepping=stepping)
         return self._open(pipeline.check(), writers=0 if stepping else _WRITERS, is_bounded=False)
 
     def _open(self, topology: Topology, *, writers: int, is_bounded: bool) -> LocalRun:

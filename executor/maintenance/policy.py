@@ -19,6 +19,7 @@ from millpond.gc.collectors import (
     extend_checkpoint,
 )
 from millpond.gc.compaction import Compacted, CompactionPolicy
+from millpond.statestore.arguments import check_count, check_flags, check_instance
 from millpond.statestore.durations import Duration, duration_us
 from millpond.statestore.errors import InternalError, InvalidError
 from millpond.statestore.interval import Interval
@@ -71,13 +72,11 @@ class UpkeepPolicy:
     place: Place = "auto"
 
     def __post_init__(self) -> None:
-        keep_us = duration_us(self.retention)
-        if keep_us < 0 or self.collect_every < 1:
-            raise InvalidError(
-                "an upkeep's bounds are too small: retention is at least 0s, collect_every at least 1",
-                retention=self.retention,
-                collect_every=self.collect_every,
-            )
+        check_instance("compaction", self.compaction, CompactionPolicy)
+        check_count("collect_every", self.collect_every)
+        check_flags(background=self.background)
+        if duration_us(self.retention) < 0:
+            raise InvalidError("retention must be at least 0s", retention=self.retention)
         if self.place not in get_args(Place):
             raise InvalidError("compactions are prepared in auto, spark, process or thread", place=self.place)
 

@@ -20,8 +20,8 @@ import pyarrow as pa
 from millpond.executor.interval.row_update import Manifest
 from millpond.executor.ownership.cuts import Cut, boundaries_of, middle_of, waiting_requests
 from millpond.executor.ownership.ownership import Ownership
+from millpond.statestore.arguments import check_count, check_number
 from millpond.statestore.durations import accepts_old_durations, duration_ms
-from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import JsonValue
 from millpond.statestore.types import Clock
@@ -135,10 +135,11 @@ class BalancePolicy:
     def __post_init__(self) -> None:
         """Refuse bounds without a gap between hot and cold."""
         duration_ms("least_work", self.least_work)
-        if self.every < 1 or not 0 <= self.cold <= 0.5 or self.hot < 1.5:
-            raise InvalidError("a balancer cannot work with these bounds", policy=self)
-        if self.intervals_max is not None and self.intervals_max < 1:
-            raise InvalidError("a computation has at least one interval", intervals_max=self.intervals_max)
+        check_count("every", self.every)
+        check_number("hot", self.hot, least=1.5)
+        check_number("cold", self.cold, least=0, most=0.5)
+        if self.intervals_max is not None:
+            check_count("intervals_max", self.intervals_max)
 
 
 BalancePolicy.__init__ = accepts_old_durations(BalancePolicy.__init__)  # type: ignore[method-assign]

@@ -31,6 +31,7 @@ from millpond.executor.pipeline.topology import (
 )
 from millpond.executor.time.observations import AheadLimit
 from millpond.executor.time.watermark_policies import IngressTime, WatermarkPolicy
+from millpond.statestore.arguments import check_instance
 from millpond.statestore.durations import Duration, duration_us
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.rows.codec import Codec
@@ -320,11 +321,6 @@ def check_key_field(key: object, stream: str) -> None:
         check_field("key", key, stream)
 
 
-def check_count(name: str, value: object, *, least: int = 1, **subject: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidError(f"{name} must be a whole number of at least {least}", **subject, value=value)
-
-
 def positive_us(name: str, duration: Duration, **subject: object) -> int:
     micros = duration_us(duration)
     if micros <= 0:
@@ -406,12 +402,6 @@ def check_payload(stream: str, payload: object, change: str | None, extractors: 
             )
 
 
-def check_flags(**flags: object) -> None:
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise InvalidError(f"{name} must be true or false", value=value)
-
-
 def check_overrides(base: type, declared: object, **subject: object) -> None:
     """Refuse a method that is misspelt: nothing would call it, and what it was to override would run instead."""
     kind = type(declared)
@@ -456,6 +446,7 @@ STATE_VERSION_MAX: Final = 2**31 - 1
 
 
 def check_state_version(name: str, computation: Computation) -> None:
+    check_instance("codec", computation.codec, Codec, computation=name)
     version, codecs = computation.state_version, computation.codecs
     if type(version) is not int or not 0 <= version <= STATE_VERSION_MAX:
         raise InvalidError(
@@ -475,13 +466,7 @@ def check_state_version(name: str, computation: Computation) -> None:
                 version=of_version,
                 state_version=version,
             )
-        if not isinstance(codec, Codec):
-            raise InvalidError(
-                "each codec must be a Codec instance",
-                computation=name,
-                version=of_version,
-                type=type(codec).__name__,
-            )
+        check_instance("each codec", codec, Codec, computation=name, version=of_version)
 
 
 @contextmanager

@@ -23,7 +23,6 @@ from millpond.executor.inputs.payload import Payload
 from millpond.executor.inputs.record_size import RECORD_BYTES_MAX, check_record_size
 from millpond.executor.pipeline.checks import (
     ahead_limit,
-    check_count,
     check_field,
     check_hooks,
     check_ingress,
@@ -54,6 +53,7 @@ from millpond.executor.sinks.sink import Sink
 from millpond.executor.time.clocks import declared_percentiles, horizon_us
 from millpond.executor.time.instants import TimeReading, TimeUnit
 from millpond.executor.time.watermark_policies import BoundedDisorder, IngressTime, WatermarkPolicy
+from millpond.statestore.arguments import check_count, check_flag
 from millpond.statestore.durations import Duration, duration_ms, with_new_names
 from millpond.statestore.errors import InvalidError, did_you_mean
 
@@ -539,10 +539,8 @@ def _check_on_late(name: str, wanted: OnLate | Mapping[str, OnLate], streams: It
 
 
 def _check_order(name: str, computation: Computation) -> None:
-    if type(computation.time_sorted) is not bool:
-        raise InvalidError(
-            "time_sorted must be true or false", computation=name, value=computation.time_sorted
-        )
+    for flag in ("time_sorted", "in_order_of_arrival", "in_micro_batches", "holds_watermark"):
+        check_flag(flag, getattr(computation, flag), computation=name)
     if computation.time_sorted and computation.in_order_of_arrival:
         raise InvalidError("in_order_of_arrival and time_sorted cannot be combined", computation=name)
     check_count("waiting_max", computation.waiting_max, computation=name)
@@ -560,8 +558,7 @@ def _checked_options(name: str, options: ComputationOptions) -> dict[str, Any]:
             )
     given: Mapping[str, Any] = {**options}
     for option in ("exactly_once", "time_sorted"):
-        if not isinstance(given.get(option, False), bool):
-            raise InvalidError(f"{option} must be true or false", computation=name, value=given[option])
+        check_flag(option, given.get(option, False), computation=name)
     for option, words in _WORDS.items():
         if option in given and given[option] not in words:
             raise InvalidError(

@@ -36,6 +36,7 @@ from millpond.executor.sinks.fork import SinkFolder
 from millpond.executor.sinks.sink import DeltaSink, Sink
 from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.app_ids import AppId, supersteps_of
+from millpond.statestore.arguments import check_flags
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError
 from millpond.statestore.history.lineage import ROWS_FOLDER, local_folder, place_of
 from millpond.statestore.log.log import Log
@@ -363,6 +364,7 @@ def replay(
         with mp.Store.open("pond", read_only=True) as store:
             mp.replay(store, "what_if", pipeline, {"payments": rows}, version=120)
     """
+    check_flags(recorded=recorded, since_version=since_version)
     clock, rng = clock or SystemClock(), rng or SystemRng()
     plan = begin_replay(store, path, pipeline, version, until, recorded=recorded, clock=clock, rng=rng)
     began = plan.supersteps[0].conditions.wall_time if plan.supersteps else clock.now_us()

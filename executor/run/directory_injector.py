@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.time.instants import Instant, instant_us
+from millpond.statestore.arguments import check_function
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.types import EventTimeMicros
 
@@ -100,6 +101,10 @@ class DirectoryInjector:
                 stream=stream,
                 members=list(injector.members),
             )
+        for name, function in (("read", read), ("created", created)):
+            check_function(name, function, stream=stream)
+        for name, hook in (("is_closed", is_closed), ("finished", finished), ("member", member)):
+            check_function(name, hook, optional=True, stream=stream)
         self._members: tuple[str | None, ...] = injector.members or (None,)
         self._member = member
         self._run = run

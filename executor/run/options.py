@@ -15,7 +15,8 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.progress import Progress
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.dead_letters import DeadLetterLimit
-from millpond.executor.superstep.options import PipelineOptions, check_at_least
+from millpond.executor.superstep.options import PipelineOptions
+from millpond.statestore.arguments import check_count, check_instance
 from millpond.statestore.durations import duration_ms, with_new_names
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.history.lineage import check_folder, local_folder, place_of
@@ -179,13 +180,15 @@ class RunnerOptions(PipelineOptions):
     def __post_init__(self) -> None:
         # Not super(): the decorator replaces a class with slots, so its methods close over another class.
         PipelineOptions.__post_init__(self)
-        check_at_least("cache_mib", self.cache_mib, 0)
-        check_at_least("intake_records_max", self.intake_records_max, 1)
+        check_count("cache_mib", self.cache_mib, least=0)
+        check_count("intake_records_max", self.intake_records_max)
+        check_instance("storage_options", self.storage_options, Mapping, optional=True)
+        check_instance("zookeeper_security", self.zookeeper_security, ZooKeeperSecurity, optional=True)
         duration_ms("tick", self.tick)
         # A negative one checkpoints at once.
         duration_ms("checkpoint_weak_after", self.checkpoint_weak_after, least=None)
         if self.disk_mib is not None:
-            check_at_least("disk_mib", self.disk_mib, 0)
+            check_count("disk_mib", self.disk_mib, least=0)
         if self.disk_folder is not None and not Path(self.disk_folder).is_absolute():
             raise InvalidError(
                 "disk_folder is an absolute path: each machine has its own working folder",

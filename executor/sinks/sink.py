@@ -18,6 +18,7 @@ import pyarrow as pa
 from millpond.executor.sinks.columns import ROW_SCHEMA_BY_WINDOW, SinkRecord
 from millpond.executor.sinks.delta_table import DeltaSinkWriter
 from millpond.executor.sinks.delta_upsert import UpsertSinkWriter, key_columns
+from millpond.statestore.arguments import check_instance
 from millpond.statestore.errors import InvalidError, UnavailableError, did_you_mean
 from millpond.statestore.history.lineage import local_folder
 from millpond.statestore.log.action import delta_schema
@@ -128,6 +129,8 @@ class DeltaSink:
             raise InvalidError("a Delta sink needs a path", path=self.path)
         if self.durability not in (None, *DURABILITIES):
             raise InvalidError("there is no such durability", durability=self.durability, known=DURABILITIES)
+        check_instance("storage_options", self.storage_options, Mapping, optional=True)
+        check_instance("schema", self.schema, pa.Schema, optional=True, path=self.path)
         if self.schema is not None:
             delta_schema(self.schema)
         if self.mode not in ("append", "upsert"):

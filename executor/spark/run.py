@@ -37,6 +37,7 @@ from millpond.executor.spark.session import spark_calls, worker_calls
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
 from millpond.executor.superstep.report import RunStatus, SuperstepReport
+from millpond.statestore.arguments import check_count
 from millpond.statestore.durations import accepts_old_durations, duration_ms, timeout_ms
 from millpond.statestore.errors import UnavailableError
 from millpond.statestore.types import EventTimeMicros
@@ -273,6 +274,7 @@ class SparkRun(Run[None]):
         Returns:
             True if the pipeline came to rest in time, before the run was stopped.
         """
+        check_count("supersteps_max", supersteps_max)
         return self._run_until_quiet(supersteps_max, Deadline.after(self._clock, timeout_ms(timeout)))
 
     def _run_until_quiet(self, supersteps_max: int, deadline: Deadline) -> bool:

@@ -32,6 +32,7 @@ from millpond.executor.spark.session import (
     spark_session,
     worker_calls,
 )
+from millpond.statestore.arguments import check_flags
 from millpond.statestore.history.lineage import local_folder
 from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.store import Store
@@ -95,6 +96,7 @@ class SparkRunner:
             UnavailableError: ZooKeeper or the object store cannot be reached, or Spark's JVM has ended.
             DataError: bytes of the store are missing or wrong.
         """
+        check_flags(finish=finish)
         with self.open(pipeline, inputs) as run:
             run.ignore_silence()
             streams = [stream for stream, frame in inputs.items() if frame.isStreaming]

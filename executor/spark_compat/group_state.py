@@ -22,6 +22,7 @@ from millpond.executor.spark_compat.transform_with_state import (
     watermark_ms,
 )
 from millpond.executor.spark_compat.variables import EXPIRY_TAG, columns_of_fields
+from millpond.statestore.arguments import check_flags, check_function
 from millpond.statestore.durations import Duration, duration_us
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.view_columns import StateColumn
@@ -71,6 +72,8 @@ class _GroupsWithState(ComputationOfRows, Generic[_Function]):
     ) -> None:
         if timeout not in TIMEOUTS:
             raise InvalidError("timeout must be a known one", timeout=timeout, known=sorted(TIMEOUTS))
+        check_function("function", function)
+        check_flags(has_watermark=has_watermark)
         self._function = function
         self._timeout = timeout
         self._has_watermark = has_watermark

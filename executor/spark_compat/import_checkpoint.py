@@ -47,6 +47,7 @@ from millpond.executor.spark_compat.state_rows import (
 )
 from millpond.executor.time.instants import INSTANT_MAX_US
 from millpond.statestore.app_ids import AppId
+from millpond.statestore.arguments import check_flags
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.history.lineage import local_folder
 from millpond.statestore.loading.load import LoadBeginning, LoadProgress
@@ -321,6 +322,7 @@ def import_checkpoint(
         mp.import_checkpoint("checkpoints/totals", computation="RunningTotal", into="pond")
         run = mp.transform_with_state(payments, keys="card", processor=RunningTotal(), store="pond", …)
     """
+    check_flags(plain_key=plain_key, dry_run=dry_run)
     session = spark or spark_session("millpond import")
     refuse_connect(session)
     with (

@@ -37,6 +37,7 @@ from millpond.executor.spark_compat.group_state import (
 from millpond.executor.spark_compat.schema import parse_schema
 from millpond.executor.spark_compat.transform_with_state import INITIAL_STATE, RowsAs, TransformWithState
 from millpond.executor.time.watermark_policies import IngressTime
+from millpond.statestore.arguments import check_flags
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.store import Store
 
@@ -278,6 +279,7 @@ def drop_duplicates(
 
         run = mp.spark.drop_duplicates(payments.withWatermark("time", "1 hour"), ["id", "time"], store="pond", sink="firsts")
     """
+    check_flags(within_watermark=within_watermark)
     columns = _key_columns(frame, keys, "append")
     delay_us = watermark_delay_us(frame.schema)
     if within_watermark and delay_us is None:

@@ -46,6 +46,7 @@ from millpond.executor.spark_compat.variables import (
 )
 from millpond.executor.time.clocks import LateDataHorizon
 from millpond.executor.time.instants import INSTANT_MAX_US, datetime_us
+from millpond.statestore.arguments import check_flags, check_instance
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.view_columns import StateColumn
@@ -390,6 +391,8 @@ class TransformWithState(ComputationOfRows):
             raise InvalidError("time_mode must be None, ProcessingTime or EventTime", time_mode=time_mode)
         if rows_as not in {"row", "pandas"}:
             raise InvalidError("rows_as must be 'row' or 'pandas'", rows_as=rows_as)
+        check_instance("processor", processor, StatefulProcessor)
+        check_flags(has_watermark=has_watermark)
         self._processor = processor
         self._time_mode = cast(TimeMode, mode)
         self._keys = (keys,) if isinstance(keys, str) else tuple(keys)

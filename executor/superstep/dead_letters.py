@@ -26,6 +26,7 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.letter_retries import LetterRetries
 from millpond.executor.superstep.plan import SuperstepPlan
 from millpond.executor.time.instants import EPOCH
+from millpond.statestore.arguments import check_count, check_number
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.files import RowFile, write_row_file
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
@@ -126,10 +127,8 @@ class DeadLetterLimit:
 
     def __post_init__(self) -> None:
         """Refuse values that are out of range."""
-        if isinstance(self.share, bool) or not 0 <= self.share <= 1:
-            raise InvalidError("the share of a dead letter limit is from 0 to 1", share=self.share)
-        if self.records_min < 1:
-            raise InvalidError("records_min is at least 1", records_min=self.records_min)
+        check_number("the share of a dead letter limit", self.share, least=0, most=1)
+        check_count("records_min", self.records_min)
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from typing import get_args
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.ownership.balancer import BalancePolicy
 from millpond.executor.superstep.dead_letters import DeadLetterLimit
+from millpond.statestore.arguments import check_count, check_flags, check_instance
 from millpond.statestore.durations import duration_ms
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.lease import OnHeld
@@ -34,16 +35,14 @@ class PipelineOptions:
 
     def __post_init__(self) -> None:
         if self.intervals is not None:
-            check_at_least("intervals", self.intervals, 1)
+            check_count("intervals", self.intervals)
+        check_flags(accept_checkpoint=self.accept_checkpoint, accept_ended=self.accept_ended)
         duration_ms("pause_timeout", self.pause_timeout)
-        if not isinstance(self.dead_letter_limit, DeadLetterLimit | None):
-            raise InvalidError(
-                "dead_letter_limit is a DeadLetterLimit or None", type=type(self.dead_letter_limit).__name__
-            )
+        for name, kind in (
+            ("upkeep", UpkeepPolicy),
+            ("balance", BalancePolicy),
+            ("dead_letter_limit", DeadLetterLimit),
+        ):
+            check_instance(name, getattr(self, name), kind, optional=True)
         if self.on_held not in get_args(OnHeld):
             raise InvalidError("on_held is take, wait or refuse", on_held=self.on_held)
-
-
-def check_at_least(name: str, value: float, least: float) -> None:
-    if value < least:
-        raise InvalidError(f"{name} is at least {least}", value=value)

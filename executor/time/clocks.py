@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
-from millpond.executor.time.observations import check_percentile
+from millpond.executor.time.observations import check_declared_percentile, check_percentile
 from millpond.statestore.durations import Duration, duration_us
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.rows.row import TimeDomain
@@ -66,7 +66,9 @@ def declared_percentiles(declared: object, computation: str) -> tuple[float, ...
     """Return the percentiles below 100 that a computation declares, without duplicates, greatest first."""
     if not isinstance(declared, tuple | list | frozenset | set):
         raise InvalidError("percentiles must be a tuple of numbers", computation=computation, found=declared)
-    return tuple(sorted({check_percentile(percentile) for percentile in declared} - {EXACT}, reverse=True))
+    return tuple(
+        sorted({check_declared_percentile(percentile) for percentile in declared} - {EXACT}, reverse=True)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

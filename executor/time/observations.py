@@ -30,6 +30,16 @@ def check_percentile(percentile: float) -> float:
     return float(percentile)
 
 
+def check_declared_percentile(percentile: float) -> float:
+    """Refuse a share of 1 as well: the first hundredth of the records tells nothing about the others."""
+    checked = check_percentile(percentile)
+    if checked < 1:
+        raise InvalidError(
+            f"a percentile is out of 100; did you mean {round(100 * checked, 9):g}?", percentile=percentile
+        )
+    return checked
+
+
 class DelaySketch:
     """The distribution of delays in microseconds, sent from tasks to the driver.
 

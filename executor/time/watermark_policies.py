@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from millpond.executor.time.instants import Instant, instant_us
-from millpond.executor.time.observations import RecentDelays, TimesSeen, check_percentile
+from millpond.executor.time.observations import RecentDelays, TimesSeen, check_declared_percentile
+from millpond.statestore.arguments import check_count
 from millpond.statestore.durations import Duration, duration_us
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros, WallTimeMicros
@@ -175,9 +176,8 @@ class ObservedPercentile:
     with_delays = True  # measured only on request: see `wants_delays`
 
     def __post_init__(self) -> None:
-        check_percentile(self.percentile)
-        if self.records_min < 1:
-            raise InvalidError("records_min must be at least 1", value=self.records_min)
+        check_declared_percentile(self.percentile)
+        check_count("records_min", self.records_min)
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
         """Create the running logic, which continues from the watermark ``saved`` if there is one."""

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import orjson
 
-from millpond.executor.pipeline.checks import check_count, check_flags, check_overrides
+from millpond.executor.pipeline.checks import check_overrides
 from millpond.executor.windows.exact_sum import (
     Total,
     merged,
@@ -25,6 +25,7 @@ from millpond.executor.windows.exact_sum import (
     with_numbers,
     without,
 )
+from millpond.statestore.arguments import check_count, check_flags, check_number
 from millpond.statestore.errors import InvalidError, did_you_mean
 
 ValueExtractor: TypeAlias = str | Callable[[Any], Any] | None
@@ -190,8 +191,7 @@ def check_quantiles(quantiles: object) -> None:
     if not isinstance(quantiles, list | tuple) or not quantiles:
         raise InvalidError("at must be a list of quantiles, such as [0.5]", at=quantiles)
     for quantile in quantiles:
-        if not 0 <= quantile <= 1:
-            raise InvalidError("a quantile lies between 0 and 1", quantile=quantile)
+        check_number("a quantile", quantile, least=0, most=1)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from millpond.executor.pipeline.checks import check_count, check_overrides
+from millpond.executor.pipeline.checks import check_overrides
 from millpond.executor.windows.trigger import Trigger, TriggerContext, TriggerTimer
 from millpond.executor.windows.window import Element
+from millpond.statestore.arguments import check_count
 from millpond.statestore.errors import InvalidError
 
 _POSITION: Final = "position"

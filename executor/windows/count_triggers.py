@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from millpond.executor.pipeline.checks import check_count, check_name
+from millpond.executor.pipeline.checks import check_name
 from millpond.executor.windows.trigger import Trigger, TriggerContext
 from millpond.executor.windows.window import Element
+from millpond.statestore.arguments import check_count, check_function
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.codec import JsonCodec
 
@@ -109,6 +110,10 @@ class ShouldEmit(_OnFlag):
 
     function: Callable[[Any, Any], tuple[bool, Any]]
     merge: Callable[[Sequence[Any]], Any] | None = None
+
+    def __post_init__(self) -> None:
+        check_function("function", self.function)
+        check_function("merge", self.merge, optional=True)
 
     @property
     def can_merge(self) -> bool:

@@ -20,6 +20,7 @@ from millpond.executor.windows.combiners import (
     check_quantiles,
     extract,
 )
+from millpond.statestore.arguments import check_count
 from millpond.statestore.errors import InvalidError
 
 _COMPRESSION: Final = 200
@@ -52,6 +53,7 @@ class ApproximateCountDistinct(OfValue):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_count("precision", self.precision)
         if not 4 <= self.precision <= 21:
             raise InvalidError("the precision of a sketch lies between 4 and 21", precision=self.precision)
 

@@ -9,13 +9,14 @@ from datetime import timedelta
 from enum import Enum, StrEnum
 from typing import Any, Final, Literal, TypeAlias
 
-from millpond.executor.pipeline.checks import check_flags, check_overrides
+from millpond.executor.pipeline.checks import check_overrides
 from millpond.executor.time.instants import instant_us
 from millpond.executor.windows.combiners import CombineFields, CombineFn
 from millpond.executor.windows.time_triggers import Default, domain_of
 from millpond.executor.windows.trigger import Contents, Trigger
 from millpond.executor.windows.window import TimestampCombiner, Window, WindowFn
 from millpond.executor.windows.window_fns import GlobalWindows
+from millpond.statestore.arguments import check_count, check_flags, check_function
 from millpond.statestore.durations import Duration, duration_text, duration_us
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.types import TIME_MAX_US
@@ -117,7 +118,9 @@ class WindowingStrategy:
                 "the allowed lateness must not be negative: 0 drops every late record",
                 value=self.allowed_lateness,
             )
-        if bool(self.state_version) != callable(self.upgrade_state):
+        check_count("state_version", self.state_version, least=0)
+        check_function("upgrade_state", self.upgrade_state, optional=True)
+        if bool(self.state_version) != (self.upgrade_state is not None):
             raise InvalidError(
                 "state_version and upgrade_state must be given together: a number above 0, and a function of a key's "
                 "windows and the version that stored them",

@@ -50,6 +50,7 @@ from millpond.executor.windows.windowed_computation import (
     WindowedComputation,
     element_of,
 )
+from millpond.statestore.arguments import check_function
 from millpond.statestore.durations import Duration, accepts_old_durations
 from millpond.statestore.errors import InvalidError
 
@@ -167,7 +168,8 @@ class DataflowStream(Stream):
         Example:
             >>> words = lines.flat_map(str.split, name="words")
         """
-        return self.apply(ElementWise(function, name), name=name, key=PaneKey.of(key), **options)
+        check_function("function", function, computation=name)
+        return self.apply(ElementWise(function, name), name=name, key=PaneKey.of(key, name), **options)
 
     def map(
         self,
@@ -178,6 +180,7 @@ class DataflowStream(Stream):
         **options: Unpack[ComputationOptions],
     ) -> DataflowStream:
         """Replace each value by one value; see `flat_map`."""
+        check_function("function", function, computation=name)
         return self.flat_map(lambda value: (function(value),), name=name, key=key, **options)
 
     def union(
@@ -231,8 +234,9 @@ class DataflowStream(Stream):
         Example:
             ``logs.with_timestamps(lambda log, at: log["opened"], name="visits", late_data_horizon="1h")``
         """
+        check_function("function", function, computation=name)
         shift = TimestampShift(function, name, late_data_horizon)
-        return self.apply(shift, name=name, key=PaneKey.of(key), **options)
+        return self.apply(shift, name=name, key=PaneKey.of(key, name), **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,9 +337,10 @@ class WindowedStream:
         for option in ComputationOptions.__annotations__.keys() & fields.keys():
             options[option] = fields.pop(option)  # type: ignore[literal-required]  # one of its keys
         chosen = _chosen(combine, fields, step=name)
+        check_function("result", result, optional=True, computation=name)
         finish = None if result is None else _Result(result)
         computation = WindowedComputation(self.strategy, chosen, name, of=self.of, finish=finish)
-        return self.stream.apply(computation, name=name, key=PaneKey.of(key), **options)
+        return self.stream.apply(computation, name=name, key=PaneKey.of(key, name), **options)
 
     def top(
         self,
@@ -372,6 +377,7 @@ class WindowedStream:
         Example:
             ``best = sales.window(FixedWindows("1d")).top(3, Sum("amount"), key="product", name="best")``
         """
+        check_function("among", among, optional=True, computation=name)
         each = replace(self.strategy, accumulation=Accumulation.RETRACTING)
         entries = replace(self, strategy=each).combine(
             combine, name=f"{name}_each", key=key, result=entry_of, **options
@@ -402,10 +408,11 @@ class WindowedStream:
         The function takes the elements in order of arrival, the window and the pane. The elements are kept until the
         window's contents are discarded: prefer `combine` where a combine function exists, which explains the arguments.
         """
+        check_function("function", function, computation=name)
         computation = WindowedComputation(
             self.strategy, ToList(), name, of=self.of, finish=_OfWindow(function)
         )
-        return self.stream.apply(computation, name=name, key=PaneKey.of(key), **options)
+        return self.stream.apply(computation, name=name, key=PaneKey.of(key, name), **options)
 
 
 def _chosen(
@@ -567,7 +574,9 @@ def co_group(
     produced = first.pipeline.add(
         _CoGrouping(strategy, {stream.name: tag for tag, stream in streams.items()}, name, extractors),
         name=name,
-        subscribes={stream.name: PaneKey.of(key_extractors.get(tag)) for tag, stream in streams.items()},
+        subscribes={
+            stream.name: PaneKey.of(key_extractors.get(tag), name) for tag, stream in streams.items()
+        },
         produces=(name,),
         **options,
     )

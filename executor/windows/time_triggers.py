@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 from millpond.executor.pipeline.checks import positive_us
 from millpond.executor.time.clocks import EXACT
 from millpond.executor.time.instants import Instant, instant_us
-from millpond.executor.time.observations import check_percentile
+from millpond.executor.time.observations import check_declared_percentile
 from millpond.executor.windows.composite_triggers import NotifyingActive, Repeatedly, check_triggers
 from millpond.executor.windows.trigger import Trigger, TriggerContext
 from millpond.executor.windows.window import Element
@@ -218,7 +218,7 @@ class WatermarkPercentile(_AtEnd):
     percentile: float = 100
 
     def __post_init__(self) -> None:
-        check_percentile(self.percentile)
+        check_declared_percentile(self.percentile)
 
     @property
     def _mark(self) -> float:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from functools import lru_cache
 from typing import ClassVar, Final, Literal, Self, TypeAlias
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from millpond.executor.pipeline.checks import check_count, positive_us
+from millpond.executor.pipeline.checks import positive_us
 from millpond.executor.time.instants import EPOCH
 from millpond.executor.windows.window import GLOBAL_WINDOW, Element, Merge, Window, WindowFn
+from millpond.statestore.arguments import check_count
 from millpond.statestore.durations import Duration, duration_us
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -183,8 +184,9 @@ class CalendarWindows(WindowFn):
         check_count("the count of units of a calendar window", self.count)
         try:
             object.__setattr__(self, "_zone", ZoneInfo(self.zone))
-        except (ZoneInfoNotFoundError, ValueError) as cause:
-            raise InvalidError("no such time zone", zone=self.zone) from cause
+        except (ZoneInfoNotFoundError, ValueError, TypeError, OSError) as cause:
+            hint = did_you_mean(self.zone, available_timezones())
+            raise InvalidError(f"no such time zone{hint}", zone=self.zone) from cause
 
     @classmethod
     def days(cls, count: int = 1, zone: str = "UTC") -> Self:

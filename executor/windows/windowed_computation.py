@@ -15,7 +15,7 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record, Records
 from millpond.executor.computation.timers import Timer
-from millpond.executor.inputs.keys import KeyExtractor, extract_key, settled_key
+from millpond.executor.inputs.keys import KeyExtractor, check_key_extractor, extract_key, settled_key
 from millpond.executor.pipeline.nodes import SIGNALS
 from millpond.executor.pipeline.signals import read_signal
 from millpond.executor.time.clocks import Clocks, LateDataHorizon
@@ -186,7 +186,8 @@ class PaneKey:
         return extract_key(self.extractor, None, inner)
 
     @classmethod
-    def of(cls, extractor: KeyExtractor) -> KeyExtractor:
+    def of(cls, extractor: KeyExtractor, step: str) -> KeyExtractor:
+        check_key_extractor(extractor, computation=step)
         return extractor if extractor is None else cls(settled_key(extractor))
 
 

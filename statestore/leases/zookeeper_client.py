@@ -24,6 +24,7 @@ from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandl
 from kazoo.retry import KazooRetry
 from kazoo.security import ACL, Id
 
+from millpond.statestore.arguments import check_flags, check_instance
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.visible import show_in
 
@@ -75,6 +76,7 @@ class ZooKeeperSecurity:
     grants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_flags(tls=self.tls, check_hostname=self.check_hostname)
         if (self.user is None) != (self.password is None):
             raise InvalidError("a user of zookeeper has a name and a password: give both", user=self.user)
         if self.certificate_file is None and (self.key_file is not None or self.key_password is not None):
@@ -172,6 +174,8 @@ def security_of(hosts: str | None, given: ZooKeeperSecurity | None) -> ZooKeeper
     Raises:
         InvalidError: security is given without an ensemble, or the environment is malformed.
     """
+    check_instance("zookeeper", hosts, str, optional=True)
+    check_instance("zookeeper_security", given, ZooKeeperSecurity, optional=True)
     if hosts is not None:
         found = ZooKeeperSecurity.from_environment() if given is None else given
         if found.user is not None and not found.tls:

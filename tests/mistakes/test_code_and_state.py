@@ -251,3 +251,33 @@ def test_states_that_are_set_or_only_read_cause_no_warning(
     run_code(code, ROWS * 3)
 
     assert "changed in place" not in caplog.text
+
+
+@pytest.mark.mistake("codec-class")
+def test_codec_that_is_a_class(told: Told) -> None:
+    class Packs(Does):
+        codec = mp.MsgpackCodec
+
+    stream = mp.Pipeline("searches").inject("queries", key="query", at="at")
+    with told.by_error("counter", "MsgpackCodec"):
+        stream.apply(Packs(), name="counter")
+
+
+@pytest.mark.mistake("tag-a-number")
+def test_hold_with_a_number_as_its_tag(told: Told) -> None:
+    with told.by_error("counter", "int"):
+        run_code(lambda context, record: context.state.hold(record.at + 1, tag=5), on_error="stop")  # type: ignore[arg-type]
+
+
+@pytest.mark.mistake("function-not-callable")
+def test_map_of_a_name(told: Told) -> None:
+    stream = mp.Pipeline("searches").inject("queries", key="query", at="at")
+    with told.by_error("upper", "str"):
+        stream.map("upper", name="upper")  # type: ignore[arg-type]
+
+
+@pytest.mark.mistake("key-of-a-step-not-a-name")
+def test_key_of_a_windowed_step_as_a_number(told: Told) -> None:
+    windows = mp.Pipeline("searches").inject("queries", key="query", at="at").window(mp.FixedWindows("1h"))
+    with told.by_error("counts", "int"):
+        windows.combine(mp.Count(), name="counts", key=5)  # type: ignore[arg-type]

@@ -305,3 +305,29 @@ def test_runner_with_another_number_of_intervals(told: Told) -> None:
             mp.LocalRunner(store, progress=False, intervals=4).run(
                 counting(), {"queries": ROWS}, finish=False
             )
+
+
+@pytest.mark.mistake("bound-not-a-number")
+def test_bound_that_no_comparison_refuses(told: Told) -> None:
+    with told.by_error("fan_in", "nan"):
+        mp.CompactionPolicy(fan_in=float("nan"))  # type: ignore[arg-type]
+
+
+@pytest.mark.mistake("policy-of-another-kind")
+def test_policy_that_is_a_flag(told: Told) -> None:
+    with mp.Store.in_memory() as store, told.by_error("balance", "bool"):
+        mp.LocalRunner(store, balance=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.mistake("open-flag-in-words")
+def test_store_is_not_created_by_a_word(told: Told, tmp_path: Path) -> None:
+    with told.by_error("create", "no"):
+        mp.Store.open(tmp_path / "pond", create="no")  # type: ignore[arg-type]
+    assert not (tmp_path / "pond").exists()
+
+
+@pytest.mark.mistake("version-negative")
+def test_version_counted_from_the_end(told: Told) -> None:
+    """Version -1 was an empty store."""
+    with mp.Store.in_memory() as store, told.by_error("version", "-1"):
+        store.rows_view("counter", -1)

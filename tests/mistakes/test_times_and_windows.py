@@ -279,3 +279,9 @@ def test_table_with_a_column_twice(told: Told) -> None:
     cells = [pa.array(["cat"]), pa.array([DAY_US]), pa.array([1]), pa.array([2])]
     with told.by_error("n"):
         run(counting(), pa.Table.from_arrays(cells, ["query", "at", "n", "n"]))
+
+
+@pytest.mark.mistake("percentile-as-a-share")
+def test_percentile_of_one(told: Told) -> None:
+    with told.by_error("0.99", "99?"):
+        mp.windows.WatermarkPercentile(0.99)

@@ -75,7 +75,7 @@ def test_sink_may_map_streams_to_sinks(tmp_path: Path) -> None:
         ({"on_error": "ignore"}, "on_error must be dead_letter or stop"),
         ({"sink": {"elsewhere": DeltaSink("x")}}, "unknown stream.*`elsewhere`"),
         ({"checkpoint_location": "s3://bucket/checkpoints"}, "the query has its own checkpoint"),
-        ({"dead_letter_limit": 0.5}, "dead_letter_limit is a DeadLetterLimit or None"),
+        ({"dead_letter_limit": 0.5}, "dead_letter_limit must be a DeadLetterLimit instance or None"),
     ],
 )
 def test_mistakes_are_refused_before_the_query_starts(

@@ -47,7 +47,7 @@ def test_pane_key_reads_values_inside_envelopes_and_outside() -> None:
 
     assert PaneKey("team")(shown.to_json()) == PaneKey("team")({"team": "red"}) == "red"
     assert PaneKey(lambda value: value["team"].upper())(shown.to_json()) == "RED"
-    assert PaneKey.of(None) is None
+    assert PaneKey.of(None, "step") is None
     with pytest.raises(InvalidError):
         PaneKey("user")(shown.to_json())
 
