@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NoReturn, TypeAlias
 from millpond.executor.computation.records import InputTime
 from millpond.executor.computation.state import State, floor_of
 from millpond.executor.computation.timers import KeyTimers, Timer
+from millpond.executor.computation.values import checked_text
 from millpond.executor.time.clocks import EXACT, Clocks
 from millpond.executor.time.instants import Moment, to_micros
 from millpond.statestore.errors import InvalidError, did_you_mean
@@ -271,12 +272,16 @@ class Context:
         if not timers.has((tag, known, moment, output, percentile, holds)):
             if self._cycle and holds and known is _EVENT and output < moment:
                 self._refuse_in_cycle(tag, moment, output)
-            timers.set(Timer(_text(tag, "timer tag"), known, to_micros(moment), output, percentile, holds))
+            timers.set(
+                Timer(checked_text(tag, "timer tag"), known, to_micros(moment), output, percentile, holds)
+            )
 
     def timer_at(
         self, tag: str = "", domain: DomainName = "event"
     ) -> EventTimeMicros | WallTimeMicros | None:
         """Return when a pending timer fires, in microseconds, or ``None``; name it as for `set_timer`."""
+        if type(tag) is not str:
+            checked_text(tag, "timer tag")
         at = self._timers.pending_at(tag, _DOMAINS.get(domain) or self._unknown(domain))
         return None if at is None else EventTimeMicros(at)
 
@@ -287,6 +292,8 @@ class Context:
 
     def delete_timer(self, tag: str = "", domain: DomainName = "event") -> None:
         """Delete a pending timer, named as for `set_timer`; does nothing if there is none."""
+        if type(tag) is not str:
+            checked_text(tag, "timer tag")
         self._timers.delete(tag, _DOMAINS.get(domain) or self._unknown(domain))
 
     @property
@@ -324,7 +331,11 @@ class Context:
         if key is None:
             own_key = self.key
         else:
-            own_key = encode_key(key) if isinstance(key, tuple) else key_of_text(_text(key, "production key"))
+            own_key = (
+                encode_key(key)
+                if isinstance(key, tuple)
+                else key_of_text(checked_text(key, "production key"))
+            )
         self._productions.append(whole_name, own_key, value, moment)
 
     def count(self, counter: str, amount: int = 1) -> None:
@@ -383,14 +394,3 @@ class Context:
             input_at=floor,
             **{name: moment},
         )
-
-
-def _text(text: str, role: str) -> str:
-    if not isinstance(text, str):
-        raise InvalidError(f"a {role} must be text", type=type(text).__name__)
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError as cause:
-            raise InvalidError(f"a {role} needs a UTF-8 form", text=ascii(text)) from cause
-    return text

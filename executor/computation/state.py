@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
 from millpond.executor.computation.records import InputTime
 from millpond.executor.computation.timers import KeyTimers, Timer
-from millpond.executor.computation.values import has_utf8
+from millpond.executor.computation.values import checked_text, has_utf8
 from millpond.executor.time.clocks import EXACT
 from millpond.executor.time.instants import Moment, to_micros
 from millpond.statestore.errors import InvalidError
@@ -181,11 +181,11 @@ class State:
             raise InvalidError(
                 "a hold must not be before the input", input_at=self._input.floor_at, at=moment
             )
-        self._timers.set(Timer(tag, TimeDomain.HOLD, moment, moment, EXACT))
+        self._timers.set(Timer(checked_text(tag, "hold's tag"), TimeDomain.HOLD, moment, moment, EXACT))
 
     def release(self, tag: str = "") -> None:
         """Release the hold called ``tag``; does nothing if there is none."""
-        self._timers.delete(tag, TimeDomain.HOLD)
+        self._timers.delete(checked_text(tag, "hold's tag"), TimeDomain.HOLD)
 
     @property
     def held_at(self) -> int | None:

@@ -21,7 +21,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.statestore.errors import DataError
+from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.rows.row import change_envelope, has_envelope_fields
 from millpond.statestore.rows.value_text import PlainObject, decode_value, has_marks
 
@@ -250,6 +250,14 @@ def has_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def checked_text(text: str, role: str) -> str:
+    if not isinstance(text, str):
+        raise InvalidError(f"a {role} must be text", type=type(text).__name__)
+    if not text.isascii() and not has_utf8(text):
+        raise InvalidError(f"a {role} needs a UTF-8 form", text=ascii(text))
+    return text
 
 
 def printable(text: str) -> str:
