@@ -252,7 +252,7 @@ class KeyTimers:
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks
-        self.are_over = False
+        self.are_over: bool = False
         self.bind(())
 
     def bind(self, row: Timers) -> None:
