@@ -334,8 +334,9 @@ class KeyWindows:
     def _add_assigned(
         self, assigned: dict[Window, list[Element]], late: Sequence[Element]
     ) -> list[WindowState]:
-        self.counts[_DROPPED] += len(late)
-        self.late += late
+        if late:
+            self.counts[_DROPPED] += len(late)
+            self.late += late
         if self._strategy.window_fn.is_merging and not assigned.keys() <= self.windows.keys():
             assigned = self._merge_all(assigned)
         states = [self.windows.at(window) for window in assigned]

@@ -88,6 +88,28 @@ def test_dropped_records_come_once_with_value_key_and_time(play: Open, tmp_path:
     run.restart()
 
 
+def test_undelivered_late_record_follows_its_renamed_step(play: Open) -> None:
+    def make(name: str, **options: Any) -> Callable[[], mp.Pipeline]:
+        def pipeline() -> mp.Pipeline:
+            pipeline = mp.Pipeline("p")
+            rows = pipeline.inject("s", key="k", at="t", at_unit="us", watermark=mp.ManualWatermark())
+            rows.window(mp.FixedWindows("10s")).combine(mp.Count(), name=name, **options).late().apply(
+                Kept(), name="late"
+            )
+            return pipeline
+
+        return pipeline
+
+    run = play(make("sums"))
+    run.advance("s", 30 * SECOND)
+    run.inject("s", [row("a", 1, 1)])
+    run.make = make("totals", renamed_from="sums")
+    run.restart()
+    run.settle()
+
+    assert orjson.loads(run.states("late")["a"])[0][1:] == [SECOND, True]
+
+
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     table: pa.Table = mp.read_table(str(folder))
     return table.to_pylist()
