@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from millpond.statestore.app_ids import AppId, recorded_names
-from millpond.statestore.arguments import check_count, check_flags, check_instance
+from millpond.statestore.arguments import check_flags, check_instance
 from millpond.statestore.catalog.catalog import Catalog, pinned_snapshot
 from millpond.statestore.catalog.engine import default_catalog_url
 from millpond.statestore.catalog.topology import DEFINES
-from millpond.statestore.durations import accepts_old_durations, duration_ms, whole_number
+from millpond.statestore.durations import accepts_old_durations, duration_ms
 from millpond.statestore.errors import (
     ConflictError,
     InvalidError,
@@ -47,13 +47,18 @@ from millpond.statestore.history.lineage import (
     place_of,
 )
 from millpond.statestore.history.replayed_log import newest_commits
-from millpond.statestore.history.savepoint import Savepoint, drop_savepoint, make_savepoint, open_savepoints
+from millpond.statestore.history.savepoint import (
+    Savepoint,
+    drop_savepoint,
+    load_version,
+    make_savepoint,
+    open_savepoints,
+)
 from millpond.statestore.leases.ensemble import hosts_in_environment
 from millpond.statestore.leases.lease import Leases
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity, security_of
 from millpond.statestore.leases.zookeeper_high_water import ask_for_mark, local_server
-from millpond.statestore.leases.zookeeper_process import check_name
 from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper, local_security
 from millpond.statestore.leases.zookeeper_service import LeaseFactory, ZooKeeperService, connect_leases
 from millpond.statestore.loading.load import Load, LoadBeginning, Loaded, LoadProgress
@@ -312,8 +317,6 @@ class Store(Closeable):
         security = security_of(zookeeper, zookeeper_security)
         check_location(local, path, create=create and not read_only)
         root = place_of(path)
-        if local is not None and not read_only:
-            check_name(local)
         if adopt is not None and read_only:
             raise InvalidError(
                 "cannot adopt a store that is opened read-only: open it without read_only=True", adopt=adopt
@@ -474,13 +477,11 @@ class Store(Closeable):
         """Load the table at its newest version, or at ``version``, from the log.
 
         Raises:
-            DataError: the log is damaged or does not reach back that far.
+            InvalidError: ``version`` is no whole number from 0.
+            ConflictError: the version has been collected.
+            DataError: there is no such version, or the log is damaged or does not reach back that far.
         """
-        if version is None:
-            return load(self.log)
-        number = whole_number(version, "version must be a whole number")
-        check_count("version", number, least=0)
-        return load(self.log, TableVersion(number))
+        return load(self.log) if version is None else load_version(self.log, version)
 
     @contextmanager
     def reading(self, version: int | None = None) -> Iterator[Snapshot]:

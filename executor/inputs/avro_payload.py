@@ -27,6 +27,7 @@ from millpond.executor.inputs.payload import (
     schema_id,
 )
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.objects.obstore import file_here
 
 _NAMED: Final = "__named_schemas"
 _PARSED: Final = "__fastavro_parsed"
@@ -427,7 +428,7 @@ def _name_of(text: str) -> str:
 def _frozen(framing: AvroFraming, schemas: Any) -> Any:
     """Return the schemas in a form that cannot change: a folder as an absolute path, a list as texts."""
     if isinstance(schemas, str | Path):
-        folder = Path(schemas).absolute()
+        folder = file_here(schemas).absolute()
         if not folder.is_dir():
             raise InvalidError("the folder of schemas does not exist", path=folder)
         return folder

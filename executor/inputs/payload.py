@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from millpond.executor.inputs.record_size import error_of_size
 from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError, did_you_mean
+from millpond.statestore.objects.obstore import file_here
 
 Decoder = Callable[[bytes], Mapping[str, Any]]
 """Decodes the bytes of a payload to a mapping of fields; its exceptions are the reasons of dead letters."""
@@ -130,7 +131,7 @@ _BEGINNINGS: Final = ("{", "[", '"')
 def json_schema_text(schema: SchemaLike, what: str) -> str:
     """Return a schema as JSON text; its first character distinguishes text from a path."""
     if isinstance(schema, Path) or (isinstance(schema, str) and not schema.lstrip().startswith(_BEGINNINGS)):
-        text = read_schema_file(Path(schema), what)
+        text = read_schema_file(file_here(schema), what)
     elif isinstance(schema, str):
         text = schema.encode()
     else:
@@ -261,9 +262,10 @@ class SchemaLookup:
     def _look_up(self, number: int) -> Any:
         schemas = self._schemas
         if isinstance(schemas, str | Path):
-            path = Path(schemas) / f"{number}{self._suffix}"
+            folder = file_here(schemas)
+            path = folder / f"{number}{self._suffix}"
             if not path.is_file():
-                raise _unknown(number, folder=Path(schemas))
+                raise _unknown(number, folder=folder)
             return read_schema_file(path, "the schema")
         try:
             found = schemas(number) if callable(schemas) else schemas.get(number)

@@ -16,6 +16,7 @@ from millpond.executor.inputs.payload import (
     schema_id,
 )
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.objects.obstore import file_here
 
 ProtobufFraming = Literal["plain", "confluent"]
 """The bytes before the message: none, or the number of its schema and its place in that schema."""
@@ -62,7 +63,7 @@ class ProtobufPayload(Payload):
         self._descriptors: bytes = (
             descriptor_set
             if isinstance(descriptor_set, bytes)
-            else read_schema_file(Path(descriptor_set), "the descriptor set")
+            else read_schema_file(file_here(descriptor_set), "the descriptor set")
         )
         self._message = message
         self._framing = framing

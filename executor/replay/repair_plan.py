@@ -25,9 +25,11 @@ from millpond.statestore.history.replayed_log import (
     repair_bit_flip,
     replay_log,
 )
+from millpond.statestore.history.savepoint import refuse_collected
 from millpond.statestore.log.action import Add, Metadata, Protocol
 from millpond.statestore.log.high_water import Mark
 from millpond.statestore.log.log import LOG_FOLDER, Log, LogInventory, commit_path
+from millpond.statestore.log.snapshot import table_version
 from millpond.statestore.log.table import rows_metadata
 from millpond.statestore.log.writer import log_boundary
 from millpond.statestore.objects.memory import MemoryObjects
@@ -233,11 +235,12 @@ def plan_rewind(objects: Objects, version: TableVersion, mark: Mark | None) -> R
     if is_damaged or histories[0].duties:
         raise DataError("the log is damaged: repair the store first (`millpond repair`)", store=objects.url)
     history = histories[0]
-    if not 0 <= version <= history.newest:
+    if table_version(version) > history.newest:
         raise InvalidError(
             "there is no such table version (see `millpond history`)", version=version, newest=history.newest
         )
     replayed = replay_log(log, version)
+    refuse_collected(objects, version, replayed.adds)
     return RepairPlan(
         newest=history.newest,
         state=TableState(version=version, live=dict(replayed.adds), txns=dict(replayed.snapshot.txns)),

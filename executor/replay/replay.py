@@ -40,11 +40,19 @@ from millpond.statestore.arguments import check_flags
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError
 from millpond.statestore.history.lineage import ROWS_FOLDER, local_folder, place_of
 from millpond.statestore.log.log import Log
-from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros, Objects, Rng, WallTimeMicros
+from millpond.statestore.types import (
+    TIME_MAX_US,
+    Clock,
+    EventTimeMicros,
+    Objects,
+    Rng,
+    TableVersion,
+    WallTimeMicros,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -182,7 +190,8 @@ def begin_replay(
     if until is None and known is not None:
         until = known.until
     with store.reading(version) as first:
-        last = store.snapshot(until)
+        # Its files are not read, and may have been collected.
+        last = load(store.log, None if until is None else TableVersion(until))
         topology = as_stored(pipeline.check(), last)
         plan = plan_replay(Log(store.objects), first, last, topology, recorded=recorded)
         sinks = {name: node.sink for name, node in topology.sinks.items()}

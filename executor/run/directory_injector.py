@@ -23,6 +23,7 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.time.instants import Instant, instant_us
 from millpond.statestore.arguments import check_function
 from millpond.statestore.errors import InvalidError, UnavailableError
+from millpond.statestore.objects.obstore import file_here
 from millpond.statestore.types import EventTimeMicros
 
 FILE_ROW: Final = "file_row"
@@ -109,7 +110,7 @@ class DirectoryInjector:
         self._member = member
         self._run = run
         self._stream = stream
-        self._folder = Path(folder)
+        self._folder = file_here(folder)
         self._read = read
         self._created = created
         self._pattern = pattern

@@ -22,7 +22,13 @@ from millpond.statestore.arguments import check_instance
 from millpond.statestore.errors import InvalidError, UnavailableError, did_you_mean
 from millpond.statestore.history.lineage import local_folder
 from millpond.statestore.log.action import delta_schema
-from millpond.statestore.objects.obstore import is_local, open_objects, refuse_outside
+from millpond.statestore.objects.obstore import (
+    is_local,
+    local_path,
+    open_objects,
+    place_for_delta_rs,
+    refuse_outside,
+)
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import DURABILITIES, Clock, Durability, Rng, Superstep
 
@@ -161,8 +167,8 @@ class DeltaSink:
     @property
     def identity(self) -> str:
         """The table's URL, or its absolute path on this machine."""
-        local = self.path.removeprefix("file://")
-        return self.path.rstrip("/") if "://" in local else str(Path(local).absolute())
+        local = local_path(self.path)
+        return self.path.rstrip("/") if local is None else str(local)
 
     def following(self, durability: Durability) -> DeltaSink:
         """Return this sink with a store's durability, unless it sets one itself or its URL leaves no choice."""
@@ -226,7 +232,7 @@ def read_table(path: str | Path, storage_options: Mapping[str, str] | None = Non
         storage_options: the credentials and endpoints of an object store, as for `DeltaSink`.
 
     Raises:
-        InvalidError: there is no Delta table at the path.
+        InvalidError: there is no Delta table at the path, or the library that reads it cannot take the path.
         UnavailableError: the table cannot be read now: its storage does not respond, or a file is gone.
 
     Example:
@@ -235,10 +241,11 @@ def read_table(path: str | Path, storage_options: Mapping[str, str] | None = Non
     from deltalake import DeltaTable, QueryBuilder
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
+    place = place_for_delta_rs(path)
     try:
-        table = DeltaTable(path, storage_options=None if storage_options is None else dict(storage_options))
+        table = DeltaTable(place, storage_options=None if storage_options is None else dict(storage_options))
         # The table's log could name any file that this user may read.
-        refuse_outside(pa.table(table.get_add_actions())["path"].to_pylist(), str(path))
+        refuse_outside(pa.table(table.get_add_actions())["path"].to_pylist(), place)
         # Not to_pyarrow_table: its threads may outlive the program's last line, which then exits with 134
         # (delta-rs issue 2184).
         rows = pa.table(QueryBuilder().register("rows", table).execute("SELECT * FROM rows"))

@@ -51,7 +51,9 @@ from millpond.statestore.arguments import check_flags
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.history.lineage import local_folder
 from millpond.statestore.loading.load import LoadBeginning, LoadProgress
+from millpond.statestore.objects.hadoop import literal_pattern
 from millpond.statestore.objects.local import LocalObjects
+from millpond.statestore.objects.obstore import file_here
 from millpond.statestore.rows.key_columns import key_columns_of, key_word
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemRng
@@ -107,7 +109,7 @@ def fetch_checkpoint(spark: SparkSession, path: str | Path, folder: Path) -> Que
     place = str(path)
     hadoop: Any = spark._jvm.org.apache.hadoop  # type: ignore[union-attr]  # noqa: SLF001
     hadoop_settings: Any = spark._jsc.hadoopConfiguration()  # noqa: SLF001
-    root = hadoop.fs.Path(place if urlsplit(place).scheme else str(Path(place).absolute()))
+    root = hadoop.fs.Path(place if urlsplit(place).scheme else str(file_here(place)))
     files, own = root.getFileSystem(hadoop_settings), hadoop.fs.FileSystem.getLocal(hadoop_settings)
     _refuse_links(place)
     with reading_checkpoint(place):
@@ -116,7 +118,7 @@ def fetch_checkpoint(spark: SparkSession, path: str | Path, folder: Path) -> Que
             if files.exists(source):
                 hadoop.fs.FileUtil.copy(files, source, own, copied, False, hadoop_settings)
         for pattern in _ZIPS:
-            for found in files.globStatus(hadoop.fs.Path(root, pattern)) or ():
+            for found in files.globStatus(hadoop.fs.Path(literal_pattern(root.toString()), pattern)) or ():
                 zipped = hadoop.fs.Path(str(folder / _ZIP))
                 hadoop.fs.FileUtil.copy(files, found.getPath(), own, zipped, False, hadoop_settings)
                 _refuse_paths(folder / _ZIP, str(found.getPath()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Final
 
 import click
@@ -18,7 +17,7 @@ from millpond.statestore.history.lineage import ROWS_FOLDER
 from millpond.statestore.history.savepoint import open_savepoints
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
-from millpond.statestore.objects.obstore import open_objects
+from millpond.statestore.objects.obstore import local_path, open_objects
 
 _HARMLESS: Final = re.compile(r"\w(?:[\w.,:+@%/=-]| (?! ))*")
 _PROGRAM: Final = "millpond"
@@ -80,10 +79,11 @@ def _complete(
     """Complete names out of the store on the line; none of one that is not on this machine, or damaged."""
     # While the last option still lacks its value, click does not parse the arguments.
     store = context.params.get("store") or next(iter(context.args), None)
-    if not isinstance(store, str) or "://" in store or not Path(store, ROWS_FOLDER, "_delta_log").is_dir():
-        return []
     try:
-        names = names_in(load(Log(open_objects(store, folder=ROWS_FOLDER))))
+        folder = local_path(store) if isinstance(store, str) else None
+        if folder is None or not (folder / ROWS_FOLDER / "_delta_log").is_dir():
+            return []
+        names = names_in(load(Log(open_objects(str(folder), folder=ROWS_FOLDER))))
     except MillpondError:
         return []
     # The shell puts the name into the line as it is: `$(…)` out of somebody's store would run with the command.

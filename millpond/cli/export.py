@@ -21,6 +21,7 @@ from millpond.cli.terminal.options import flag, json_option, option
 from millpond.cli.terminal.output import print_json, progress_bar, say
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.objects.obstore import file_here, place_for_delta_rs
 from millpond.statestore.store import Store
 from millpond.statestore.view import RowsView, fresh_duckdb
 
@@ -69,7 +70,7 @@ def export(
 
     A table appears as a whole, and none is overwritten: choose a new FOLDER, or remove the old tables.
     """
-    written = []
+    written, folder = [], file_here(folder)
     with store.reading(version) as (opened, snapshot):
         suffix = "" if format_ == _DELTA else f".{format_}"
         targets = [(name, folder / f"{name}{suffix}") for name in computations or snapshot.computations]
@@ -77,6 +78,8 @@ def export(
             check_computation(snapshot, name)
             if target.parent != folder:
                 raise InvalidError("the computation's name is no name of a file", computation=name)
+            if format_ == _DELTA:
+                place_for_delta_rs(target, writes=True)
             if target.exists():
                 raise InvalidError(
                     "there is a table already: choose another folder, or remove it", path=target
@@ -107,7 +110,8 @@ def _write(rows: _Rows, target: Path, copied: tuple[str, str] | None) -> None:
             selected, how = copied
             with closing(fresh_duckdb()) as connection:
                 connection.register("written", rows.reader())
-                place = str(staged).replace("'", "''")
+                # DuckDB has its own rule for a ~ at the beginning.
+                place = str(staged.absolute()).replace("'", "''")
                 connection.execute(f"copy (select {selected} from written) to '{place}' ({how})")  # noqa: S608
         else:
             write_deltalake(str(staged), rows.reader())

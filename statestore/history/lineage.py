@@ -34,6 +34,7 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.log.rules import CommitRequest
 from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.log.table import check_format, store_id_of
+from millpond.statestore.objects.obstore import local_path
 from millpond.statestore.types import Clock, Objects, Rng
 
 
@@ -264,10 +265,9 @@ def place_of(path: str | Path) -> str:
 
 def local_folder(path: str | Path) -> Path | None:
     """Return a store's folder on this machine; ``None`` for an object store."""
-    text = str(path)
-    if text.startswith("file://"):
-        return Path(text.removeprefix("file://")).resolve()
-    return None if "://" in text else Path(path).resolve()
+    found = local_path(path)
+    # A link's target is held to the same rule.
+    return None if found is None else local_path(found.resolve())
 
 
 def check_folder(local: Path, path: str | Path, what: str) -> None:

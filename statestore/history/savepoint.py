@@ -31,11 +31,13 @@ from millpond.statestore.log.checkpoint import checkpoint_path, write_part
 from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.log import LOG_FOLDER, Log
 from millpond.statestore.log.rules import CommitRequest
+from millpond.statestore.log.snapshot import Snapshot, load, table_version
 from millpond.statestore.objects.ranges import publish_version, published_version
 from millpond.statestore.types import Objects, TableVersion
 
 HORIZON_FOLDER: Final = "_millpond/collected_horizon"
 _SAYS: Final = b"Versions below this one may have lost files, unless a savepoint keeps them.\n"
+_COLLECTED: Final = "that version has been collected: it was older than the retention"
 _NAME_CHARACTERS_MAX = 200
 _TRIES = 8  # newest versions, before collectors count as faster
 
@@ -48,6 +50,33 @@ def collected_horizon(objects: Objects) -> TableVersion:
 def publish_collected_horizon(objects: Objects, version: TableVersion) -> None:
     """Announce that versions below this one may lose files; call it before the first deletion."""
     publish_version(objects, HORIZON_FOLDER, version, _SAYS)
+
+
+def load_version(log: Log, version: int) -> Snapshot:
+    """Load an older version of a store, and refuse one that cannot be read any more.
+
+    Raises:
+        InvalidError: that is no version.
+        ObjectMissingError: there is no such version, or the log does not reach back to it.
+        ConflictError: files of the version have been collected.
+    """
+    number = table_version(version)
+    try:
+        snapshot = load(log, number)
+    except ObjectMissingError as error:
+        newest = log.latest_version()
+        if newest is None or number > newest:
+            raise
+        raise ObjectMissingError(_COLLECTED, store=log.objects.url, version=version) from error
+    refuse_collected(log.objects, number, (file.path for file in snapshot.files))
+    return snapshot
+
+
+def refuse_collected(objects: Objects, version: TableVersion, paths: Iterable[str]) -> None:
+    """Raise `ConflictError` if a version has lost one of its files; others may follow at any moment."""
+    oldest = collected_horizon(objects)
+    if version < oldest and not set(objects.list("")).issuperset(paths):
+        raise ConflictError(_COLLECTED, version=version, oldest_kept=oldest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +114,13 @@ def make_savepoint(
         raise ConflictError(
             "the newest version is collected before it can be kept: try again", oldest_kept=oldest
         )
-    raise ConflictError(
-        "that version has been collected: it was older than the retention",
-        version=version,
-        oldest_kept=oldest,
-    )
+    raise ConflictError(_COLLECTED, version=version, oldest_kept=oldest)
 
 
 def _make(committer: Committer, log: Log, name: str, version: TableVersion | None) -> Savepoint | None:
     snapshot = committer.refresh()
-    kept = TableVersion(snapshot.version if version is None else version)
-    if not 0 <= kept <= snapshot.version:
+    kept = snapshot.version if version is None else table_version(version)
+    if kept > snapshot.version:
         raise InvalidError(
             "there is no such table version (see `millpond history`)", version=kept, newest=snapshot.version
         )

@@ -26,6 +26,7 @@ from kazoo.security import ACL, Id
 
 from millpond.statestore.arguments import check_flags, check_instance
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.objects.obstore import file_here
 from millpond.statestore.visible import show_in
 
 ENVIRONMENT_PREFIX: Final = "MILLPOND_ZOOKEEPER_"
@@ -198,7 +199,7 @@ def _warn_without_tls(hosts: str) -> None:
 def read_toml(path: str | Path, what: str) -> dict[str, Any]:
     """Read a small TOML file of settings; no error quotes it, because it may have passwords."""
     try:
-        with Path(path).open("rb") as file:
+        with file_here(path).open("rb") as file:
             data = file.read(_TOML_BYTES_MAX + 1)
         text = data.decode()
     except (OSError, ValueError) as error:
@@ -213,7 +214,7 @@ def read_toml(path: str | Path, what: str) -> dict[str, Any]:
 
 def _read_file(path: str | Path) -> dict[str, Any]:
     what = "the file of zookeeper's security"
-    place, given = Path(path), read_toml(path, what)
+    place, given = file_here(path), read_toml(path, what)
     kinds = {each.name: str(each.type) for each in fields(ZooKeeperSecurity)}
     unknown = sorted(given.keys() - kinds.keys())
     if unknown:

@@ -30,6 +30,7 @@ from typing import Final
 import orjson
 
 from millpond.statestore.errors import InvalidError, UnavailableError
+from millpond.statestore.objects.obstore import local_path
 from millpond.statestore.objects.system_files import ForeignFileError, SystemFiles, way_out
 from millpond.statestore.types import Clock
 
@@ -117,7 +118,6 @@ _WORDS_CHARACTERS_MAX: Final = 2_000
 _HAS_PROC: Final = Path("/proc/self/stat").exists()
 # Of a server's files: only this user may read its secret.
 _MODE: Final = 0o600
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _OTHER_LETTERS: Final = re.compile(r"[^ ->@-~\n]+")
 _ENDED: Final = ("Z", "X", "x")
 """States of a process that has ended but has not been reaped."""
@@ -360,22 +360,14 @@ def place_of_server(folder: Path) -> Path:
     return folder.parent.resolve() / folder.name
 
 
-def check_name(folder: Path) -> None:
-    """Refuse a folder whose name would break lines of logs and of answers."""
-    if _CONTROL.search(str(folder)):
-        raise InvalidError(
-            "a store's folder must have no control characters in its name: rename it",
-            folder=ascii(str(folder)),
-        )
-
-
 def make_folder(folder: Path) -> None:
     """Make a server's folder for this user alone, and refuse what a server would follow out of it.
 
     Raises:
         InvalidError: the folder's name has control characters, or a file in it is a link, a pipe or a device.
     """
-    check_name(folder)
+    # They would break the lines of logs and of answers.
+    local_path(folder)
     files = _files_of(folder.parent)
     with _own_files(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)

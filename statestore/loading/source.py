@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.loading.parquet_files import read_parquet
+from millpond.statestore.objects.obstore import file_here
 
 LoadSource: TypeAlias = Any
 """A table (Arrow, pandas, Polars, Spark, anything with Arrow's C stream interface), a reader of record batches, the path
@@ -37,8 +38,6 @@ _READERS: Final = {
     ),
 }
 _PARQUET: Final = ".parquet"
-# DuckDB takes a name for a pattern, and so would read other files.
-_PATTERN_SIGN: Final = re.compile(r"([*?\[])")
 
 
 Piece: TypeAlias = "Mapping[str, Column]"
@@ -48,7 +47,7 @@ Piece: TypeAlias = "Mapping[str, Column]"
 def pieces_of(source: LoadSource) -> Iterator[Piece]:
     """Yield the rows of a source in pieces of bounded size; a Spark DataFrame is collected to the driver."""
     if isinstance(source, str | Path):
-        yield from _of_batches(_open_file(Path(source)))
+        yield from _of_batches(_open_file(file_here(source)))
     elif isinstance(source, pa.RecordBatch):
         yield from _of_batches([source])
     elif isinstance(source, pa.RecordBatchReader):
@@ -69,8 +68,6 @@ def pieces_of(source: LoadSource) -> Iterator[Piece]:
 
 def _open_file(path: Path) -> Iterable[pa.RecordBatch]:
     """Open a Parquet, CSV or JSON file; states and timers of CSV and JSON stay JSON text."""
-    import duckdb
-
     suffix = path.suffix.lower()
     if suffix not in {*_READERS, _PARQUET}:
         raise InvalidError(
@@ -80,17 +77,21 @@ def _open_file(path: Path) -> Iterable[pa.RecordBatch]:
         )
     if not path.is_file():
         raise InvalidError("there is no such file", path=path)
-    if suffix == _PARQUET:
-        return _of_parquet(path)
-    connection = duckdb.connect()
-    try:
-        connection.execute("set TimeZone = 'UTC'")
-        name = _PATTERN_SIGN.sub(r"[\1]", str(path))
-        relation = connection.sql(f"from {_READERS[suffix]}", params=[name])
-        batches: Iterable[pa.RecordBatch] = relation.to_arrow_reader(_PIECE_ROWS)
-    except duckdb.Error as cause:
-        raise InvalidError("the table cannot be read", reason=first_line(cause), path=path) from cause
-    return batches
+    return _of_parquet(path) if suffix == _PARQUET else _of_text(path, _READERS[suffix])
+
+
+def _of_text(path: Path, reader: str) -> Iterator[pa.RecordBatch]:
+    import duckdb
+
+    with TemporaryDirectory(prefix="millpond-load-") as folder, duckdb.connect() as connection:
+        # DuckDB takes a name for a pattern, and so would read other files.
+        plain = Path(folder, "rows").with_suffix(path.suffix)
+        plain.symlink_to(path.absolute())
+        try:
+            connection.execute("set TimeZone = 'UTC'")
+            yield from connection.sql(f"from {reader}", params=[str(plain)]).to_arrow_reader(_PIECE_ROWS)
+        except duckdb.Error as cause:
+            raise InvalidError("the table cannot be read", reason=first_line(cause), path=path) from cause
 
 
 def _of_parquet(path: Path) -> Iterator[pa.RecordBatch]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from millpond.statestore.app_ids import SAVEPOINT_RELEASED, AppId
+from millpond.statestore.arguments import check_count
+from millpond.statestore.durations import whole_number
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError, check
 from millpond.statestore.interval import Interval, superseded
 from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Other, Protocol, Remove, Txn
@@ -249,9 +251,13 @@ def load(
 ) -> Snapshot:
     """Open a table cold, at its newest or an older version; `ObjectMissingError` if there is none.
 
+    `InvalidError` if ``version`` is no whole number from 0.
+
     ``near`` is a version that the table is thought to have reached lately; it only shortens the way. A table whose features
     forbid the ``use`` is refused (`InvalidError`).
     """
+    if version is not None:
+        version = table_version(version)
     for _ in range(_LOAD_TRIES - 1):
         try:
             snapshot = _load_once(log, version, near)
@@ -264,6 +270,13 @@ def load(
     if use is not None:
         snapshot.refuse(use, log.objects.url)
     return snapshot
+
+
+def table_version(given: Any) -> TableVersion:
+    """Return a version that a user gave, or raise `InvalidError` if it is no whole number from 0."""
+    number = whole_number(given, "version must be a whole number")
+    check_count("version", number, least=0)
+    return TableVersion(number)
 
 
 def load_existing(log: Log, *, near: int = 0, use: Use | None = Use.READ) -> Snapshot | None:
@@ -385,7 +398,12 @@ def _farther_start(log: Log, inventory: LogInventory, version: TableVersion | No
     """Find a start in a log whose older commits were cleaned up, or raise what is wrong with it."""
     latest = inventory.latest
     if latest is None or (version is not None and version > latest):
-        raise ObjectMissingError("there is no such table version", store=log.objects.url, version=version)
+        raise ObjectMissingError(
+            "there is no such table version (see `millpond history`)",
+            store=log.objects.url,
+            version=version,
+            newest=latest,
+        )
     target = latest if version is None else version
     known = [checkpoint for checkpoint in inventory.checkpoints if checkpoint.version <= target]
     for checkpoint in reversed(known):

@@ -64,6 +64,7 @@ _S3_CLIENT_ONLY: Final = frozenset(
 _ENCRYPTIONS: Final = {
     "AES256": "SSE-S3", "aws:kms": "SSE-KMS", "aws:kms:dsse": "DSSE-KMS", "sse-c": "SSE-C"
 }  # fmt: skip
+_PATTERN_SIGN: Final = re.compile(r"[][*?{}\\]")
 _TRUE: Final = frozenset({"1", "true", "on", "yes", "y"})
 _S3A_CLASSES: Final = {
     "fs.s3.impl": S3A_FILE_SYSTEM,
@@ -72,6 +73,11 @@ _S3A_CLASSES: Final = {
 _PROVIDER: Final = "fs.s3a.aws.credentials.provider"
 _ANONYMOUS: Final = "org.apache.hadoop.fs.s3a.AnonymousAWSCredentialsProvider"
 _WEB_IDENTITY: Final = "software.amazon.awssdk.auth.credentials.WebIdentityTokenFileCredentialsProvider"
+
+
+def literal_pattern(place: str) -> str:
+    """Return the pattern that only this path fits, for calls of Spark that take every path for a pattern."""
+    return _PATTERN_SIGN.sub(r"\\\g<0>", place)
 
 
 def scheme_of(place: object) -> str:

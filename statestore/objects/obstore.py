@@ -75,6 +75,10 @@ _NO_BUCKET: Final = re.compile(r"<Code>(?:NoSuchBucket|ContainerNotFound)</Code>
 # One piece of a streamed object; a few pieces are in memory at a time.
 _PIECE_BYTES: Final = 8 << 20
 _PARALLEL_MAX: Final = 16
+_FILE_URL: Final = "file://"
+_NO_NAME: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_MISREAD: Final = re.compile(r"\\|%[0-9A-Fa-f]{2}")
+_MISWRITTEN: Final = re.compile(r"[]\[|^]")
 _USER: Final = re.compile(r"://.*@")
 _PASSWORD: Final = re.compile(r"://[^/@]*:[^/]*@")
 _ENDPOINTS: Final = ("aws_endpoint", "aws_endpoint_url", "aws_endpoint_url_s3", "endpoint", "endpoint_url")
@@ -278,7 +282,7 @@ def open_objects(
     its readers elsewhere. ``durability`` is for local folders, by default `DEFAULT_DURABILITY`; a cloud store always has
     ``"disk"``.
     """
-    local = _local_path(url)
+    local = local_path(url)
     if local is not None:
         root = local.resolve() if local.is_symlink() else local
         return LocalObjects(root / folder, DEFAULT_DURABILITY if durability is None else durability)
@@ -297,7 +301,7 @@ def refuse_outside(paths: Iterable[str], root: str) -> None:
 
     Readers of Delta tables follow links, and absolute paths with the user's credentials.
     """
-    local = _local_path(root)
+    local = local_path(root)
     files = None if local is None else LocalObjects(local.resolve())
     for path in paths:
         if not is_object_path(path):
@@ -309,14 +313,55 @@ def refuse_outside(paths: Iterable[str], root: str) -> None:
 
 def is_local(url: str) -> bool:
     """Return True for the path or URL of a local folder."""
-    return _local_path(url) is not None
+    return local_path(url) is not None
 
 
-def _local_path(url: str) -> Path | None:
-    if "://" not in url:
-        return Path(url).absolute()
-    parts = urlsplit(url)
-    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+def local_path(path: str | Path) -> Path | None:
+    """Return the absolute path of a file or folder of this machine; ``None`` for the URL of an object store.
+
+    ``~`` and ``~/…`` begin in the user's home, also where no shell has replaced them. A URL ``file:///…`` has its percent
+    codes decoded, as other programs do.
+
+    Raises:
+        InvalidError: the name has control characters or bytes that are no UTF-8, which logs and URLs cannot hold.
+    """
+    text = str(path)
+    if text.startswith(_FILE_URL):
+        text = unquote(text.removeprefix(_FILE_URL).removeprefix("localhost"), errors="surrogateescape")
+        if not text.startswith("/"):
+            raise InvalidError("a file:// URL must have an absolute path, as in file:///data/pond", path=path)
+    elif "://" in text:
+        return None
+    elif text == "~" or text.startswith("~/"):
+        text = os.path.expanduser(text)  # noqa: PTH111 - pathlib fails where there is no home
+    found = Path(text).absolute()
+    if _NO_NAME.search(str(found)):
+        raise InvalidError(
+            "the name of a file or folder must be UTF-8 with no control characters: rename it",
+            path=ascii(str(found)),
+        )
+    return found
+
+
+def file_here(path: str | Path) -> Path:
+    """Return the path of what must be on this machine, as it was given where it is one already; see `local_path`."""
+    here = local_path(path)
+    return here if here is not None and str(path).startswith(("~", _FILE_URL)) else Path(path)
+
+
+def place_for_delta_rs(path: str | Path, *, writes: bool = False) -> str:
+    """Return a table's URL, or its path on this machine; refuse a path that delta-rs takes for another one."""
+    local = local_path(path)
+    if local is None:
+        return str(path)
+    if (wrong := _MISREAD.search(str(local))) or (writes and (wrong := _MISWRITTEN.search(str(local)))):
+        raise InvalidError(
+            "the Python library of Delta takes a table's path for another one if it has a backslash, % before two digits, or, "
+            "for writing, one of [ ] | ^: use another folder",
+            path=path,
+            part=wrong[0],
+        )
+    return str(local)
 
 
 def _check_scheme(url: str) -> None:

@@ -29,6 +29,7 @@ from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import InvalidError, did_you_mean
+from millpond.statestore.objects.obstore import local_path
 from millpond.statestore.visible import visible_lines
 
 if TYPE_CHECKING:
@@ -194,9 +195,9 @@ def read_inputs(pipeline: EnginePipeline, given: Given) -> dict[str, RowsLike]:
     """Return the inputs for `LocalRunner.run` that the options --input and --inputs name."""
 
     def read(path: str, text_columns: frozenset[str], record_bytes_max: int | None) -> RowFiles:
-        if "://" in path:
+        place = local_path(path)
+        if place is None:
             raise InvalidError("the local runner reads files of this machine: give --spark", input=path)
-        place = Path(path).expanduser()
         return RowFiles(place, text_columns, given.form, record_bytes_max, given.settled_until_us)
 
     return _read(pipeline, given, read)

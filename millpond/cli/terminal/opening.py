@@ -67,8 +67,8 @@ class StoreAt:
                 snapshot = resources.enter_context(store.reading(version))
             except ConflictError:
                 # A version that is being collected cannot be pinned any more.
-                note("that version is older than the retention: its files may be deleted at any moment")
                 snapshot = store.snapshot(version)
+                note("that version is older than the retention: its files may be deleted at any moment")
             yield store, snapshot
 
 

@@ -35,6 +35,8 @@ from millpond.executor.local.rows import RowSource
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
 from millpond.statestore.loading.parquet_files import PIECE_BYTES_MAX, read_parquet
 from millpond.statestore.log.action import JsonValue
+from millpond.statestore.objects.hadoop import literal_pattern
+from millpond.statestore.objects.obstore import file_here
 from millpond.statestore.rows.key_text import name_of_kind
 
 if TYPE_CHECKING:
@@ -593,9 +595,11 @@ def stream_of_files(
     if "://" in path:
         name = format_of(Path(path)).name if Path(path).suffix else "parquet"
     else:
-        here = Path(path).expanduser().resolve()
+        here = file_here(path).resolve()
         found, paths = files_in(here, text_columns, form)
-        name, path = found.name, str(here)
+        if wrong := next((file for file in paths if ":" in file.name), None):
+            raise InvalidError("Spark cannot read a file with a colon in its name: rename it", file=wrong)
+        name, path = found.name, literal_pattern(str(here))
         if isinstance(found, Csv):
             # The types of the local runner, because Spark may infer others.
             columns = found.types(paths).items()

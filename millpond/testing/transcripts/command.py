@@ -19,6 +19,7 @@ import click
 import yaml
 
 from millpond.statestore.errors import InvalidError, MillpondError
+from millpond.statestore.visible import visible_lines
 from millpond.testing.transcripts.constructors import seconds_us
 from millpond.testing.transcripts.runs import LocalTranscriptRun, SparkTranscriptRun, TranscriptRun
 from millpond.testing.transcripts.transcript import (
@@ -47,10 +48,21 @@ class TranscriptError(Exception):
 
 
 def read_documents(paths: Iterable[Path]) -> Iterator[Any]:
-    """All non-empty documents of YAML files, unparsed."""
+    """All non-empty documents of YAML files, unparsed.
+
+    Raises:
+        InvalidError: a file is no YAML, or no text in UTF-8; the error names the file and the line.
+    """
     for path in paths:
-        with path.open(encoding="utf-8") as file:
-            yield from (document for document in yaml.load_all(file, _LOADER) if document is not None)
+        try:
+            with path.open(encoding="utf-8") as file:
+                yield from (document for document in yaml.load_all(file, _LOADER) if document is not None)
+        except (yaml.YAMLError, ValueError, AttributeError) as error:
+            # PyYAML raises the last one for a time that is none.
+            mark = getattr(error, "problem_mark", None)
+            place = path if mark is None else f"{path}:{mark.line + 1}"
+            reason = getattr(error, "problem", None) or str(error).partition("\n")[0]
+            raise InvalidError("a transcript must be YAML", file=place, reason=reason) from error
 
 
 class _Part:
@@ -265,8 +277,8 @@ def main(files: tuple[Path, ...], runner: str, *, restart: bool, together: int |
     """Run every transcript of FILES; exit with 1 if any fails."""
     try:
         documents = list(read_documents(files))
-    except yaml.YAMLError as error:
-        raise InvalidError(f"not YAML: {error}") from error
+    except InvalidError as error:
+        raise click.UsageError(visible_lines(str(error))) from error
     size = together or _TOGETHER[runner]
     opener, release = _opener(runner)
     passed = failed = 0

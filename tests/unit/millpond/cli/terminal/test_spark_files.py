@@ -64,6 +64,16 @@ def test_spark_reads_same_rows(spark: SparkSession, tmp_path: Path, name: str) -
     assert on_spark(spark, path, tmp_path) == sorted(here, key=lambda row: str(row["key"])) == ROWS
 
 
+@pytest.mark.parametrize("name", ["[a]", "a*", "a?", "{a,b}", "a\\b"])
+def test_name_of_a_folder_is_no_pattern(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Spark would read the rows of other folders, or none."""
+    for folder, row in ((name, ROWS[0]), ("a", ROWS[1]), ("ab", ROWS[1])):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{folder}.json").write_text(json.dumps(row), encoding="utf-8")
+
+    assert on_spark(spark, tmp_path / name, tmp_path) == ROWS[:1]
+
+
 def test_missing_input_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """The file must exist on this machine and where Spark looks for it."""
     with pytest.raises(InvalidError, match="no file and no folder"):

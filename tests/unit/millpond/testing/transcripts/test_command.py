@@ -51,6 +51,29 @@ def test_command_exits_with_0_when_all_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b"name: [a\n", ":2"),
+        (b"name: a\n---\n{\n", ":4"),
+        (b"a: 1\n\tb: 2", ":2"),
+        (b"a: !!python/object:os.system b", ":1"),
+        (b"a: *b", ":1"),
+        (b"\xfc", ""),
+        (b"a: \x01", ""),
+        (b"a: 2024-99-99", ""),
+        (b"a: !!timestamp soon", ""),
+    ],
+)
+def test_bad_yaml_is_told_with_file_and_line(tmp_path: Path, data: bytes, line: str) -> None:
+    path = tmp_path / "some.yaml"
+    path.write_bytes(data)
+    result = CliRunner().invoke(main, [str(path)])
+
+    assert result.exit_code == 2
+    assert f"Error: a transcript must be YAML file=`{path}{line}` reason=`" in result.output
+
+
+@pytest.mark.parametrize(
     ("document", "why"),
     [
         ("no mapping", "a transcript is a mapping"),
