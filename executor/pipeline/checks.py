@@ -354,6 +354,8 @@ def ahead_limit(stream: str, ahead_max: Duration | None, on_ahead: str) -> Ahead
             choices=_ON_AHEAD,
         )
     if ahead_max is None:
+        if on_ahead != _ON_AHEAD[0]:
+            raise InvalidError("on_ahead needs an ahead_max", stream=stream, on_ahead=on_ahead)
         return None
     return AheadLimit(
         max_us=positive_us("ahead_max", ahead_max, stream=stream), is_clamped=on_ahead == "clamp"

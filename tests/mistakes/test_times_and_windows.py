@@ -285,3 +285,9 @@ def test_table_with_a_column_twice(told: Told) -> None:
 def test_percentile_of_one(told: Told) -> None:
     with told.by_error("0.99", "99?"):
         mp.windows.WatermarkPercentile(0.99)
+
+
+@pytest.mark.mistake("on-ahead-without-its-bound")
+def test_clamp_without_a_bound(told: Told) -> None:
+    with told.by_error("queries", "clamp"):
+        mp.Pipeline("searches").inject("queries", key="query", at="at", on_ahead="clamp")
