@@ -74,6 +74,13 @@ def test_name_of_a_folder_is_no_pattern(spark: SparkSession, tmp_path: Path, nam
     assert on_spark(spark, tmp_path / name, tmp_path) == ROWS[:1]
 
 
+def test_file_with_a_colon_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "12:00.json").write_text(json.dumps(ROWS[0]), encoding="utf-8")
+
+    with pytest.raises(InvalidError, match="a colon in its name"):
+        stream_of_files(spark, str(tmp_path), ())
+
+
 def test_missing_input_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """The file must exist on this machine and where Spark looks for it."""
     with pytest.raises(InvalidError, match="no file and no folder"):
