@@ -1,6 +1,6 @@
 """The machine's clock, randomness and cycle collector, and retries, which wait on the clock.
 
-No other module may use ``time``, ``random`` or ``uuid``; `tests/test_tidy.py` bans them elsewhere.
+No other module may use ``time`` or ``random``, or draw a UUID; `tests/test_tidy.py` bans them elsewhere.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (tidy.banned_modules, "executor/x.py", "import time as clock"),
     (tidy.banned_modules, "executor/x.py", "from time import sleep"),
     (tidy.banned_modules, "tests/unit/test_x.py", "def f():\n    import random"),
-    (tidy.banned_modules, "statestore/x.py", "import uuid"),
+    (tidy.banned_modules, "statestore/x.py", "import uuid\nuuid.uuid4()"),
     (tidy.banned_modules, "statestore/x.py", "import numpy as np\nnp.random"),
     (tidy.banned_modules, "statestore/x.py", "from datetime import datetime\ndatetime.now()"),
     (tidy.banned_modules, "statestore/x.py", "import datetime as dt\nlater = dt.datetime.now"),

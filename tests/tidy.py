@@ -90,7 +90,8 @@ STATESTORE_TOP: Final = ("store", "view", "view_columns")
 BANNED: Final = {
     "time": "take a Clock",
     "random": "take an Rng",
-    "uuid": "take an Rng and use token()",
+    # Not the module: a UUID is also a type of values.
+    **{f"uuid.uuid{number}": "take an Rng and use token()" for number in (1, 4, 6, 7, 8)},
     "secrets": "take an Rng and use token()",
     "threading.Timer": "wait on a Condition or an Event with a timeout",
     "datetime.datetime.now": "take a Clock and use now_us()",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-import uuid  # noqa: TID251 - the type, and nothing random
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
