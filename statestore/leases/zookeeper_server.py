@@ -79,8 +79,12 @@ Server {{
 """
 
 
+# The class of Java's error, which is no message and stays as it is.
+_PORT_TAKEN: Final = "java.net.BindException"
+
+
 class _EndedError(UnavailableError):
-    """The server has ended by itself, with room on the disk."""
+    """The server has ended by itself, with room on the disk and its port."""
 
 
 class OwnServerSecurity(ZooKeeperSecurity):
@@ -276,6 +280,8 @@ class EmbeddedZooKeeper:
         kind, cause = UnavailableError, f"it does not serve after {self._ready_timeout_ms / 1_000:g} s"
         if shutil.disk_usage(self._folder).free < _ROOM_BYTES:
             cause = "the disk is full: make room, and start again"
+        elif _PORT_TAKEN in server.last_words():
+            cause = "its port was taken meanwhile"
         elif not server.is_running():
             kind, cause = _EndedError, "it has ended"
         failure = kind(

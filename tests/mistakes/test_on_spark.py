@@ -172,6 +172,8 @@ def test_entry_of_the_last_batch_that_another_driver_has_overwritten(
     run(counting(), store, stream, finish=False)
     for number in (2, 3):
         (tmp_path / f"queries/{number}.json").write_bytes(b"\n".join(map(orjson.dumps, ROWS)))
+    # The entry has the first file's time of change.
+    shutil.copystat(tmp_path / "queries/1.json", tmp_path / "queries/2.json")
     checkpoint = Path(store.path) / "checkpoints/queries"
     note = (checkpoint / "sources/0/0").read_text()
     (checkpoint / "sources/0/1").write_text(note.replace("1.json", "2.json").replace(":0}", ":1}"))

@@ -93,8 +93,9 @@ def old_pond(monkeypatch: pytest.MonkeyPatch) -> Pond:
     """Make a store whose table lacks the column of versions."""
     pond = Pond()
     with monkeypatch.context() as patch:
-        schema = table.ROW_SCHEMA
-        patch.setattr(table, "ROW_SCHEMA", schema.remove(schema.get_field_index(STATE_VERSION)))
+        for name in ("ROW_SCHEMA", "_ROWS_SCHEMA"):
+            schema = getattr(table, name)
+            patch.setattr(table, name, schema.remove(schema.get_field_index(STATE_VERSION)))
         pond.run(Last(), "a")
     assert STATE_VERSION not in pond.columns()
     return pond
