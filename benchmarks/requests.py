@@ -46,7 +46,7 @@ from millpond.testing.servers.s3_server import S3Server, s3_options
 CLOCK: Final = SystemClock()
 _SINK: Final = "sink"
 _PATIENCE: Final = "120s"
-_WARM_UP_US: Final = 6_000_000
+_WARM_UP_US_MAX: Final = 120_000_000
 # Slow enough that replaced files are deleted as in a store of that age.
 _PACE_MS: Final = 60_000
 _KINDS: Final = (
@@ -169,10 +169,11 @@ def count_requests(
         def write() -> None:
             inject(runs[0]).wait(_PATIENCE)
 
-        # Helper processes start after two seconds, and read what they have to know.
+        # A helper process starts after two seconds, and reads what it has to know before its first checkpoint.
         began_us = CLOCK.monotonic_us()
-        while CLOCK.monotonic_us() - began_us < _WARM_UP_US:
-            write()
+        while "PUT checkpoint" not in bucket.count(write):
+            if CLOCK.monotonic_us() - began_us > _WARM_UP_US_MAX:
+                raise click.ClickException("no checkpoint has been written for two minutes")
         counts["superstep"] = bucket.count(lambda: [write() for _ in range(supersteps)], supersteps)
     return counts
 

@@ -34,9 +34,10 @@ def test_requests_do_not_grow_with_age(s3_server: S3Server, versions: int) -> No
 def _check_superstep(counts: dict[str, Any]) -> None:
     # Of the store and of the sink: the file and the commit.
     needed = [f"PUT {of}{kind}" for of in ("", "sink's ") for kind in ("data file", "commit")]
-    # The sink gets a superstep while the next one runs, so one may be missing or be too many; a compaction adds one.
+    # The sink gets a superstep while the next one runs, so one may be missing or be too many. A compaction adds one, and
+    # two may fall into so many supersteps.
     for kind in needed:
-        assert counts[kind] == pytest.approx(1, abs=2.1 / SUPERSTEPS), kind
+        assert counts[kind] == pytest.approx(1, abs=3.1 / SUPERSTEPS), kind
     # A compaction of the sink costs two looks, its own and that of the next delivery.
     assert counts.get("GET sink's boundary", 0) <= 4.1 / SUPERSTEPS
     # The lease service knows the store's; only the first commit, and one after another writer's, look.
