@@ -32,6 +32,7 @@ from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.log import LOG_FOLDER, Log
 from millpond.statestore.log.rules import CommitRequest
 from millpond.statestore.log.snapshot import Snapshot, load, table_version
+from millpond.statestore.log.writer import log_boundary
 from millpond.statestore.objects.ranges import publish_version, published_version
 from millpond.statestore.types import Objects, TableVersion
 
@@ -64,8 +65,8 @@ def load_version(log: Log, version: int) -> Snapshot:
     try:
         snapshot = load(log, number)
     except ObjectMissingError as error:
-        newest = log.latest_version()
-        if newest is None or number > newest:
+        # A file that is missing at or behind the boundary is damage, which the error names.
+        if number >= log_boundary(log.objects):
             raise
         raise ObjectMissingError(_COLLECTED, store=log.objects.url, version=version) from error
     refuse_collected(log.objects, number, (file.path for file in snapshot.files))

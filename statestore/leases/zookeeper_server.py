@@ -79,10 +79,6 @@ Server {{
 """
 
 
-# The class of Java's error, which is no message and stays as it is.
-_PORT_TAKEN: Final = "java.net.BindException"
-
-
 class _EndedError(UnavailableError):
     """The server has ended by itself, with room on the disk and its port."""
 

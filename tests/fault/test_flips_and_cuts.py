@@ -21,6 +21,7 @@ from millpond.gc import compaction
 from millpond.gc.collectors import Retention, collect_garbage, write_checkpoint
 from millpond.gc.compaction import CompactionPolicy
 from millpond.statestore.errors import DataError
+from millpond.statestore.history.savepoint import collected_horizon
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.snapshot import load
@@ -143,7 +144,8 @@ def make_pond(path: Path, *, cleaned: bool) -> Pond:
             collect_garbage(store.objects, None, clock, announce=None, retention=now, owned={})
     newest = load(pond.log).version
     oldest = next(version for version in range(newest) if can_load(pond.log, version))
-    pond.versions = (newest, max(oldest, newest - 6))
+    # Files of a version behind the horizon may be gone by right.
+    pond.versions = (newest, max(oldest, newest - 6, collected_horizon(pond.log.objects)))
     return pond
 
 

@@ -391,6 +391,7 @@ def _leases_in(registry: MemoryRegistry) -> Any:
 
 class _NoServer:
     security = None
+    damaged = Path("nowhere")
 
     def __init__(self, *_: object) -> None:
         pass

@@ -36,7 +36,7 @@ FAILURES: Final[dict[str, tuple[Callable[[Context, Record], None], str]]] = {
         lambda context, _: context.state.set({1, 2}),
         "a part of the value has a type that values cannot have",
     ),
-    "nan": (lambda context, _: context.state.set(float("nan")), "not a finite number"),
+    "part of a state": (lambda context, _: context.state.set({"a": [1j]}), r"part=`value\.a\[0\]`"),
     "undeclared": (
         lambda context, record: context.produce(record.value["do"], 1),
         "does not declare this stream",
@@ -45,7 +45,7 @@ FAILURES: Final[dict[str, tuple[Callable[[Context, Record], None], str]]] = {
         lambda context, record: context.produce(LEDGER, 1, at=record.at - 1),
         "a time must not be before the input's",
     ),
-    "production": (lambda context, _: context.produce(LEDGER, object()), "the codec cannot encode"),
+    "production": (lambda context, _: context.produce(LEDGER, object()), "values cannot have"),
     "production key": (lambda context, _: context.produce(LEDGER, 1, key=3), "a production key must be text"),  # type: ignore[arg-type]
     "timer": (
         lambda context, record: context.set_timer(record.at, output_at=record.at - 1),
