@@ -16,7 +16,7 @@ import base64
 import json
 import math
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -171,12 +171,16 @@ def _plain_text(value: Any) -> str | None:
 
 def _is_of_json(value: Any) -> bool:
     """Return False if orjson has made text or a number of an object: of a UUID or an enumeration's member."""
-    kind = type(value)
-    if kind in _OF_JSON:
-        return True
     if isinstance(value, dict):
-        return _OF_JSON.issuperset(map(type, value.values())) or all(map(_is_of_json, value.values()))
-    return (kind is list or kind is tuple) and all(map(_is_of_json, value))
+        parts: Collection[Any] = value.values()
+    elif isinstance(value, list | tuple):
+        parts = value
+    else:
+        return type(value) in _OF_JSON
+    # Most objects are flat, and one look at all their types is a third of the time of one call for each part.
+    return _OF_JSON.issuperset(map(type, parts)) or all(
+        type(part) in _OF_JSON or _is_of_json(part) for part in parts
+    )
 
 
 def _as_dict(value: object) -> dict[str, Any]:
