@@ -263,6 +263,7 @@ def write_checkpoint(objects: Objects, *, every: int) -> TableVersion | None:
     return replayed.version if write_checkpoint_of(objects, replayed, names_newest=True) else None
 
 
+_NAMED_EVERY: Final = 32
 _LOCK: Final = threading.Lock()
 _LAST: Final[dict[str, ReplayedLog]] = {}
 """The table whose checkpoint this process wrote last, so that it reads no commit again."""
@@ -281,7 +282,9 @@ def extend_checkpoint(objects: Objects, commits: Sequence[tuple[TableVersion, by
         for version, data in commits:
             if version > replayed.version:
                 replayed.apply(version, replayed.snapshot.apply(version, data, is_past=True))
-        write_checkpoint_of(objects, replayed, names_newest=True, on_disk=replayed.removes)
+        # Readers find newer checkpoints behind the one that is named, so naming each one is a request for nothing.
+        is_named = (first - 1) // _NAMED_EVERY < last // _NAMED_EVERY
+        write_checkpoint_of(objects, replayed, names_newest=is_named, on_disk=replayed.removes)
         _LAST.clear()
         _LAST[objects.url] = replayed
     return len(replayed.adds) + len(replayed.removes) + len(replayed.txns)
