@@ -195,7 +195,7 @@ def _decoded(productions: pa.Table, sink: str) -> list[Any]:
 def _column(productions: pa.Table, values: list[Any], field: pa.Field, sink: str) -> pa.Array:
     if field.name in _OWN and not _is_typed(field):
         column = productions.column(field.name).combine_chunks()
-        return column if column.type == field.type else column.cast(field.type)
+        return column if column.type == field.type else _own_column(column, field, sink)
     cells = [_cell(value, field.name) for value in values]
     try:
         return _array(cells, field)
@@ -210,6 +210,26 @@ def _column(productions: pa.Table, values: list[Any], field: pa.Field, sink: str
             value=cells[row],
         )
         raise error from cause
+
+
+def _own_column(column: pa.Array, field: pa.Field, sink: str) -> pa.Array:
+    """Return a record's key or time in another type, from which it can be told again: "007" and "7" are two keys."""
+    lost, cause = column, None
+    try:
+        cast = column.cast(field.type)
+        lost = column.filter(pc.fill_null(pc.not_equal(cast.cast(column.type), column), fill_value=False))
+        if not len(lost):
+            return cast
+    except pa.ArrowException as error:
+        cause = error
+    raise InvalidError(
+        "a record's key or time does not fit its column of the sink: leave out its type, or produce the value in a field "
+        "of another name",
+        sink=sink,
+        column=field.name,
+        type=field.type,
+        **({"value": lost[0].as_py()} if cause is None else {"reason": str(cause).partition("\n")[0]}),
+    ) from cause
 
 
 def _cell(value: Any, name: str) -> Any:
@@ -261,7 +281,7 @@ def _converter(kind: pa.DataType, *, is_typed: bool) -> Callable[[Any], Any]:
     elif types.is_timestamp(kind):
         convert = lambda cell: pa.scalar(parse_instant_us(cell), TIMESTAMP).cast(kind)  # noqa: E731
     elif types.is_date(kind):
-        convert = date.fromisoformat
+        convert = _date
     elif types.is_decimal(kind):
         convert = lambda cell: Decimal(str(cell))  # noqa: E731
     elif types.is_binary(kind) and is_typed:
@@ -294,11 +314,17 @@ def _parts(convert: Callable[[Any], Any], cell: Any) -> Any:
 
 def _whole(cell: Any) -> Any:
     # Arrow would cut the fraction off in silence.
-    if not isinstance(cell, float):
+    if not isinstance(cell, float | Decimal):
         return cell
-    if not cell.is_integer():
+    whole = int(cell)
+    if whole != cell:
         raise ValueError(cell)
-    return int(cell)
+    return whole
+
+
+def _date(cell: Any) -> date:
+    # A datetime is a date to Python, and would lose its time of day.
+    return cell if type(cell) is date else date.fromisoformat(cell)
 
 
 def _float(narrow: pa.DataType | None, cell: Any, *, is_typed: bool) -> Any:

@@ -27,6 +27,7 @@ from millpond.executor.windows.exact_sum import (
 )
 from millpond.statestore.arguments import check_count, check_flags, check_number
 from millpond.statestore.errors import InvalidError, did_you_mean
+from millpond.statestore.rows.value_text import TYPED_MARK, encode_value
 
 ValueExtractor: TypeAlias = str | Callable[[Any], Any] | None
 """The part of an element that is combined: a field name, a function of the value, or ``None`` for the whole value."""
@@ -390,7 +391,14 @@ class Min(Max):
 
 
 def canonical_text(of: ValueExtractor, value: Any) -> str:
-    return orjson.dumps(extract(of, value), option=orjson.OPT_SORT_KEYS).decode()
+    element = extract(of, value)
+    # Only of JSON's own types, as it has always been stored; others would be taken for the text that they are written as.
+    text = encode_value(element)
+    return (
+        orjson.dumps(element, option=orjson.OPT_SORT_KEYS).decode()
+        if not text.startswith(TYPED_MARK)
+        else text
+    )
 
 
 @dataclass(frozen=True)

@@ -324,7 +324,11 @@ def _step(holder: Any, name: str) -> Any:
 
 
 def _read_mapping(pairs: list[Any]) -> dict[Any, Any]:
-    return {tuple(name) if isinstance(name, list) else name: part for name, part in pairs}
+    return {_as_key(name): part for name, part in pairs}
+
+
+def _as_key(name: Any) -> Any:
+    return tuple(map(_as_key, name)) if isinstance(name, list) else name
 
 
 _READ: Final[Mapping[str, Callable[[Any], Any]]] = {

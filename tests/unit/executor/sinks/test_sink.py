@@ -18,6 +18,7 @@ from millpond.executor.sinks.sink import DeltaSink, Sink, read_table
 from millpond.executor.superstep.delivery import PRODUCTION_SCHEMA
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
 from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.rows.value_text import encode_value
 from millpond.statestore.system import SystemClock, SystemRng
 
 
@@ -177,6 +178,34 @@ class TestColumns:
         with pytest.raises(InvalidError, match=r"sink=`s` column=`n` .* key=`broken`"):
             sink_table(records, pa.schema([("n", kind)]), "s")
         assert sink_table(records.slice(0, 1), pa.schema([("n", kind)]), "s").column("n").null_count == 0
+
+    def test_typed_cells_keep_their_value_or_are_refused(self):
+        schema = pa.schema([("n", pa.int64()), ("day", pa.date32())])
+        fine = {"n": Decimal("2.00"), "day": date(2026, 1, 31)}
+        assert sink_table(productions(("a", 1, encode_value(fine))), schema, "s").to_pylist() == [
+            {"n": 2, "day": date(2026, 1, 31)}
+        ]
+        noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
+        for name, cell in (("n", Decimal("1.99")), ("day", noon)):
+            with pytest.raises(InvalidError, match=f"column=`{name}`"):
+                sink_table(productions(("a", 1, encode_value({**fine, name: cell}))), schema, "s")
+
+    @pytest.mark.parametrize(
+        ("name", "kind", "keys"),
+        [
+            ("key", pa.int64(), ["7", "007"]),
+            ("key", pa.int64(), ["7", "seven"]),
+            ("key", pa.bool_(), ["true", "1"]),
+            ("at", pa.date32(), ["a", "b"]),
+        ],
+    )
+    def test_own_column_never_makes_two_records_alike(self, name, kind, keys):
+        records = productions(*((key, 86_400_000_000 + row, "1") for row, key in enumerate(keys)))
+        schema = pa.schema([(name, kind)])
+
+        assert sink_table(records.slice(0, 1), schema, "s").num_rows == 1
+        with pytest.raises(InvalidError, match=f"key or time does not fit.*sink=`s` column=`{name}`"):
+            sink_table(records, schema, "s")
 
     def test_null_in_a_required_column_is_refused(self):
         schema = pa.schema([pa.field("n", pa.int64(), nullable=False)])

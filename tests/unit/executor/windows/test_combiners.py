@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -97,6 +98,21 @@ def test_null_and_nan_have_no_place_in_an_order(combine: CombineFn, missing: lis
     assert combine.extract(combine.merge(parts)) == expected
     if combine.can_uncombine:
         assert combine.extract(combine.uncombine(_over(combine, numbers), missing[0])) == expected
+
+
+def test_distinct_values_of_other_types_than_json_has_are_counted_apart() -> None:
+    elements: list[Any] = [
+        math.nan,
+        math.nan,
+        None,
+        math.inf,
+        Decimal("1.1"),
+        "1.1",
+        date(2026, 1, 31),
+        "2026-01-31",
+    ]
+
+    assert CountDistinct().extract(_over(CountDistinct(), elements)) == 7
 
 
 def test_combiner_of_a_field_reads_that_field_only() -> None:

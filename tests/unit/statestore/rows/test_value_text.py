@@ -45,7 +45,8 @@ _SCALARS = (
     | st.timedeltas()
     | st.uuids()
 )
-_KEYS = _TEXTS | st.integers() | st.dates() | st.binary(max_size=2) | st.tuples(st.integers(), _TEXTS)
+_PARTS = _TEXTS | st.integers() | st.dates() | st.binary(max_size=2)
+_KEYS = _PARTS | st.tuples(_PARTS, st.tuples(_PARTS, _TEXTS))
 _VALUES = st.recursive(
     _SCALARS,
     lambda inner: (
