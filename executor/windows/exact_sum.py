@@ -207,7 +207,7 @@ class _Opened:
         # A retraction may come before its number: then digits are left behind those of all numbers that are there.
         while highest > self.scale and not total % 10:
             highest, total = highest - 1, total // 10
-        if highest > self.scale:
+        if highest > self.scale or (total and not self.scales):
             self.scales[highest] = 0
         self.digits = total
 

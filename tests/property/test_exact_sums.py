@@ -102,6 +102,21 @@ def test_retraction_leaves_no_trace(
     assert _same(combine.extract(accumulator), _exact(combine, stays))
 
 
+def test_decimals_may_be_retracted_before_they_come() -> None:
+    combine, accumulator = Sum(), Sum().create()
+    for number, is_retraction in (
+        ("0.00", True),
+        ("75.00", False),
+        ("1.25", True),
+        ("0.00", False),
+        ("1.25", False),
+    ):
+        change = combine.uncombine if is_retraction else combine.add
+        accumulator = _stored(change(accumulator, Decimal(number)))
+
+    assert accumulator == _stored(_over(combine, [Decimal("75.00")]))
+
+
 @_BOTH
 @given(numbers=_MANY, data=st.data())
 def test_cuts_orders_and_merges_do_not_matter(
