@@ -187,19 +187,17 @@ def apply_in_pandas_with_state(
     )
     name = name or str(getattr(function, "__name__", "function"))
     return _start(
-        *(
-            computation,
-            name,
-            columns,
-            {INPUT: frame},
-            sink,
-            output_schema,
-            store,
-            trigger,
-            id,
-            on_error,
-            options,
-        ),
+        computation,
+        name,
+        columns,
+        {INPUT: frame},
+        sink,
+        output_schema,
+        store,
+        trigger,
+        id,
+        on_error,
+        options,
         drops_late=timeout == GroupStateTimeout.EventTimeTimeout,
     )
 
@@ -234,19 +232,17 @@ def apply_in_arrow_with_state(
     )
     name = name or str(getattr(function, "__name__", "function"))
     return _start(
-        *(
-            computation,
-            name,
-            columns,
-            {INPUT: frame},
-            sink,
-            output_schema,
-            store,
-            trigger,
-            id,
-            on_error,
-            options,
-        ),
+        computation,
+        name,
+        columns,
+        {INPUT: frame},
+        sink,
+        output_schema,
+        store,
+        trigger,
+        id,
+        on_error,
+        options,
         drops_late=timeout == GroupStateTimeout.EventTimeTimeout,
     )
 
