@@ -17,12 +17,13 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
 from millpond.executor.computation.records import InputTime
 from millpond.executor.computation.timers import KeyTimers, Timer
-from millpond.executor.computation.values import checked_text, has_utf8
+from millpond.executor.computation.values import checked_text
 from millpond.executor.time.clocks import EXACT
 from millpond.executor.time.instants import Moment, to_micros
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.codec import Codec
 from millpond.statestore.rows.row import TimeDomain
+from millpond.statestore.rows.value_text import has_utf8
 from millpond.statestore.types import TIME_MIN_US
 
 Encoded: TypeAlias = str | bytes

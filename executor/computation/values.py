@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.rows.row import change_envelope, has_envelope_fields
-from millpond.statestore.rows.value_text import PlainObject, decode_value, has_marks
+from millpond.statestore.rows.value_text import PlainObject, decode_value, has_marks, has_utf8
 
 _ATOMS: Final = frozenset(
     {str, int, float, bool, type(None), bytes, datetime, date, time, timedelta, Decimal}
@@ -241,15 +241,6 @@ class ConcatenatedValues:
 
     def take(self, indices: _Indices) -> PythonValues:
         return PythonValues([self.value(index) for index in indices.tolist()])
-
-
-def has_utf8(text: str) -> bool:
-    """Return False for text with a lone surrogate, which has no UTF-8 form."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def checked_text(text: str, role: str) -> str:

@@ -15,11 +15,11 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.computation.values import has_utf8
 from millpond.executor.inputs.payload import ROW_DICTS, TEXT_TYPES, UndecodedRow, python_rows
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.rows.key_columns import KeyTexts, check_key_type, encode_key_columns, plain_keys
 from millpond.statestore.rows.key_text import encode_key, is_missing, is_typed, key_of_text, plain_key
+from millpond.statestore.rows.value_text import has_utf8
 from millpond.statestore.types import Key
 
 KeyExtractor: TypeAlias = str | Sequence[str] | Callable[[Any], Any] | None

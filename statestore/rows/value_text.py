@@ -164,7 +164,7 @@ def _plain_text(value: Any) -> str | None:
     except TypeError:
         return None
     # orjson writes NaN and infinities as null, so search the value only if there is a null.
-    if not _is_of_json(value) or (b"null" in encoded and has_non_finite(value)):
+    if not _is_of_json(value) or (b"null" in encoded and _has_non_finite(value)):
         return None
     return encoded.decode()
 
@@ -189,12 +189,12 @@ def _as_dict(value: object) -> dict[str, Any]:
     raise TypeError
 
 
-def has_non_finite(value: object) -> bool:
+def _has_non_finite(value: object) -> bool:
     if isinstance(value, float):
         return not math.isfinite(value)
     if isinstance(value, dict):
-        return any(map(has_non_finite, value.values()))
-    return isinstance(value, list | tuple) and any(map(has_non_finite, value))
+        return any(map(_has_non_finite, value.values()))
+    return isinstance(value, list | tuple) and any(map(_has_non_finite, value))
 
 
 class _Describer:
@@ -211,7 +211,7 @@ class _Describer:
     def of(self, value: Any, pointer: str) -> Any:
         kind = type(value)
         if kind is str:
-            return value if self._takes_halves or _has_utf8(value) else self._other(value, pointer)
+            return value if self._takes_halves or has_utf8(value) else self._other(value, pointer)
         if kind in _ATOMS or (kind is float and math.isfinite(value)):
             return value
         if kind is int and _INT_MIN <= value <= _INT_MAX:
@@ -235,7 +235,7 @@ class _Describer:
         return self._other(value, pointer)
 
     def _of_dict(self, value: dict[Any, Any], pointer: str) -> Any:
-        if all(type(name) is str and _has_utf8(name) for name in value):
+        if all(type(name) is str and has_utf8(name) for name in value):
             return {
                 name: self.of(part, f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}")
                 for name, part in value.items()
@@ -307,7 +307,8 @@ def refused(pointer: str, value: Any) -> NoReturn:
     )
 
 
-def _has_utf8(text: str) -> bool:
+def has_utf8(text: str) -> bool:
+    """Return False for text with a lone surrogate, which has no UTF-8 form."""
     try:
         text.encode()
     except UnicodeEncodeError:
