@@ -79,6 +79,10 @@ Server {{
 """
 
 
+class _PortTakenError(UnavailableError):
+    """Another program has taken the server's port."""
+
+
 class _EndedError(UnavailableError):
     """The server has ended by itself, with room on the disk and its port."""
 
@@ -259,7 +263,7 @@ class EmbeddedZooKeeper:
                     return server
                 failure = self._failure(server, java)
             # Another program has taken it since it was found free.
-            if _PORT_TAKEN not in failure.__notes__[0]:
+            if not isinstance(failure, _PortTakenError):
                 break
         raise failure
 
@@ -273,11 +277,12 @@ class EmbeddedZooKeeper:
     def _failure(self, server: ServerProcess, java: str) -> UnavailableError:
         """Return the error of a server that does not start, with its last output."""
         refuse_old_java(java)
-        kind, cause = UnavailableError, f"it does not serve after {self._ready_timeout_ms / 1_000:g} s"
-        if shutil.disk_usage(self._folder).free < _ROOM_BYTES:
+        said, kind = server.last_words(), UnavailableError
+        cause = f"it does not serve after {self._ready_timeout_ms / 1_000:g} s"
+        if _PORT_TAKEN in said:
+            kind, cause = _PortTakenError, "its port was taken meanwhile"
+        elif shutil.disk_usage(self._folder).free < _ROOM_BYTES:
             cause = "the disk is full: make room, and start again"
-        elif _PORT_TAKEN in server.last_words():
-            cause = "its port was taken meanwhile"
         elif not server.is_running():
             kind, cause = _EndedError, "it has ended"
         failure = kind(
@@ -287,7 +292,7 @@ class EmbeddedZooKeeper:
             folder=self._folder,
             java=java,
         )
-        failure.add_note(f"It said last:\n{server.last_words() or '(nothing)'}")
+        failure.add_note(f"It said last:\n{said or '(nothing)'}")
         return failure
 
     def _ports(self) -> Iterator[int]:
