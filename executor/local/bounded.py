@@ -178,16 +178,12 @@ def consume_inputs(run: LocalRun, inputs: Sequence[InputRest], *, finish: bool) 
     """
     topology = run.topology
     run.ignore_silence()
-    # An unbounded horizon lets a computation produce before the watermark: that must not be late.
-    is_free = any(
-        node.computation.late_data_horizon == "unbounded" for node in topology.computations.values()
-    )
     is_cut = any(one.source.count - one.consumed > BUNDLE_RECORDS_MAX for one in inputs)
     waits_for_timers = any(
         node.sets_timers and not node.time_sorted and not node.computation.in_micro_batches
         for node in topology.computations.values()
     )
-    if finish and not is_free and (topology.sorts or is_cut or waits_for_timers):
+    if finish and not topology.has_unbounded_horizon and (topology.sorts or is_cut or waits_for_timers):
         for one in inputs:
             node = topology.injectors[one.stream]
             # Rows without event times, and a watermark that no time moves, have nothing to follow.

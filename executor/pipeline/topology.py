@@ -147,6 +147,11 @@ class Topology:
         return any(one.feedback for node in self.computations.values() for one in node.subscriptions)
 
     @cached_property
+    def has_unbounded_horizon(self) -> bool:
+        """True if a computation may produce at any time before the watermark, and nothing that it produces is late."""
+        return any(node.computation.late_data_horizon == "unbounded" for node in self.computations.values())
+
+    @cached_property
     def former_names(self) -> Mapping[str, str]:
         """The renamed computations: former name to name."""
         nodes = self.computations.values()

@@ -118,12 +118,10 @@ def _kept(frame: DataFrame, stack: ExitStack) -> DataFrame:
 
 def _can_be_cut(topology: Topology, stream: str) -> bool:
     node = topology.injectors[stream]
-    # An unbounded horizon lets a computation produce before the watermark: that must not be late.
-    is_free = any(one.computation.late_data_horizon == "unbounded" for one in topology.computations.values())
     # Times that are clamped to that of arrival are not in the order of the column.
     follows = node.ahead is None and not isinstance(node.watermark, Perfect | ManualWatermark)
-    is_simple = not topology.percentiles and not topology.has_feedback
-    return follows and not is_free and is_simple and bool(topology.consumers_of(stream))
+    is_simple = not (topology.percentiles or topology.has_feedback or topology.has_unbounded_horizon)
+    return follows and is_simple and bool(topology.consumers_of(stream))
 
 
 def _is_large(frame: DataFrame) -> bool:
