@@ -1,8 +1,8 @@
-"""Table features: what a Delta table asks of its readers and writers, and Millpond does not do.
+"""Table features: the demands of a Delta table on its readers and writers that Millpond does not meet.
 
-Decided here alone, for stores and for the tables of sinks, from a table's protocol and metadata. A feature that the protocol
-merely allows asks nothing of a writer as long as no property and no column uses it. Features of readers, and those that
-Millpond does not know, may ask something all the same.
+This module alone decides, for stores and for sinks' tables, from a table's protocol and metadata. A feature that the protocol
+merely allows demands nothing of a writer until a property or a column uses it. Reader features, and features unknown to
+Millpond, may demand something at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _READER_VERSION_MAX: Final = 1
 # From these versions on the protocol lists its features by name.
 _READER_LISTED, _WRITER_LISTED = 3, 7
 _NEWER: Final = "newer Delta {} than Millpond, version {}"
-# They ask something only where the metadata uses them.
+# Writer features without demands until the metadata uses them.
 _IDLE: Final = frozenset(
     {
         "appendOnly",
@@ -62,8 +62,8 @@ class Duty:
     """A duty that Millpond does not meet.
 
     Attributes:
-        use: what it forbids.
-        feature: its name in Delta's protocol, or what else it is.
+        use: the use that it forbids.
+        feature: its name in Delta's protocol, or a description.
         by: the property, constraint or column that asks for it; "" for the protocol.
         mend: how to free the table of it; "" if that takes another table.
     """
@@ -77,7 +77,7 @@ class Duty:
 def unmet_duties(
     protocol: Protocol, metadata: Metadata | None, columns: Collection[str] | None = None
 ) -> tuple[Duty, ...]:
-    """Return the duties that Millpond does not meet, those of readers first; ``columns`` are the ones that are written."""
+    """Return the duties that Millpond does not meet, readers' first; ``columns`` are the written columns."""
     duties = [*_of_protocol(protocol)]
     if metadata is not None:
         duties += _of_properties(metadata.configuration)
