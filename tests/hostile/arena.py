@@ -224,11 +224,13 @@ class Arena:
             # A later process finds the leftovers of this one too.
             (self._folder / "kept").write_text("\n".join(path.name for path in self._folder.iterdir()))
         self._kept = {"kept", *(self._folder / "kept").read_text().splitlines()}
-        resource.setrlimit(resource.RLIMIT_DATA, (_ADDRESS_SPACE, _ADDRESS_SPACE))
 
     def run(self, seed: int, only: Kind | None = None) -> Case:
         """Damage a copy of the store, or make an input next to it, and run some commands."""
         self._reset()
+        # What earlier cases have left, mostly stacks of threads and pools of memory, is not this one's.
+        so_far = _status_mib("VmData") << 20
+        resource.setrlimit(resource.RLIMIT_DATA, (so_far + _ADDRESS_SPACE, resource.RLIM_INFINITY))
         case = Case(seed)
         rng = np.random.default_rng(seed)
         _end_later()
