@@ -37,6 +37,7 @@ from millpond.executor.interval.letters import (
     error_line,
     is_whole,
     letter_columns,
+    timer_value,
     typed_text,
 )
 from millpond.executor.pipeline.nodes import ComputationNode
@@ -358,9 +359,9 @@ class KeyExecutor:
         if timer.domain is TimeDomain.RECORD:
             self._try_record(self._context.key, Records(waiting_columns([timer]), self._input), 0)
             return
-        failure = self._attempt(lambda: self._process_timer(timer), timer._asdict)
+        failure = self._attempt(lambda: self._process_timer(timer), partial(timer_value, timer))
         if failure is not None:
-            self._fail("", timer._asdict, timer.output_at, failure, retried=retried)
+            self._fail("", partial(timer_value, timer), timer.output_at, failure, retried=retried)
 
     # ------------------------------------------------------------- dead letters, once more
 

@@ -63,17 +63,17 @@ def typed_text(value: Any) -> TypedText:
         return TypedText(json.dumps(_shown(value)), {_WHOLE: "repr"})
 
 
-def _nearest(_: str, value: Any) -> Any:
-    """Return the value that an object stands for, or what people may read of it."""
+def _nearest(_: str, value: Any) -> Shown:
+    """Return what people may read of an object: the code would get another type if it were restored."""
     match value:
         case str():
-            return str.__str__(value)
+            return Shown(str.__str__(value))
         case Mapping():
-            return dict(value)
+            return Shown(dict(value))
         case list() | tuple():
-            return list(value)
+            return Shown(list(value))
         case SupportsIndex():
-            return int(value.__index__())
+            return Shown(int(value.__index__()))
     return Shown(_shown(value))
 
 
@@ -94,7 +94,7 @@ def letter_value(letter: Mapping[str, Any]) -> Any:
 
     Raises:
         InvalidError: the letter does not have the whole value: it was too long, could not be read, or has
-            objects in it that only Python knows.
+            objects in it that are none of the model's types, such as enumerations.
 
     Example:
         >>> letter_value({"value": '{"paid":"1.10"}', "value_types": {"/paid": "decimal"}})
@@ -110,7 +110,10 @@ def letter_value(letter: Mapping[str, Any]) -> Any:
         raise InvalidError(
             "the value of the letter is not JSON", value=letter["value"][:_ERROR_MAX]
         ) from cause
-    return typed_value(plain, types)
+    try:
+        return typed_value(plain, types)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as cause:
+        raise InvalidError("the value of the letter cannot be restored", reason=error_line(cause)) from cause
 
 
 def error_line(error: BaseException) -> str:
@@ -214,6 +217,11 @@ def _id(letter: Mapping[str, Any]) -> bytes | None:
         return base64.b64decode(exact, validate=True)
     except binascii.Error as cause:
         raise InvalidError("the letter's id cannot be read", id=exact) from cause
+
+
+def timer_value(timer: Timer) -> dict[str, Any]:
+    """Return a timer as the value of its letter, which is plain JSON."""
+    return {**timer._asdict(), "domain": timer.domain.value}
 
 
 def _timer(value: Any) -> Timer:

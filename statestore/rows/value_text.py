@@ -71,9 +71,9 @@ class TypedText:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What is left of an object that is in no model: people can read it, and nothing restores it."""
+    """A value in place of an object that is in no model: people can read it, and nothing restores the object."""
 
-    text: str
+    value: Any
 
 
 Substitute: TypeAlias = Callable[[str, Any], Any]
@@ -226,7 +226,10 @@ class _Describer:
         word = _WORDS.get(kind)
         if word is not None:
             self.types[pointer] = word[0]
-            return word[1](value)
+            try:
+                return word[1](value)
+            except InvalidError as error:
+                raise _placed(error, pointer) from error
         self._left -= 1
         if self._left < 0 or pointer.count("/") > _DEPTH_MAX:
             raise InvalidError(
@@ -254,17 +257,33 @@ class _Describer:
         ]
 
     def _other(self, value: Any, pointer: str) -> Any:
-        if isinstance(value, np.ndarray | np.generic):
-            return self.of(_of_numpy(value), pointer)
-        if type(value).__module__.partition(".")[0] == "pandas":
-            known = _of_pandas(value)
-            if known is not value:
-                return self.of(known, pointer)
+        try:
+            known = _of_array(value)
+        except InvalidError as error:
+            raise _placed(error, pointer) from error
+        # NumPy has numbers that Python has not, which stay as they are.
+        if type(known) is not type(value):
+            return self.of(known, pointer)
         known = self._substitute(pointer, value)
         if isinstance(known, Shown):
+            plain = self.of(known.value, pointer)
             self.types[pointer] = "repr"
-            return known.text
+            return plain
         return self.of(known, pointer)
+
+
+def _time_text(moment: time) -> str:
+    if moment.tzinfo is not None and moment.utcoffset() is None:
+        raise InvalidError(
+            "a time of day cannot have a zone whose offset depends on the day: give an offset or a datetime",
+            value=moment,
+            zone=moment.tzinfo,
+        )
+    return moment.isoformat()
+
+
+def _whole(number: int) -> int | str:
+    return number if _INT_MIN <= number <= _INT_MAX else str(number)
 
 
 _ATOMS: Final = frozenset({type(None), bool})
@@ -273,20 +292,38 @@ _WORDS: Final[Mapping[type, tuple[str, Callable[[Any], Any]]]] = {
     int: ("int", str),
     datetime: ("datetime", datetime.isoformat),
     date: ("date", date.isoformat),
-    time: ("time", time.isoformat),
-    timedelta: ("timedelta_us", lambda length: length // MICROSECOND),
+    time: ("time", _time_text),
+    timedelta: ("timedelta_us", lambda length: _whole(length // MICROSECOND)),
     Decimal: ("decimal", str),
-    **dict.fromkeys((bytes, bytearray, memoryview), ("bytes", lambda some: base64.b64encode(some).decode())),
+    **dict.fromkeys((bytes, bytearray), ("bytes", lambda some: base64.b64encode(some).decode())),
+    # A view may skip bytes, which only its copy does not.
+    memoryview: ("bytes", lambda some: base64.b64encode(some.tobytes()).decode()),
     uuid.UUID: ("uuid", str),
 }
 
 
+def _placed(error: InvalidError, pointer: str) -> InvalidError:
+    return InvalidError(error.message, part=part_name(pointer), **error.details)
+
+
+def _of_array(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return _of_numpy(value)
+    return _of_pandas(value) if type(value).__module__.partition(".")[0] == "pandas" else value
+
+
 def _of_numpy(value: Any) -> Any:
-    if value.dtype.kind not in "mM":
+    kind = value.dtype.kind
+    if kind not in "mM":
         return value.tolist()
-    exact = value.astype(f"{value.dtype.kind}8[us]")
+    unit = np.datetime_data(value.dtype)[0]
+    if kind == "m" and unit in _UNITS_WITHOUT_LENGTH and not np.isnat(value).all():
+        raise InvalidError("a duration must be in weeks or a shorter unit", value=value, unit=unit)
+    exact = value.astype(f"{kind}8[us]")
     if not np.array_equal(exact.astype(value.dtype), value, equal_nan=True):
-        raise InvalidError("a time is no whole number of microseconds", value=value)
+        raise InvalidError("a time is no whole number of microseconds, or of more than 64 bits", value=value)
+    if int in set(map(type, exact.ravel().tolist())):
+        raise InvalidError("a time must lie in the years 1 to 9999", value=value)
     return exact.tolist()
 
 
@@ -295,18 +332,32 @@ def _of_pandas(value: Any) -> Any:
     if type(value).__name__ in _MISSING:
         return None
     if not isinstance(value, datetime | timedelta):
-        return value
+        # A series, an index or an array, with missing values of its own.
+        return _with_nulls(value.tolist()) if hasattr(value, "tolist") else value
     if getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0):
         raise InvalidError("a time is no whole number of microseconds", value=value)
     plain: Any = value
     return plain.to_pydatetime() if isinstance(value, datetime) else plain.to_pytimedelta()
 
 
+def _with_nulls(parts: list[Any]) -> list[Any]:
+    return [None if isinstance(part, float) and math.isnan(part) else part for part in parts]
+
+
 _MISSING: Final = frozenset({"NaTType", "NAType"})
+_UNITS_WITHOUT_LENGTH: Final = ("Y", "M", "generic")
 
 
 def refused(pointer: str, value: Any) -> NoReturn:
     """Refuse an object that is no value; a `Substitute`."""
+    if type(value) is str:
+        raise InvalidError(
+            "a part of the value is text with half a character (a lone surrogate), which values cannot have: mend it, "
+            "for example with text.encode(errors='replace').decode()",
+            part=part_name(pointer),
+            type="str",
+            text=ascii(value),
+        )
     raise InvalidError(
         "a part of the value has a type that values cannot have: make it text, a number, a time, a list or a dict",
         part=part_name(pointer),
@@ -345,7 +396,7 @@ _READ: Final[Mapping[str, Callable[[Any], Any]]] = {
     "datetime": datetime.fromisoformat,
     "date": date.fromisoformat,
     "time": time.fromisoformat,
-    "timedelta_us": lambda micros: timedelta(microseconds=micros),
+    "timedelta_us": lambda micros: timedelta(microseconds=int(micros)),
     "decimal": Decimal,
     "bytes": base64.b64decode,
     "uuid": uuid.UUID,

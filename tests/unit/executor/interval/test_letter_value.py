@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import math
+from collections import OrderedDict
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -110,6 +112,56 @@ def test_letter_of_an_older_version_is_read_if_it_is_json() -> None:
     assert letter_value({"value": '{"a":1}'}) == {"a": 1}
     with pytest.raises(InvalidError, match="not JSON"):
         letter_value({"value": "{'a': datetime.datetime(2013, 2, 8)}"})
+
+
+class Color(enum.IntEnum):
+    RED = 1
+
+
+class Bus(enum.StrEnum):
+    NIGHT = "N1"
+
+
+class Spot(NamedTuple):
+    x: int
+    y: int
+
+
+@pytest.mark.parametrize(
+    ("value", "shown", "pointer"),
+    [
+        ({"v": Color.RED}, {"v": 1}, "/v"),
+        ({"v": [Bus.NIGHT]}, {"v": ["N1"]}, "/v/0"),
+        ({"v": Spot(1, 2)}, {"v": [1, 2]}, "/v"),
+        (OrderedDict(v={"at": date(2026, 1, 1)}), {"v": {"at": "2026-01-01"}}, ""),
+        ({Bus.NIGHT: 1}, [["N1", 1]], "/0/0"),
+    ],
+)
+def test_object_of_a_class_is_readable_but_not_restored_as_another_value(
+    value: Any, shown: Any, pointer: str
+) -> None:
+    """A retry would give the code a value that the record never had."""
+    letter = kept(value)
+
+    assert orjson.loads(letter["value"]) == shown
+    with pytest.raises(InvalidError, match="whole value") as refused:
+        letter_value(letter)
+    assert refused.value.details["pointer"] == pointer
+
+
+@pytest.mark.parametrize(
+    ("text", "types"),
+    [
+        ('{"a":1}', {"/b": "decimal"}),
+        ('{"a":"x"}', {"/a": "decimal"}),
+        ('{"a":1}', {"/a": "of a later version"}),
+        ('[[{"x":1},1]]', {"": "mapping"}),
+    ],
+)
+def test_letter_that_cannot_be_restored_says_so(text: str, types: dict[str, str]) -> None:
+    """Other errors would stop the retry of all letters."""
+    with pytest.raises(InvalidError, match="cannot be restored"):
+        letter_value({"value": text, "value_types": types})
 
 
 class Awkward:

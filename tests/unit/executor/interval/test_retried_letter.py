@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from millpond.executor.computation.timers import Timer
 from millpond.executor.interval.bundle import DeadLetter, id_base64, id_text
-from millpond.executor.interval.letters import RetriedLetter, describe_value, letter_columns
+from millpond.executor.interval.letters import RetriedLetter, describe_value, letter_columns, timer_value
 from millpond.executor.superstep.dead_letters import dead_letter_updates
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import Fence, TimeDomain
@@ -93,7 +93,7 @@ def test_retried_id_has_the_original_bytes(record_id: bytes | None) -> None:
     ],
 )
 def test_retried_timer_keeps_clock_times_and_hold(timer: Timer) -> None:
-    told = stored(timer._asdict(), stream="", at=timer.output_at)
+    told = stored(timer_value(timer), stream="", at=timer.output_at)
 
     assert RetriedLetter.read("p/3/0", told).timer == timer
 

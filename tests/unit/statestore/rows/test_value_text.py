@@ -6,6 +6,7 @@ import dataclasses
 import datetime as dt
 import enum
 import json
+import zoneinfo
 from decimal import Decimal
 from typing import Any
 
@@ -127,6 +128,14 @@ def test_sql_reads_a_typed_text_like_any_other() -> None:
         ([pd.NaT, pd.NA], [None, None]),
         ((1, (b"x",)), [1, [b"x"]]),
         (bytearray(b"x"), b"x"),
+        (memoryview(b"abcdef")[::2], b"ace"),
+        (np.timedelta64("NaT"), None),
+        (pd.Series([1, 2]), [1, 2]),
+        (pd.Series([1.5, None]), [1.5, None]),
+        (pd.Series([_DAY, None]), [_DAY, None]),
+        (pd.Index(["a", "b"]), ["a", "b"]),
+        (pd.Categorical(["a", "b", None]), ["a", "b", None]),
+        (pd.array([1, None], dtype="Int64"), [1, None]),
     ],
 )
 def test_scalars_of_libraries_become_pythons(value: Any, plain: Any) -> None:
@@ -160,6 +169,10 @@ _NESTED.append(_NESTED)
         ({"a": lambda: 1}, "value.a", "function"),
         ({"a": pd.Period("2026")}, "value.a", "Period"),
         (b"x".hex, "value", "builtin_function_or_method"),
+        ([np.longdouble(1)], "value[0]", "longdouble"),
+        ({"a": np.array([1], np.longdouble)}, "value.a[0]", "longdouble"),
+        (pd.DataFrame({"a": [1]}), "value", "DataFrame"),
+        (pd.period_range("2026", periods=1, freq="M"), "value[0]", "Period"),
     ],
 )
 def test_no_value_is_refused_with_its_part(value: Any, part: str, kind: str) -> None:
@@ -174,6 +187,30 @@ def test_no_value_is_refused_with_its_part(value: Any, part: str, kind: str) -> 
 def test_nanoseconds_are_refused(value: Any) -> None:
     with pytest.raises(InvalidError, match="no whole number of microseconds"):
         encode_value([value])
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (np.datetime64("20000-01-01"), "years 1 to 9999"),
+        (np.array(["2026-01-01", "-0001-01-01"], "M8[s]"), "years 1 to 9999"),
+        (np.timedelta64(1, "M"), "weeks or a shorter unit"),
+        (np.array([1, 2], "m8[Y]"), "weeks or a shorter unit"),
+        (np.timedelta64(1), "weeks or a shorter unit"),
+        (np.timedelta64(10**10, "D"), "more than 64 bits"),
+        (dt.time(1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")), "offset depends on the day"),
+        ("a\ud800", "half a character"),
+    ],
+)
+def test_value_that_would_change_is_refused_with_its_part(value: Any, reason: str) -> None:
+    with pytest.raises(InvalidError, match=reason) as caught:
+        encode_value({"a": [value]})
+    assert caught.value.details["part"] == "value.a[0]"
+
+
+@pytest.mark.parametrize("value", [dt.timedelta.max, dt.timedelta.min])
+def test_longest_durations_come_back(value: Any) -> None:
+    assert decode_value(encode_value([value])) == [value]
 
 
 def test_value_that_contains_itself_is_refused() -> None:
