@@ -6,8 +6,9 @@ for a retry of the record or for another consumer.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
@@ -61,10 +62,51 @@ def total_bytes(rows: pa.Table | Sequence[Any]) -> int:
     )
 
 
-class ArrowValues:
-    """Values that are rows of a struct, each a ``dict``; columns are decoded whole, at the first value."""
+UNHELD: Final = (pa.ArrowException, ArithmeticError, LookupError, TypeError, ValueError)
+"""Errors about values that Python cannot hold: dates of other years, text that is not UTF-8, a map's repeated keys."""
 
-    __slots__ = ("_kind", "_nested", "_rows", "columns", "names")
+_INEXACT: Final = re.compile(r"\b(?:time32|time64|date64)\[")
+
+
+def refuse_inexact(column: pa.Array | pa.ChunkedArray) -> None:
+    """Raise one of `UNHELD` for a time of day or a date that Arrow would cut to fit Python's, without an error."""
+    if _INEXACT.search(str(column.type)) is None:
+        return
+    for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+        for leaf in _leaves(chunk):
+            leaf.validate(full=True)
+            if leaf.type == pa.time64("ns"):
+                leaf.cast(pa.time64("us"))
+
+
+def _leaves(column: pa.Array) -> Iterator[pa.Array]:
+    kind = column.type
+    if pa.types.is_map(kind):
+        parts = [column.keys, column.items]
+    elif pa.types.is_dictionary(kind):
+        parts = [column.dictionary_decode()]
+    elif pa.types.is_nested(kind) and not pa.types.is_union(kind):
+        flat = column.flatten()
+        parts = flat if isinstance(flat, list) else [flat]
+    else:
+        yield column
+        return
+    for part in parts:
+        yield from _leaves(part)
+
+
+def unheld(error: Exception, **details: object) -> InvalidError:
+    reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return InvalidError("a value of the row cannot be read", **details, reason=reason)
+
+
+class ArrowValues:
+    """Values that are rows of a struct, each a ``dict``; columns are decoded whole, at the first value.
+
+    A row with a value that Python cannot hold raises an `InvalidError`, and does not disturb the others.
+    """
+
+    __slots__ = ("_errors", "_kind", "_nested", "_rows", "columns", "names")
 
     def __init__(self, columns: pa.StructArray | pa.RecordBatch | pa.Table) -> None:
         struct = columns if isinstance(columns, pa.StructArray) else columns.to_struct_array()
@@ -74,6 +116,7 @@ class ArrowValues:
         self.names: list[str] = [field.name for field in self.columns.type]
         self._nested: list[tuple[str, pa.Array]] = []
         self._rows: list[tuple[Any, ...] | None] | None = None
+        self._errors: dict[int, InvalidError] = {}
         self._kind: type[dict[str, Any]] = (
             PlainObject if has_envelope_fields(dict.fromkeys(self.names)) else dict
         )
@@ -88,10 +131,10 @@ class ArrowValues:
             rows = self._decode()
         row = rows[index]
         if row is None:
-            return None
+            return self._absent(index)
         value = self._kind(zip(self.names, row))  # noqa: B905 - of one length, and strict costs a tenth
         for name, column in self._nested:
-            value[name] = column[index].as_py()
+            value[name] = _nested_value(name, column, index)
         return value
 
     def row(self, index: int) -> tuple[Any, ...] | None:
@@ -100,9 +143,11 @@ class ArrowValues:
         if rows is None:
             rows = self._decode()
         row = rows[index]
-        if row is None or not self._nested:
+        if row is None:
+            return self._absent(index)
+        if not self._nested:
             return row
-        nested = {name: column[index].as_py() for name, column in self._nested}
+        nested = {name: _nested_value(name, column, index) for name, column in self._nested}
         return tuple(nested.get(name, part) for name, part in zip(self.names, row, strict=True))
 
     def _decode(self) -> list[tuple[Any, ...] | None]:
@@ -110,20 +155,49 @@ class ArrowValues:
         # User code can change nested values, so each reader gets a copy.
         self._nested = [(name, column) for name, column in columns.items() if pa.types.is_nested(column.type)]
         nested = dict(self._nested)
-        plain = [
-            [None] * len(column) if name in nested else column.to_pylist() for name, column in columns.items()
-        ]
+        plain = [self._cells(name, column, is_nested=name in nested) for name, column in columns.items()]
         rows: list[tuple[Any, ...] | None] = list(zip(*plain, strict=True)) or [()] * len(self)
         for index in np.flatnonzero(pc.is_null(self.columns).to_numpy(zero_copy_only=False)).tolist():
             rows[index] = None
+        for index in self._errors:
+            rows[index] = None
         self._rows = rows
         return rows
+
+    def _cells(self, name: str, column: pa.Array, *, is_nested: bool) -> list[Any]:
+        try:
+            refuse_inexact(column)
+            return [None] * len(column) if is_nested else column.to_pylist()
+        except UNHELD:
+            cells = list[Any]()
+            for row in range(len(column)):
+                # Taken and not sliced, because a slice of a nested column keeps the values of the other rows.
+                one = column.take(pa.array([row]))
+                try:
+                    refuse_inexact(one)
+                    cells.append(None if is_nested else one[0].as_py())
+                except UNHELD as error:
+                    self._errors[row] = unheld(error, column=name)
+                    cells.append(None)
+            return cells
+
+    def _absent(self, index: int) -> None:
+        """Raise the error of a row that cannot be read; return ``None`` for a null."""
+        if index in self._errors:
+            raise self._errors[index]
 
     def take(self, indices: _Indices) -> ArrowValues:
         return ArrowValues(self.columns.take(pa.array(indices)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (ArrowValues, (self.columns,))
+
+
+def _nested_value(name: str, column: pa.Array, index: int) -> Any:
+    try:
+        return column[index].as_py(maps_as_pydicts="strict")
+    except UNHELD as error:
+        raise unheld(error, column=name) from error
 
 
 class JsonValues:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime, time
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -570,8 +571,7 @@ def rows_from(given: RowsLike) -> Rows:
         [{'city': 'Bergen'}]
     """
     if isinstance(given, pa.Table):
-        refuse_repeated(given.column_names)
-        return given
+        return _checked_table(given)
     if isinstance(given, Mapping):
         return [dict(given)]
     if getattr(given, "isStreaming", False):
@@ -602,8 +602,39 @@ def _table(given: RowsLike) -> pa.Table:
             type=type(given).__name__,
             reason=str(cause).partition("\n")[0],
         ) from cause
+    if is_pandas:
+        _refuse_lost_zones(given, table)
+    return _checked_table(table)
+
+
+def _checked_table(table: pa.Table) -> pa.Table:
     refuse_repeated(table.column_names)
+    for column in table.schema:
+        # Python would get the number of a period and the ends of an interval, without what they mean.
+        if getattr(column.type, "extension_name", "") in ("pandas.period", "pandas.interval"):
+            raise InvalidError(
+                "a column has periods or intervals, which values cannot be: make it text, or a column of each end",
+                column=column.name,
+                type=column.type.extension_name,
+            )
     return table
+
+
+def _refuse_lost_zones(frame: Any, table: pa.Table) -> None:
+    """Refuse times of day with a zone, which Arrow drops, and datetimes with and without one, which it mixes up."""
+    for place, (name, kind) in enumerate(zip(table.column_names, table.schema.types, strict=True)):
+        is_time = pa.types.is_time(kind)
+        if str(frame.dtypes.iloc[place]) != "object" or not (is_time or pa.types.is_timestamp(kind)):
+            continue
+        cells = frame.iloc[:, place].dropna()
+        zones = [cell.tzinfo is None for cell in cells if isinstance(cell, time | datetime)]
+        if not all(zones) and (is_time or any(zones)):
+            raise InvalidError(
+                "a column has times of day with a zone: make them text"
+                if is_time
+                else "a column has times with and without a zone: give all of them one",
+                column=name,
+            )
 
 
 def rows_between(rows: Rows, start: int, stop: int) -> Rows:

@@ -17,6 +17,7 @@ import cloudpickle
 import orjson
 import pyarrow as pa
 
+from millpond.executor.computation.values import UNHELD, refuse_inexact, unheld
 from millpond.executor.inputs.record_size import error_of_size
 from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError, did_you_mean
 from millpond.statestore.objects.obstore import file_here
@@ -312,22 +313,24 @@ class UndecodedRow:
 def python_rows(rows: pa.Table) -> list[Any]:
     """Return the rows of a table as mappings; a row with a value that Python cannot hold as an `UndecodedRow`."""
     try:
-        found: list[Any] = rows.to_pylist()
-    except _UNHELD:
-        return [_python_row(rows.slice(place, 1)) for place in range(rows.num_rows)]
-    return found
+        return _rows_held(rows)
+    except UNHELD:
+        return [_python_row(rows.take(pa.array([place]))) for place in range(rows.num_rows)]
 
 
 def _python_row(row: pa.Table) -> Any:
     try:
-        return row.to_pylist()[0]
-    except _UNHELD as error:
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        return UndecodedRow(None, str(InvalidError("a value of the row cannot be read", reason=reason)))
+        return _rows_held(row)[0]
+    except UNHELD as error:
+        return UndecodedRow(None, str(unheld(error)))
 
 
-# Dates of other years, unknown time zones and text that is not UTF-8, among others.
-_UNHELD: Final = (pa.ArrowException, ArithmeticError, LookupError, TypeError, ValueError)
+def _rows_held(rows: pa.Table) -> list[Any]:
+    for column in rows.columns:
+        refuse_inexact(column)
+    found: list[Any] = rows.to_pylist(maps_as_pydicts="strict")
+    return found
+
 
 TEXT_TYPES: Final = frozenset({pa.string(), pa.large_string(), pa.string_view(), pa.null()})
 """Arrow's types of text, and of a column of nulls alone."""

@@ -173,43 +173,44 @@ class RoutedRecords:
             errors = [
                 why or error for why, error in zip(_column(table, _GARBLED).to_pylist(), errors, strict=True)
             ]
-        values, large = self._shown_values(table)
+        read, large = self._shown_values(table)
         ids = self._own_ids(table)
         record_ids = [None] * rows if ids is None else ids.to_pylist()
-        cells = zip(keys, times, errors, values, record_ids, strict=True)
-        for row, (key, at, error, value, record_id) in enumerate(cells):
+        cells = zip(keys, times, errors, record_ids, strict=True)
+        for row, (key, at, error, record_id) in enumerate(cells):
+            value = partial(read, row)
             untimed = self._time_error(at, value) if error is None and row not in large else None
             is_timed = at is not None and untimed is None and INSTANT_MIN_US <= at <= INSTANT_MAX_US
             key_error = key_errors.get(row, "the key is null") if key is None else None
             yield DeadLetter.of_unreadable(
                 computation,
                 self._source.stream,
-                partial(values.__getitem__, row),
+                value,
                 large.get(row) or error or key_error or untimed or "the time is unreadable",
                 key=key,
                 at=at if is_timed else None,
                 record_id=record_id,
             )
 
-    def _shown_values(self, table: pa.Table) -> tuple[list[Any], dict[int, str]]:
-        """Return the values of letters, and the errors of those that are cut because they are too large."""
+    def _shown_values(self, table: pa.Table) -> tuple[Callable[[int], Any], dict[int, str]]:
+        """Return a reader of the letters' values, and the errors of those that are cut because they are too large."""
         own, limit = table.select(self._columns.own), self._source.max_record_bytes
         large = too_large(own, limit)
         if limit is None or not large:
-            return own.to_pylist(), {}
-        values = [
-            cut_row(own, row) if row in large else own.slice(row, 1).to_pylist()[0]
-            for row in range(own.num_rows)
-        ]
-        return values, dict.fromkeys(large, error_of_size(limit))
+            return ArrowValues(own).value, {}
+        errors = dict.fromkeys(large, error_of_size(limit))
+        return (
+            lambda row: cut_row(own, row) if row in errors else ArrowValues(own.slice(row, 1)).value(0),
+            errors,
+        )
 
-    def _time_error(self, at: int | None, value: Mapping[str, Any]) -> str | None:
+    def _time_error(self, at: int | None, value: Callable[[], Any]) -> str | None:
         raw_at = self._columns.raw_at
         try:
             if raw_at is None:
                 parse_instant_us(at)
             else:
-                parse_instant_us(value.get(raw_at), self._source.times)
+                parse_instant_us(value().get(raw_at), self._source.times)
         except InvalidError as error:
             return str(error)
         return None

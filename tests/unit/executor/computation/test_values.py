@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any
 
@@ -19,7 +19,8 @@ from millpond.executor.computation.values import (
     PythonValues,
     Values,
 )
-from millpond.statestore.errors import DataError
+from millpond.executor.inputs.payload import UndecodedRow, python_rows
+from millpond.statestore.errors import DataError, InvalidError
 
 TABLE = pa.table({"city": ["Bergen", None], "days": [[1, 2], []], "rain": [True, False]})
 
@@ -49,6 +50,56 @@ def test_null_struct_is_none_and_row_without_columns_is_an_empty_dict() -> None:
 
     assert all_of(ArrowValues(struct)) == [None, {"a": 1}]
     assert all_of(ArrowValues(pa.array([{}, {}], pa.struct([])))) == [{}, {}]
+
+
+_DAY_NS = 86_400 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("column", "held"),
+    [
+        (pa.array([10**7, 0, None], pa.int32()).cast(pa.date32()), date(1970, 1, 1)),
+        (pa.array([2**60, 0, None]).cast(pa.timestamp("us")), datetime(1970, 1, 1)),  # noqa: DTZ001 - Arrow's
+        (pa.array([1001, 1000, None]).cast(pa.time64("ns")), time(0, 0, 0, 1)),
+        (pa.array([_DAY_NS, 0, None]).view(pa.time64("ns")), time()),
+        (pa.array([1, 0, None]).view(pa.date64()), date(1970, 1, 1)),
+        (pa.array([1001, 1000, None]).cast(pa.time64("ns")).dictionary_encode(), time(0, 0, 0, 1)),
+        (pa.array([b"\xff", b"a", None]).view(pa.string()), "a"),
+    ],
+    ids=["date", "timestamp", "nanoseconds", "after midnight", "part of a day", "dictionary", "text"],
+)
+@pytest.mark.parametrize("nest", ["plain", "struct", "list", "map"])
+def test_cell_that_python_cannot_hold_is_an_error_of_its_row_alone(
+    column: pa.Array, held: Any, nest: str
+) -> None:
+    if nest == "struct":
+        column, held = pa.StructArray.from_arrays([column], names=["x"]), {"x": held}
+    elif nest == "list":
+        column, held = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), column), [held]
+    elif nest == "map":
+        names = pa.array(["x"] * len(column))
+        column = pa.MapArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), names, column)
+        held = {"x": held}
+    table = pa.table({"n": [1, 2, 3], "v": column})
+
+    values = ArrowValues(table)
+    with pytest.raises(InvalidError, match="a value of the row cannot be read"):
+        values.value(0)
+    assert values.value(1) == {"n": 2, "v": held}
+    assert values.value(2)["n"] == 3
+    rows = python_rows(table)
+    assert isinstance(rows[0], UndecodedRow)
+    assert rows[1:] == [values.value(1), values.value(2)]
+
+
+def test_map_is_a_dict_and_one_with_a_repeated_key_an_error() -> None:
+    maps = pa.array([[("a", 1)], [("a", 1), ("a", 2)], []], pa.map_(pa.string(), pa.int64()))
+    numbered = pa.array([[(1, None)], None, []], pa.map_(pa.int64(), pa.int64()))
+    values = ArrowValues(pa.table({"m": maps, "n": numbered}))
+
+    assert [values.value(0), values.value(2)] == [{"m": {"a": 1}, "n": {1: None}}, {"m": {}, "n": {}}]
+    with pytest.raises(InvalidError, match="duplicate key"):
+        values.value(1)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, time
+
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -50,6 +52,41 @@ def test_other_value_among_mappings_is_kept():
 def test_values_that_are_not_rows_are_refused(given):
     with pytest.raises(InvalidError, match="type=`"):
         rows_from(given)
+
+
+_NEW_YEAR = datetime(2026, 1, 1)  # noqa: DTZ001 - it has no zone
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        (pd.period_range("2026-01", periods=2, freq="M"), "periods or intervals"),
+        (pd.interval_range(0, 2), "periods or intervals"),
+        ([None, time(1, tzinfo=UTC)], "times of day with a zone"),
+        ([_NEW_YEAR, _NEW_YEAR.replace(tzinfo=UTC)], "with and without a zone"),
+    ],
+)
+def test_frame_whose_cells_would_change_is_refused(cells, reason):
+    frame = pd.DataFrame({"v": cells}, dtype="object" if isinstance(cells, list) else None)
+
+    with pytest.raises(InvalidError, match=rf"{reason}.*column=`v`"):
+        rows_from(frame)
+
+
+def test_arrow_table_with_periods_is_refused():
+    table = pa.Table.from_pandas(pd.DataFrame({"v": pd.period_range("2026-01", periods=2, freq="M")}))
+
+    with pytest.raises(InvalidError, match="periods or intervals"):
+        rows_from(table)
+
+
+@pytest.mark.parametrize(
+    "cells", [[None, time(1)], [_NEW_YEAR, None, pd.NaT], [_NEW_YEAR.replace(tzinfo=UTC), pd.NaT, None]]
+)
+def test_frame_of_objects_of_one_kind_is_taken(cells):
+    frame = pd.DataFrame({"v": pd.Series(cells, dtype="object")})
+
+    assert rows_from(frame).column("v").to_pylist() == [None if cell is pd.NaT else cell for cell in cells]
 
 
 @pytest.mark.parametrize("rows", [pa.table({"n": range(5)}), [{"n": n} for n in range(5)]])
