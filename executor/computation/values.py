@@ -131,7 +131,8 @@ class ArrowValues:
             rows = self._decode()
         row = rows[index]
         if row is None:
-            return self._absent(index)
+            self._refuse_unheld(index)
+            return None
         value = self._kind(zip(self.names, row))  # noqa: B905 - of one length, and strict costs a tenth
         for name, column in self._nested:
             value[name] = _nested_value(name, column, index)
@@ -144,7 +145,8 @@ class ArrowValues:
             rows = self._decode()
         row = rows[index]
         if row is None:
-            return self._absent(index)
+            self._refuse_unheld(index)
+            return None
         if not self._nested:
             return row
         nested = {name: _nested_value(name, column, index) for name, column in self._nested}
@@ -181,8 +183,7 @@ class ArrowValues:
                     cells.append(None)
             return cells
 
-    def _absent(self, index: int) -> None:
-        """Raise the error of a row that cannot be read; return ``None`` for a null."""
+    def _refuse_unheld(self, index: int) -> None:
         if index in self._errors:
             raise self._errors[index]
 
