@@ -8,7 +8,7 @@ into text, so it is not used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from graphlib import CycleError, TopologicalSorter
 from operator import attrgetter
@@ -98,6 +98,8 @@ _GROUP: Final = 3
 _FIXED_32: Final = 5
 _VARINT_BYTES_MAX: Final = 10
 _DEPTH_MAX: Final = 100
+# A microsecond each: a payload of megabytes may consist of nothing else.
+_SEARCHED_FIELDS_MAX: Final = 100_000
 
 EXPECTED_WIRE_TYPES: Final = {
     **dict.fromkeys(range(1, 19), _VARINT),
@@ -115,12 +117,16 @@ EXPECTED_WIRE_TYPES: Final = {
 """Wire type of each field type."""
 
 
-def first_failure(
-    payload: bytes, descriptor: Any, path: str = "", depth: int = _DEPTH_MAX
+def first_failure(payload: bytes, descriptor: Any) -> tuple[str, str]:
+    """Return the path of a message's first unreadable part, and the reason; both empty if it is not found among many fields."""
+    return _first_failure(payload, descriptor, "", _DEPTH_MAX, iter(range(_SEARCHED_FIELDS_MAX)))
+
+
+def _first_failure(
+    payload: bytes, descriptor: Any, path: str, depth: int, searched: Iterator[int]
 ) -> tuple[str, str]:
-    """Return the path of a message's first unreadable part, and the reason; both empty if not found."""
     at = 0
-    while at < len(payload):
+    while at < len(payload) and next(searched, None) is not None:
         tag, after = read_varint(payload, at)
         if after is None:
             return path, "the payload ends within a field's tag"
@@ -135,7 +141,7 @@ def first_failure(
         if wire == PACKED and field is not None and depth:
             part = payload[begin:end]
             if field.type == FieldDescriptor.TYPE_MESSAGE:
-                found = first_failure(part, field.message_type, here, depth - 1)
+                found = _first_failure(part, field.message_type, here, depth - 1, searched)
                 if found[1]:
                     return found
             if field.type == FieldDescriptor.TYPE_STRING:

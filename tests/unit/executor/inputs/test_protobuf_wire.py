@@ -33,3 +33,13 @@ def test_first_failure_of_a_readable_message_is_empty() -> None:
     whole = message_bytes(_SET, "shop.Payment", {"card": "é", "lines": [{"sku": "tea", "pieces": -1}]})
 
     assert first_failure(whole, message_type(_SET, "shop.Payment")) == ("", "")
+
+
+def test_first_failure_gives_up_after_very_many_fields() -> None:
+    found_late, not_found = (b"\x10\x05" * fields + b"\x0a" for fields in (99_999, 100_000))
+
+    assert first_failure(found_late, message_type(_SET, "shop.Payment")) == (
+        "card",
+        "the payload ends within it",
+    )
+    assert first_failure(not_found, message_type(_SET, "shop.Payment")) == ("", "")
