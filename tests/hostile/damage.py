@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from millpond.statestore.log import commit_file
 
 _LINES_MAX: Final = 5_000
+_COPIED_BYTES_MAX: Final = 1 << 30
 ESCAPES: Final = "\x1b]0;owned\x07\x1b[2K\x9b31m\u202etext"
 _DEEP: Final = re.compile(r'\\*"deep (\d+)\\*"')
 _UNSEALED: Final = commit_file._UNSEALED
@@ -279,7 +280,9 @@ class Vandal:
         elif what == "empty":
             table = table.slice(0, 0)
         elif what == "more":
-            table = pa.concat_tables([table] * int(self._rng.integers(2, 2_000)))
+            copies = int(self._rng.integers(2, 2_000))
+            # A bomb of an earlier deed is not written a thousand times.
+            table = pa.concat_tables([table] * (copies if copies * table.nbytes < _COPIED_BYTES_MAX else 2))
         else:
             table = pa.table({})
         pq.write_table(table, path)
