@@ -8,6 +8,7 @@ of the files' names, sizes and times. Files that fit are not opened again; else 
 from __future__ import annotations
 
 import codecs
+import csv
 import gzip
 import json
 import os
@@ -28,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
+from millpond.cli.terminal.output import note
 from millpond.executor.inputs.extraction import Rows, row_count, rows_between
 from millpond.executor.inputs.payload import UndecodedRow
 from millpond.executor.inputs.record_size import RECORD_BYTES_MAX, error_of_size
@@ -68,8 +70,16 @@ _WHOLE: Final = "0|[1-9][0-9]{0,17}|[1-8][0-9]{18}"
 _PATTERNS: Final = {
     pa.int64(): rf"^-?(?:{_WHOLE})$",
     pa.float64(): rf"^-?(?:{_WHOLE}|(?:0|[1-9][0-9]*)(?:\.[0-9]+(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+))$",
-    pa.bool_(): r"^(?:true|false)$",
+    pa.bool_(): r"^(?:true|True|TRUE|false|False|FALSE)$",
 }
+_KIND_NAMES: Final = {"int64": "whole numbers", "double": "numbers", "bool": "truth values"}
+_CODE: Final = "^-?0[0-9]+$"
+_EXACT_DIGITS: Final = 15
+"""The digits of the longest whole numbers of which a float keeps all."""
+
+_LOSES_DIGITS: Final = "loses digits, because it has fractions too"
+_CELL_SHOWN: Final = 100
+_CELLS_OF_A_FILE: Final = 1_000
 _WIDENED: Final = (str(pa.int64()), str(pa.float64()))
 _LONG_NUMBER: Final = re.compile(rb"[0-9]{19}")
 
@@ -263,16 +273,111 @@ def _object(line: bytes) -> Any:
         return line.decode(errors="replace").rstrip("\r\n")
 
 
+@dataclass(frozen=True, slots=True)
+class _OddCell:
+    """A cell with an effect on its whole column that nobody may expect; ``row`` counts in its file."""
+
+    column: str
+    effect: str
+    path: Path
+    row: int
+    text: str
+
+
+class _Column:
+    """The types that a column of text may have, after the type in earlier files and the cells so far."""
+
+    def __init__(self, known: str | None, *, is_text: bool) -> None:
+        self.kinds: list[pa.DataType] = [
+            kind
+            for kind in _PATTERNS
+            if not is_text and (known in (None, str(kind)) or (known, str(kind)) == _WIDENED)
+        ]
+        self._known = known
+        self._was_text = not self.kinds and not is_text
+
+    def narrow(self, cells: pa.StringArray, *, is_start: bool) -> tuple[str, int]:
+        """Leave the types of these cells; return an effect on the whole column, and the place of its cell or -1."""
+        if self._was_text and is_start:
+            first = cells.slice(0, _CELLS_OF_A_FILE)
+            return "is text, because earlier files have text in it", _first_unlike_text(first)
+        before, misfits = self.kinds, dict[pa.DataType, pa.BooleanArray]()
+        for kind in before:
+            # Whole numbers are numbers, too.
+            if kind != pa.float64() or pa.int64() in misfits or pa.int64() not in before:
+                fits = pc.match_substring_regex(cells, _PATTERNS[kind])
+                # Without any text `all` is null, and every type fits.
+                if pc.all(fits).as_py() is False:
+                    misfits[kind] = fits
+        self.kinds = [kind for kind in before if kind not in misfits]
+        return self._effect(cells, before, misfits) if misfits else ("", -1)
+
+    def _effect(
+        self,
+        cells: pa.StringArray,
+        before: Sequence[pa.DataType],
+        misfits: Mapping[pa.DataType, pa.BooleanArray],
+    ) -> tuple[str, int]:
+        nearest = max(misfits, key=lambda kind: pc.sum(misfits[kind]).as_py())
+        place: int = pc.index(misfits[nearest], False).as_py()
+        if not self.kinds and len(before) < len(_PATTERNS):
+            earlier = "in earlier files" if self._known else "so far"
+            return f"was {_KIND_NAMES[str(before[0])]} {earlier}, and is text because of one cell", place
+        if not self.kinds and _are_most(misfits[nearest]):
+            is_code = pc.match_substring_regex(cells[place], _CODE).as_py()
+            return f"is text, although most cells are {_KIND_NAMES[str(nearest)]}", -1 if is_code else place
+        if self._known == str(pa.int64()) and pa.int64() in misfits:
+            return "was whole numbers in earlier files, and has fractions from now on", place
+        return "", -1
+
+
+def _first_unlike_text(cells: pa.StringArray) -> int:
+    """Return the place of a number or truth value if most cells are such and none is a code, else -1."""
+    masks = [pc.match_substring_regex(cells, _PATTERNS[kind]) for kind in (pa.float64(), pa.bool_())]
+    is_code = pc.match_substring_regex(cells, _CODE)
+    found = (
+        pc.index(fits, True).as_py() for fits in masks if _are_most(fits) and not pc.any(is_code).as_py()
+    )
+    return next(found, -1)
+
+
+def _are_most(fits: pa.BooleanArray) -> bool:
+    count: int = pc.sum(fits).as_py() or 0
+    filled: int = len(fits) - fits.null_count
+    return 2 * count > filled
+
+
+def _first_inexact(cells: pa.StringArray, kinds: Collection[pa.DataType]) -> int:
+    """Return the place of the first whole number of which a float would lose digits, or -1."""
+    longest = pc.max(pc.binary_length(cells)).as_py() or 0
+    if pa.float64() not in kinds or longest <= _EXACT_DIGITS:
+        return -1
+    if pa.int64() not in kinds:
+        is_whole = pc.match_substring_regex(cells, _PATTERNS[pa.int64()])
+        cells = pc.if_else(is_whole, cells, pa.scalar(None, pa.string()))
+    numbers = cells.cast(pa.int64())
+    back = numbers.cast(pa.float64(), safe=False).cast(pa.int64(), safe=False)
+    place: int = pc.index(pc.equal(back, numbers), False).as_py()
+    return place
+
+
 class Csv(FileFormat):
-    """CSV with a header; a column is of numbers or truth values if all files agree, and times stay text, as in JSON."""
+    """CSV with a header; a column is of numbers or truth values if all files agree, and times stay text, as in JSON.
+
+    A remark on standard error names the cell because of which a column of numbers is text, is of another type than in
+    earlier files, or loses digits.
+    """
 
     name = "csv"
 
     def __init__(self, text_columns: Collection[str], form: TextForm = _PLAIN_FORM) -> None:
         self._text_columns = frozenset(text_columns)
         self._types: dict[str, pa.DataType] = {}
-        self._kinds: dict[str, list[pa.DataType]] = {}
+        self._columns: dict[str, _Column] = {}
+        self._inexact: dict[str, _OddCell] = {}
         self._known: dict[str, str] = {}
+        self._told: set[tuple[str, str]] = set()
+        self._form = form
         self._parse = arrow_csv.ParseOptions(newlines_in_values=True, delimiter=form.delimiter)
         self._reading = arrow_csv.ReadOptions(encoding="utf8" if form.is_utf8 else form.encoding)
 
@@ -285,29 +390,60 @@ class Csv(FileFormat):
 
     def counts(self, paths: Sequence[Path]) -> Iterator[int]:
         # Counting also determines the columns' types, which `read` needs.
-        kinds, found = self._kinds, list[int]()
+        odd, found = list[_OddCell](), list[int]()
         for path in paths:
             count = 0
             for batch in self._batches(path):
+                for name, cells in zip(batch.schema.names, batch.columns, strict=True):
+                    odd += self._narrow(name, cells, path, count)
                 count += batch.num_rows
-                for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                    fitting = kinds[name] if name in kinds else self._fitting(name)
-                    # Without any text `all` is null, and every type fits.
-                    kinds[name] = [
-                        kind
-                        for kind in fitting
-                        if pc.all(pc.match_substring_regex(column, _PATTERNS[kind])).as_py() is not False
-                    ]
             found.append(count)
-        self._types = {name: fitting[0] for name, fitting in kinds.items() if fitting}
+        self._types = {name: column.kinds[0] for name, column in self._columns.items() if column.kinds}
+        odd += [cell for name, cell in self._inexact.items() if self._types.get(name) == pa.float64()]
+        self._tell(odd)
         yield from found
 
-    def _fitting(self, name: str) -> list[pa.DataType]:
-        """Return the types that a column may have, after those of files that are left out."""
-        if name in self._text_columns:
-            return []
-        known = self._known.get(name)
-        return [kind for kind in _PATTERNS if known in (None, str(kind)) or (known, str(kind)) == _WIDENED]
+    def _narrow(self, name: str, cells: pa.StringArray, path: Path, start: int) -> Iterator[_OddCell]:
+        column = self._columns.get(name)
+        if column is None:
+            is_text = name in self._text_columns
+            column = self._columns[name] = _Column(self._known.get(name), is_text=is_text)
+        effect, place = column.narrow(cells, is_start=start == 0)
+        if place >= 0:
+            yield _OddCell(name, effect, path, start + place, cells[place].as_py())
+        if name not in self._inexact and (place := _first_inexact(cells, column.kinds)) >= 0:
+            cell = _OddCell(name, _LOSES_DIGITS, path, start + place, cells[place].as_py())
+            self._inexact[name] = cell
+
+    def _tell(self, odd: Iterable[_OddCell]) -> None:
+        news = {
+            (cell.column, cell.effect): cell for cell in odd if (cell.column, cell.effect) not in self._told
+        }
+        self._told |= news.keys()
+        rows: dict[Path, set[int]] = {}
+        for cell in news.values():
+            rows.setdefault(cell.path, set()).add(cell.row)
+        lines = {path: self._lines(path, wanted) for path, wanted in rows.items()}
+        for cell in news.values():
+            line = lines[cell.path].get(cell.row)
+            where = f"row {cell.row + 1:,}" if line is None else f"line {line:,}"
+            note(
+                f"column {cell.column} {cell.effect}: {where} of {cell.path} has `{cell.text[:_CELL_SHOWN]}`. If that is "
+                "wrong, rewind the store and mend the cell, or give rows with types by a function for --inputs"
+            )
+
+    def _lines(self, path: Path, rows: Collection[int]) -> dict[int, int]:
+        """Return the lines on which rows of a file end."""
+        opened: Any = gzip.open if path.suffix == _COMPRESSED else open
+        with opened(path, "rt", encoding=self._form.encoding, errors="replace", newline="") as text:
+            reader = csv.reader(text, delimiter=self._form.delimiter)
+            ends = (reader.line_num for record in reader if record)
+            try:
+                # The first is the header.
+                return {row: line for row, line in enumerate(islice(ends, max(rows) + 2), -1) if row in rows}
+            except csv.Error:
+                # A cell is longer than this reader takes.
+                return {}
 
     def read(self, path: Path, start: int, records_max: int) -> Iterator[_Part]:
         skipped = start
@@ -330,11 +466,12 @@ class Csv(FileFormat):
     def place(self) -> Mapping[str, JsonValue]:
         # A column without any value so far may still become one of any type.
         types = {
-            name: str(fitting[0] if fitting else pa.string())
-            for name, fitting in sorted(self._kinds.items())
-            if len(fitting) < len(_PATTERNS) and name not in self._text_columns
+            name: str(column.kinds[0] if column.kinds else pa.string())
+            for name, column in self._columns.items()
+            if len(column.kinds) < len(_PATTERNS) and name not in self._text_columns
         }
-        return {"types": types}
+        # A column may be absent from some files, and have its type again in later ones.
+        return {"types": dict(sorted((self._known | types).items()))}
 
     def resume(self, place: Mapping[str, JsonValue]) -> None:
         types = place.get("types")

@@ -164,6 +164,89 @@ def test_csv_column_has_narrowest_common_type(tmp_path: Path) -> None:
     assert two == {**dict(zip(columns, second, strict=True)), "whole": -20, "number": 2500.0, "truth": False}
 
 
+def test_truth_values_are_read_as_pandas_writes_them_but_keys_stay_text(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("k,a,b,c\nTrue,True,TRUE,True\nFalse,False,false,yes\n", encoding="utf-8")
+
+    assert read(RowFiles(path, text_columns={"k"})) == [
+        {"k": "True", "a": True, "b": True, "c": "True"},
+        {"k": "False", "a": False, "b": False, "c": "yes"},
+    ]
+
+
+def column_of(cells: list[str]) -> str:
+    return "\n".join(["k,v", *(f"k,{cell}" for cell in cells), ""])
+
+
+@pytest.mark.parametrize(
+    ("cells", "told"),
+    [
+        (["9", "1.5", "n/a"], "is text, although most cells are numbers: line 4 of {} has `n/a`"),
+        (["9", "10", "n/a"], "is text, although most cells are whole numbers: line 4 of {} has `n/a`"),
+        (["9", '"1,5"', "10"], "is text, although most cells are whole numbers: line 3 of {} has `1,5`"),
+        (
+            ["9", '"x\ny"', "", "10", "8"],
+            "is text, although most cells are whole numbers: line 4 of {} has `x\\ny`",
+        ),
+        (["1", '""', "2"], "is text, although most cells are whole numbers: line 3 of {} has ``"),
+        (["True", "False", "?"], "is text, although most cells are truth values: line 4 of {} has `?`"),
+        (["12345678901234567890", "5", "7"], "is text, although most cells are whole numbers: line 2 of {}"),
+        (["0.5", "9007199254740993"], "loses digits, because it has fractions too: line 3 of {}"),
+        (["-9007199254740993", "0.5"], "loses digits, because it has fractions too: line 2 of {}"),
+    ],
+)
+def test_cell_that_decides_about_a_csv_column_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], cells: list[str], told: str
+) -> None:
+    """Otherwise Max, Min and TopN went by letters without a word."""
+    path = tmp_path / "rows.csv"
+    path.write_text(column_of(cells), encoding="utf-8")
+    source = RowFiles(path, text_columns={"k"})
+
+    assert source.count == len(cells)
+    assert len(read(source)) == len(cells)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"column v {told.format(path)}")
+    assert "function for --inputs" in line
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["1", "2.5", "3"],
+        ["1067", "01099", "1097"],
+        ["2026-01-01T00:00:00Z", "7"],
+        ["A1", "7"],
+        ["", ""],
+        ["9007199254740993", "5"],
+        ["9007199254740992", "0.5"],
+        ["0.12345678901234567890", "1"],
+    ],
+)
+def test_csv_column_without_surprise_is_not_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], cells: list[str]
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(column_of(cells), encoding="utf-8")
+
+    assert len(read(RowFiles(path))) == len(cells)
+    assert capsys.readouterr().err == ""
+
+
+def test_odd_cell_behind_many_numbers_is_told_with_its_line_in_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file is read in several batches; a key's column may have anything."""
+    (tmp_path / "1.csv").write_text(column_of(["1"]), encoding="utf-8")
+    with gzip.open(tmp_path / "2.csv.gz", "wt", encoding="utf-8") as file:
+        file.write("v,k\n" + "123456789,9\n" * 200_000 + "n/a,x\n")
+
+    assert RowFiles(tmp_path, text_columns={"k"}).count == 200_002
+    [line] = capsys.readouterr().err.splitlines()
+    place = f"line 200,002 of {tmp_path / '2.csv.gz'} has `n/a`"
+    assert line.startswith(f"column v was whole numbers so far, and is text because of one cell: {place}")
+
+
 def test_empty_csv_cell_is_null(tmp_path: Path) -> None:
     """A quoted empty cell is empty text."""
     path = tmp_path / "rows.csv"
@@ -310,29 +393,73 @@ def test_position_of_earlier_version_is_known_by_its_files(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "values"),
+    ("first", "second", "values", "told"),
     [
-        (["1", "2"], ["3.5"], [3.5]),
-        (["1.5"], ["3"], [3.0]),
-        (["1", "x"], ["3"], ["3"]),
-        (["true"], ["false", "1"], ["false", "1"]),
-        (["", ""], ["true"], [True]),
+        (
+            ["1", "2"],
+            ["3", "3.5"],
+            [3.0, 3.5],
+            "was whole numbers in earlier files, and has fractions from now on: line 3",
+        ),
+        (
+            ["1", "2"],
+            ["x"],
+            ["x"],
+            "was whole numbers in earlier files, and is text because of one cell: line 2",
+        ),
+        (["1.5"], ["3"], [3.0], ""),
+        (["1.5"], ["9007199254740993"], [2.0**53], "loses digits, because it has fractions too: line 2"),
+        (["1", "x"], ["3"], ["3"], "is text, because earlier files have text in it: line 2"),
+        (["x"], ["", "True"], [None, "True"], "is text, because earlier files have text in it: line 3"),
+        (["x"], ["01", "3"], ["01", "3"], ""),
+        (
+            ["true"],
+            ["false", "1"],
+            ["false", "1"],
+            "was truth values in earlier files, and is text because of",
+        ),
+        (["", ""], ["true"], [True], ""),
     ],
 )
 def test_csv_column_keeps_type_of_files_that_are_left_out(
-    tmp_path: Path, first: list[str], second: list[str], values: list[Any]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    first: list[str],
+    second: list[str],
+    values: list[Any],
+    told: str,
 ) -> None:
+    """Where it cannot, the cell that changes it is told."""
     for name, cells in (("1.csv", first), ("2.csv", second)):
-        (tmp_path / name).write_text("\n".join(["k,v", *(f"k,{cell}" for cell in cells)]), encoding="utf-8")
+        (tmp_path / name).write_text(column_of(cells), encoding="utf-8")
     before = RowFiles(tmp_path)
     before._paths.pop()
     assert before.count == len(first)
     source = RowFiles(tmp_path)
+    capsys.readouterr()
 
     assert source.resume(len(first), {"rows": len(first), **before.place(len(first))}) == len(first)
     found = [row["v"] for row in read(source, len(first))]
     assert found == values
     assert [*map(type, found)] == [*map(type, values)]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.startswith(f"column v {told}") for line in lines] == ([True] if told else [])
+
+
+def test_csv_column_that_some_files_lack_keeps_its_type(tmp_path: Path) -> None:
+    for name, text in {"1.csv": "v\n1.5\n", "2.csv": "w\n1\n", "3.csv": "v\n3\n"}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    place: dict[str, Any] = {}
+    for night in (1, 2):
+        source = RowFiles(tmp_path)
+        del source._paths[night:]
+        source.resume(night - 1, {"rows": night - 1, **place})
+        assert source.count == night
+        place = dict(source.place(night))
+    last = RowFiles(tmp_path)
+    last.resume(2, {"rows": 2, **place})
+
+    assert repr(read(last, 2)) == "[{'v': 3.0}]"
 
 
 @pytest.mark.parametrize(
