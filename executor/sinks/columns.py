@@ -3,8 +3,8 @@
 Without a schema a sink has the columns ``key``, ``at`` and ``value`` as JSON text. With a schema, ``key`` and
 ``at`` are the record's own and every other column is the field of that name in the value; a value that is not
 an object fills the column ``value``. Fields outside the schema are left out; a column without a field is
-null. The columns of a pane may also be ``window_start``, ``window_end`` (null for the global window),
-``is_retraction``, or fields of the inner value.
+null. The columns of a pane are fields of the inner value, or else ``window_start``, ``window_end`` (null for the global
+window), ``is_retraction`` and the envelope's own fields.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from millpond.executor.time.instants import INSTANT_MAX_US, INSTANT_MIN_US, parse_instant_us
 from millpond.statestore.app_ids import AppId, sink_app_id
-from millpond.statestore.errors import DataError, InvalidError
+from millpond.statestore.errors import DataError, InvalidError, did_you_mean
 from millpond.statestore.history.lineage import Lineage
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.row import TIMESTAMP, is_envelope
@@ -60,8 +60,15 @@ _ENVELOPE: Final = frozenset({"value", "window", "at", "pane"})
 _WINDOW_BOUNDS: Final = {"window_start": 0, "window_end": 1}
 _IS_RETRACTION: Final = "is_retraction"
 _VALUE: Final = "value"
+PANE_COLUMNS: Final = (_ENVELOPE | {*_OWN, *_WINDOW_BOUNDS, _IS_RETRACTION}) - {_VALUE}
+"""Columns that a sink fills from the record and its pane."""
+
 _LOG: Final = logging.getLogger("millpond")
 _DOUBLE_BITS: Final = 64
+_TAKEN_AS_THEY_ARE: Final[Mapping[pa.DataType, frozenset[type]]] = {
+    column: frozenset({cell, type(None)})
+    for column, cell in ((pa.string(), str), (pa.int64(), int), (pa.float64(), float), (pa.bool_(), bool))
+}
 _MISFITS: Final = (pa.ArrowException, ValueError, TypeError, ArithmeticError, InvalidError)
 
 
@@ -208,6 +215,7 @@ def _column(productions: pa.Table, values: list[Any], field: pa.Field, sink: str
             type=field.type,
             key=productions.column("key")[row],
             value=cells[row],
+            **({"reason": cause} if isinstance(cause, InvalidError) else {}),
         )
         raise error from cause
 
@@ -241,20 +249,20 @@ def _cell(value: Any, name: str) -> Any:
 
 
 def _pane_cell(envelope: Mapping[str, Any], name: str) -> Any:
-    if name in envelope:
-        return envelope[name]
+    inner = envelope[_VALUE]
+    if isinstance(inner, Mapping) and name in inner:
+        return inner[name]
     if name in _WINDOW_BOUNDS:
         bound = envelope["window"][_WINDOW_BOUNDS[name]]
         return bound if INSTANT_MIN_US <= bound <= INSTANT_MAX_US else None
-    if name == _IS_RETRACTION:
-        return envelope["pane"][name]
-    inner = envelope[_VALUE]
-    return inner.get(name) if isinstance(inner, Mapping) else None
+    return envelope["pane"][name] if name == _IS_RETRACTION else envelope.get(name)
 
 
 def _array(cells: list[Any], field: pa.Field) -> pa.Array:
-    convert = _converter(field.type, is_typed=_is_typed(field))
-    array = pa.array(list(map(convert, cells)), field.type)
+    # Most columns have cells that Arrow takes as they are: one look at their types spares a call for each.
+    if not _TAKEN_AS_THEY_ARE.get(field.type, frozenset()).issuperset(map(type, cells)):
+        cells = list(map(_converter(field.type, is_typed=_is_typed(field)), cells))
+    array = pa.array(cells, field.type)
     if array.null_count and not field.nullable:
         raise InvalidError("the column does not take nulls", column=field.name)
     return array
@@ -265,51 +273,75 @@ def _is_typed(field: pa.Field) -> bool:
 
 
 def _converter(kind: pa.DataType, *, is_typed: bool) -> Callable[[Any], Any]:
-    """Return a function that makes of a cell what Arrow takes for a type: times and decimals out of text, no number changed.
+    """Return a function that makes of a cell what Arrow takes for a type: times and decimals out of text, no value changed.
 
     Cells of a typed field also have bytes and floats as text.
     """
-    of_part, types = partial(_converter, is_typed=is_typed), pa.types
-    convert: Callable[[Any], Any] | None = None
+    convert = _nested_converter(kind, partial(_converter, is_typed=is_typed)) or _lone_converter(
+        kind, is_typed=is_typed
+    )
+    return partial(_optional, convert)
+
+
+def _nested_converter(
+    kind: pa.DataType, of_part: Callable[[pa.DataType], Callable[[Any], Any]]
+) -> Callable[[Any], Any] | None:
+    types = pa.types
     if types.is_struct(kind):
-        fields = {field.name: of_part(field.type) for field in kind}
-        convert = partial(_struct, fields)
-    elif types.is_map(kind):
-        convert = partial(_pairs, of_part(kind.key_type), of_part(kind.item_type))
-    elif types.is_list(kind) or types.is_large_list(kind):
-        convert = partial(_parts, of_part(kind.value_type))
-    elif types.is_timestamp(kind):
-        convert = lambda cell: pa.scalar(parse_instant_us(cell), TIMESTAMP).cast(kind)  # noqa: E731
-    elif types.is_date(kind):
-        convert = _date
-    elif types.is_decimal(kind):
-        convert = lambda cell: Decimal(str(cell))  # noqa: E731
-    elif types.is_binary(kind) and is_typed:
-        convert = b64decode
-    elif types.is_floating(kind):
-        convert = partial(_float, kind if kind.bit_width < _DOUBLE_BITS else None, is_typed=is_typed)
-    elif types.is_integer(kind):
-        convert = _whole
-    return (lambda cell: cell) if convert is None else partial(_optional, convert)
+        return partial(_struct, {field.name: of_part(field.type) for field in kind})
+    if types.is_map(kind):
+        return partial(_pairs, of_part(kind.key_type), of_part(kind.item_type))
+    if types.is_list(kind) or types.is_large_list(kind):
+        return partial(_parts, of_part(kind.value_type))
+    return None
+
+
+def _lone_converter(kind: pa.DataType, *, is_typed: bool) -> Callable[[Any], Any]:
+    types = pa.types
+    if types.is_timestamp(kind):
+        return lambda cell: pa.scalar(parse_instant_us(_whole(cell)), TIMESTAMP).cast(kind)
+    if types.is_date(kind):
+        return _date
+    if types.is_decimal(kind):
+        return lambda cell: Decimal(str(cell))
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return b64decode if is_typed else partial(_only, bytes)
+    if types.is_string(kind) or types.is_large_string(kind):
+        return partial(_only, str)
+    if types.is_floating(kind):
+        return partial(_float, kind if kind.bit_width < _DOUBLE_BITS else None, is_typed=is_typed)
+    return _whole if types.is_integer(kind) else partial(_only, bool)
 
 
 def _optional(convert: Callable[[Any], Any], cell: Any) -> Any:
     return None if cell is None else convert(cell)
 
 
+def _only(kind: type, cell: Any) -> Any:
+    # Arrow would take text for bytes, bytes for text, and text for a list of letters.
+    if not isinstance(cell, kind):
+        raise TypeError(cell)
+    return cell
+
+
 def _struct(fields: Mapping[str, Callable[[Any], Any]], cell: Any) -> Any:
-    if not isinstance(cell, Mapping):
-        return cell
+    # The fields of a value may go to no column, but what is in a cell is all meant.
+    unknown = sorted(map(str, _only(dict, cell).keys() - fields.keys()))
+    if unknown:
+        hint = did_you_mean(unknown[0], fields)
+        raise InvalidError(
+            f"the column's struct has no such field{hint}", unknown=unknown, fields=list(fields)
+        )
     return {name: convert(cell.get(name)) for name, convert in fields.items()}
 
 
 def _pairs(key: Callable[[Any], Any], value: Callable[[Any], Any], cell: Any) -> Any:
-    pairs = cell.items() if isinstance(cell, Mapping) else cell
+    pairs = cell.items() if isinstance(cell, Mapping) else [_only(list, pair) for pair in _only(list, cell)]
     return [(key(name), value(part)) for name, part in pairs]
 
 
 def _parts(convert: Callable[[Any], Any], cell: Any) -> Any:
-    return list(map(convert, cell)) if isinstance(cell, list | tuple) else cell
+    return list(map(convert, _only(list, cell)))
 
 
 def _whole(cell: Any) -> Any:
@@ -328,6 +360,9 @@ def _date(cell: Any) -> date:
 
 
 def _float(narrow: pa.DataType | None, cell: Any, *, is_typed: bool) -> Any:
+    if isinstance(cell, bool):
+        # Arrow would take it for 1.0 or 0.0.
+        raise TypeError(cell)
     number = float(cell) if is_typed else cell
     if narrow is None or not isinstance(number, int | float) or not math.isfinite(number):
         return number

@@ -106,9 +106,10 @@ class DeltaSink:
     Args:
         path: the table's folder or URL.
         schema: the table's columns. ``key`` and ``at`` come from the record, the others from fields of its
-            value; for a pane, ``window_start``, ``window_end`` and fields of the inner value are allowed too.
-            Without a schema the columns are ``key``, ``at`` and ``value`` as JSON text, and with ``"upsert"``
-            also ``window_start`` and ``window_end``. A value that does not fit stops the run.
+            value; for a pane, from fields of the inner value, or else ``window_start``, ``window_end`` and
+            ``is_retraction`` from its window. Without a schema the columns are ``key``, ``at`` and ``value`` as JSON
+            text, and with ``"upsert"`` also ``window_start`` and ``window_end``. A value that does not fit stops the
+            run.
         storage_options: the options that ``obstore`` needs to open the URL.
         mode: ``"append"``, or ``"upsert"`` to replace rows.
         keys: with ``"upsert"``, the columns that identify a row: text, whole numbers or times. Rows are

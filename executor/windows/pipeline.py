@@ -11,9 +11,11 @@ from millpond.executor.pipeline.nodes import ComputationNode, Subscription
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.signals import with_signals
 from millpond.executor.pipeline.topology import Topology
+from millpond.executor.sinks.columns import PANE_COLUMNS
 from millpond.executor.sinks.sink import DeltaSink
+from millpond.executor.windows.combiners import CombineFields
 from millpond.executor.windows.strategy import Accumulation
-from millpond.executor.windows.stream import DataflowStream
+from millpond.executor.windows.stream import DataflowStream, passes_values_on
 from millpond.executor.windows.windowed_computation import (
     ElementWise,
     PaneKey,
@@ -58,6 +60,8 @@ class Pipeline(EnginePipeline[DataflowStream]):
             for name, node in topology.computations.items()
         }
         computations = {name: _with_whole_panes(topology, node) for name, node in computations.items()}
+        for node in computations.values():
+            _refuse_hidden_fields(topology, node)
         waiting = {
             name: node.computation.signals
             for name, node in computations.items()
@@ -139,6 +143,33 @@ def _readers_of_panes(topology: Topology, produced: Iterable[str]) -> tuple[list
             else:
                 others.append(node.name)
     return upserts, others
+
+
+def _refuse_hidden_fields(topology: Topology, node: ComputationNode) -> None:
+    """Refuse combined fields whose column in a sink is of the record or the pane.
+
+    The column would show the key, the time or the window in silence, and an upsert could not tell windows apart.
+    """
+    code = node.computation
+    if not isinstance(code, WindowedComputation) or code.finish is not None:
+        return
+    fields = code.combine.fields.keys() if isinstance(code.combine, CombineFields) else set()
+    # The list grows while it is read, by each stream at most once.
+    streams = [node.production_names[code.stream]] if fields & PANE_COLUMNS else []
+    for stream in streams:
+        for sink in topology.sinks_of(stream):
+            schema = sink.sink.schema if isinstance(sink.sink, DeltaSink) else None
+            if schema is not None and (hidden := sorted(fields & PANE_COLUMNS & set(schema.names))):
+                raise InvalidError(
+                    "a combined field has the name of a column that the sink takes from the record or its window: name "
+                    "the field and its column otherwise, or leave the column out of the schema",
+                    computation=node.name,
+                    sink=sink.name,
+                    columns=hidden,
+                )
+        for consumer in topology.consumers_of(stream):
+            if passes_values_on(consumer.computation.computation):
+                streams += [one for one in consumer.computation.produces if one not in streams]
 
 
 def _of_rows(topology: Topology, subscription: Subscription) -> Subscription:

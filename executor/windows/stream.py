@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Unpack, cast, overload
 
-from millpond.executor.computation.computation import Drain
+from millpond.executor.computation.computation import Computation, Drain
 from millpond.executor.computation.records import Record
 from millpond.executor.inputs.keys import KeyExtractor
 from millpond.executor.pipeline.checks import check_overrides
@@ -440,6 +440,11 @@ def _chosen(
 
 def _itself(value: Any) -> Iterable[Any]:
     return (value,)
+
+
+def passes_values_on(code: Computation) -> bool:
+    """Return True for the steps of `DataflowStream.union` and `DataflowStream.with_timestamps`."""
+    return isinstance(code, TimestampShift) or (isinstance(code, ElementWise) and code.function is _itself)
 
 
 def entry_of(key: str, value: Any, window: Window) -> dict[str, Any]:

@@ -158,4 +158,14 @@ def _type(kind: pa.DataType, name: str) -> Any:
             "valueType": _type(kind.item_type, name),
             "valueContainsNull": True,
         }
-    raise InvalidError("the basic Delta protocol lacks the column's type", column=name, type=kind)
+    raise InvalidError(
+        f"the basic Delta protocol lacks the column's type{_way_out(kind)}", column=name, type=kind
+    )
+
+
+def _way_out(kind: pa.DataType) -> str:
+    if pa.types.is_timestamp(kind):
+        return ': take pa.timestamp("us", "UTC"), and produce times with a zone'
+    if pa.types.is_time(kind) or pa.types.is_duration(kind):
+        return ": take a number, or text, and produce it as that"
+    return ""

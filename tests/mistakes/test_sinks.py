@@ -174,6 +174,47 @@ def test_upsert_and_another_reader_without_accumulation(told: Told) -> None:
         made.check()
 
 
+@pytest.mark.mistake("sink-column-of-the-window")
+@pytest.mark.parametrize(
+    "name", ["key", "at", "window_start", "window_end", "window", "pane", "is_retraction"]
+)
+@pytest.mark.parametrize("behind", ["", "union", "with_timestamps"])
+def test_combined_field_under_the_name_of_a_column_of_the_window(told: Told, name: str, behind: str) -> None:
+    made = mp.Pipeline("searches")
+    queries = made.inject("queries", key="query", at="at")
+    hourly = queries.window(mp.FixedWindows("1h")).combine(
+        {"n": mp.Count(), name: mp.Max("at")}, name="hourly"
+    )
+    others = queries.window(mp.FixedWindows("1d")).combine(mp.Count(), name="daily")
+    if behind == "union":
+        hourly = others.union(hourly, name="both")
+    elif behind:
+        hourly = hourly.with_timestamps(lambda _, at: at, name="shifted")
+    columns = pa.schema([("n", pa.int64()), (name, pa.string())])
+    hourly.sink("table", mp.DeltaSink("counts", columns))
+
+    with told.by_error("hourly", "table", name):
+        made.check()
+
+
+def test_such_a_field_is_taken_where_no_column_hides_it() -> None:
+    made = mp.Pipeline("searches")
+    windowed = made.inject("queries", key="query", at="at").window(
+        mp.FixedWindows("1h"), accumulation="accumulating"
+    )
+    last = windowed.combine(at=mp.Max("at"), value=mp.Count(), name="last")
+    last.sink("values", mp.DeltaSink("values", pa.schema([("key", pa.string()), ("value", pa.int64())])))
+    last.map(lambda value: {"last": value["at"]}, name="named").sink(
+        "named", mp.DeltaSink("named", pa.schema([("at", pa.timestamp("us", "UTC")), ("last", pa.int64())]))
+    )
+    last.sink("whole", mp.DeltaSink("whole", mode="upsert"))
+    windowed.combine(
+        at=mp.Max("at"), name="own", result=lambda key, value, window: {"window_start": window.start}
+    ).sink("own", mp.DeltaSink("own", pa.schema([("window_start", pa.int64())])))
+
+    assert made.check()
+
+
 @pytest.mark.mistake("keys-without-upsert")
 def test_keys_of_an_append_only_table(told: Told, tmp_path: Path) -> None:
     with told.by_error(tmp_path / "counts", "key"):

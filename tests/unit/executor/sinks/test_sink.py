@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 
 import orjson
@@ -16,10 +16,16 @@ from millpond.executor.sinks.columns import SinkRecord, sink_table
 from millpond.executor.sinks.delta_table import DeltaSinkWriter
 from millpond.executor.sinks.sink import DeltaSink, Sink, read_table
 from millpond.executor.superstep.delivery import PRODUCTION_SCHEMA
+from millpond.executor.windows.pane import Pane, Timing, WindowedValue
+from millpond.executor.windows.window import Window
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
 from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.rows.row import TIMESTAMP
 from millpond.statestore.rows.value_text import encode_value
 from millpond.statestore.system import SystemClock, SystemRng
+
+INSTANT = datetime(1970, 1, 1, tzinfo=UTC)
+PANE = Pane(index=0, nonspeculative_index=0, timing=Timing.ON_TIME, is_last=True)
 
 
 def productions(*records: tuple, blob=None) -> pa.Table:
@@ -191,6 +197,83 @@ class TestColumns:
                 sink_table(productions(("a", 1, encode_value({**fine, name: cell}))), schema, "s")
 
     @pytest.mark.parametrize(
+        ("kind", "good", "bad"),
+        [
+            (pa.timestamp("us", "UTC"), 5.0, 5.5),
+            (pa.timestamp("us", "UTC"), datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1)),  # noqa: DTZ001
+            (pa.timestamp("us", "UTC"), None, date(2026, 1, 1)),
+            (pa.float64(), 1.5, True),
+            (pa.list_(pa.float64()), [1.5, 1], [1.5, True]),
+            (pa.struct([("n", pa.float32())]), {"n": 1.5}, {"n": False}),
+            (pa.int64(), 1, True),
+            (pa.bool_(), True, 1),
+            (pa.string(), "abc", b"abc"),
+            (pa.list_(pa.string()), ["abc"], [b"abc"]),
+            (pa.binary(), b"abc", "abc"),
+            (pa.map_(pa.string(), pa.binary()), {"a": b"b"}, {"a": "b"}),
+            (pa.struct([("city", pa.string())]), {"city": "Bergen"}, {"city": "Bergen", "zip": 5003}),
+            (pa.list_(pa.struct([("city", pa.string())])), [{"city": "Oslo"}, None], [{"town": "Oslo"}]),
+            (pa.struct([("n", pa.int64())]), {"n": 1}, [1]),
+            (pa.list_(pa.string()), ["abc"], "abc"),
+            (pa.list_(pa.int64()), [97], b"a"),
+            (pa.list_(pa.string()), [], {"a": 1}),
+            (pa.map_(pa.string(), pa.string()), {"a": "b"}, ["ab", "cd"]),
+            (pa.string(), "1.10", Decimal("1.10")),
+            (pa.float64(), 1.5, Decimal("1.5")),
+            (pa.float64(), 2**53, 2**53 + 1),
+            (pa.float64(), float("nan"), 2**70 + 1),
+            (pa.decimal128(5, 2), Decimal("1.10"), float("nan")),
+        ],
+    )
+    def test_cell_that_would_change_is_refused(self, kind, good, bad):
+        """Arrow would take text for a list of letters, bytes for text, and True for 1.0."""
+        schema, value = pa.schema([("n", kind)]), {"n": good}
+        [row] = sink_table(productions(("a", 1, encode_value(value))), schema, "s").to_pylist(
+            maps_as_pydicts="strict"
+        )
+        assert repr(row["n"]) == repr(good) or row["n"] == good or good == 5.0
+
+        records = productions(("fine", 1, encode_value(value)), ("broken", 2, encode_value({"n": bad})))
+        with pytest.raises(InvalidError, match=r"sink=`s` column=`n` .* key=`broken`"):
+            sink_table(records, schema, "s")
+
+    def test_unknown_field_of_a_struct_is_told_by_name(self):
+        schema = pa.schema([("where", pa.struct([("city", pa.string())]))])
+
+        with pytest.raises(InvalidError, match=r"no such field; did you mean .*city.* unknown=`\['ctiy'\]`"):
+            sink_table(productions(("a", 1, '{"where":{"ctiy":"Bergen"}}')), schema, "s")
+
+    def test_fields_of_a_pane_stand_before_those_of_its_envelope(self):
+        """Only key and time are always the record's."""
+        names = ("key", "at", "value", "window", "window_start", "window_end", "is_retraction")
+        inner = {"value": 1, "window": 2, "window_start": 3, "is_retraction": 4, "at": 5, "key": 6}
+        schema = pa.schema(
+            [
+                (name, {"key": pa.string(), "at": TIMESTAMP, "window_end": TIMESTAMP}.get(name, pa.int64()))
+                for name in names
+            ]
+        )
+        pane = WindowedValue(value=inner, window=Window(7, 8), at=9, pane=PANE)
+
+        [row] = sink_table(productions(("a", 5, encode_value(pane.to_json()))), schema, "s").to_pylist()
+
+        moments = {
+            "at": INSTANT + timedelta(microseconds=5),
+            "window_end": INSTANT + timedelta(microseconds=8),
+        }
+        assert row == {"key": "a", **moments, "value": 1, "window": 2, "window_start": 3, "is_retraction": 4}
+
+    def test_columns_of_a_pane_without_such_fields_are_of_its_envelope(self):
+        schema = pa.schema(
+            [("window_start", TIMESTAMP), ("is_retraction", pa.bool_()), ("value", pa.float64())]
+        )
+        pane = WindowedValue(value=float("inf"), window=Window(0, 8), at=9, pane=PANE)
+
+        [row] = sink_table(productions(("a", 5, encode_value(pane.to_json()))), schema, "s").to_pylist()
+
+        assert row == {"window_start": INSTANT, "is_retraction": False, "value": float("inf")}
+
+    @pytest.mark.parametrize(
         ("name", "kind", "keys"),
         [
             ("key", pa.int64(), ["7", "007"]),
@@ -295,6 +378,8 @@ class TestPlace:
             DeltaSink("")
         with pytest.raises(InvalidError, match="column=`t`"):
             DeltaSink("x", pa.schema([("t", pa.duration("us"))]))
+        with pytest.raises(InvalidError, match="produce times with a zone column=`t`"):
+            DeltaSink("x", pa.schema([("t", pa.timestamp("us"))]))
 
     def test_dates_and_decimals_are_parsed_from_text(self):
         """JSON has no such types."""
