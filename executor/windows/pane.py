@@ -8,44 +8,13 @@ Any other consumer sees the object and its fields.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
 
-from millpond.executor.windows.exact_sum import JSON_MAX, JSON_MIN
 from millpond.executor.windows.window import Window
 from millpond.statestore.rows.row import is_envelope
-
-
-def as_json_numbers(value: Any) -> Any:
-    """Replace numbers that JSON lacks: infinities and NaN by null, whole numbers beyond 64 bits by the nearest float.
-
-    Only the value and the fields of a dict are looked at.
-    """
-    if type(value) is dict:
-        if all(map(_is_json_number, value.values())):
-            return value
-        return {name: _as_json_number(field) for name, field in value.items()}
-    return value if _is_json_number(value) else _as_json_number(value)
-
-
-def _is_json_number(value: Any) -> bool:
-    kind = type(value)
-    if kind is float:
-        return math.isfinite(value)
-    return kind is not int or JSON_MIN <= value <= JSON_MAX
-
-
-def _as_json_number(value: Any) -> Any:
-    if _is_json_number(value):
-        return value
-    try:
-        nearest = float(value)
-    except OverflowError:
-        return None
-    return nearest if math.isfinite(nearest) else None
 
 
 class Timing(StrEnum):
@@ -137,7 +106,7 @@ class WindowedValue:
     def to_json(self) -> dict[str, Any]:
         """Return the envelope, a JSON object."""
         return {
-            "value": as_json_numbers(self.value),
+            "value": self.value,
             "window": list(self.window),
             "at": self.at,
             "pane": self.pane.to_json(),
