@@ -1,4 +1,4 @@
-"""Exact sums of whole numbers, decimals and floats, as plain JSON data; a retracted number leaves no trace.
+"""Exact sums of numbers or of durations, as plain JSON data; a retracted one leaves no trace.
 
 A float is added without rounding, after Shewchuk. The sum of the floats is kept as the shortest list of
 floats that add up to it, whose first is the sum rounded once. `math.fsum` finds them one after the
@@ -11,11 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from decimal import Decimal
+from fractions import Fraction
 from operator import index, neg
 from typing import Any, Final, TypeAlias
 
+import numpy as np
+
+from millpond.statestore.durations import MICROSECOND
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.rows.value_text import decode_value, encode_value
 
 Total: TypeAlias = int | float | dict[str, Any]
 """A sum as plain JSON data.
@@ -23,7 +29,8 @@ Total: TypeAlias = int | float | dict[str, Any]
 It is an ``int`` as long as all numbers are whole, and otherwise an object with ``floats``, the number
 of floats added, and ``parts``, their sum. Further fields stand only where they are needed: ``ints``, the sum of the
 whole numbers; ``inf``, ``-inf`` and ``nan``, the count of each; ``scales``, the count of decimals by the number of their
-digits behind the point, and ``digits``, their sum in units of the last of these digits; ``units``, in place of ``parts``, the sum
+digits behind the point, and ``digits``, their sum in units of the last of these digits; ``durations``, the count of durations,
+and ``micros``, their sum in microseconds; ``units``, in place of ``parts``, the sum
 in multiples of the smallest float as hexadecimal text, where it lies beyond the range of floats. A ``float``
 is a total that an earlier version has stored.
 """
@@ -36,8 +43,8 @@ _SPECIAL: Final = ("inf", "-inf", "nan")
 # Every finite float is a multiple of the smallest, 2**-1074.
 _UNITS_IN_ONE: Final = 1 << 1074
 # The bounds of whole numbers in JSON: 64 bits, with a sign or without.
-JSON_MIN: Final = -(2**63)
-JSON_MAX: Final = 2**64 - 1
+_JSON_MIN: Final = -(2**63)
+_JSON_MAX: Final = 2**64 - 1
 # The greatest whole number up to which floats are exact.
 _EXACT_INT_MAX: Final = 2**53
 _MORE_DIGITS: Final = 4
@@ -122,8 +129,8 @@ def merged(totals: Sequence[Total]) -> Total:
     return joined.closed()
 
 
-def number_of(total: Total) -> int | float | Decimal:
-    """Return the sum as a number: whole, a decimal as long as no float is in it, else the float nearest to the exact sum.
+def number_of(total: Total) -> int | float | Decimal | timedelta:
+    """Return the sum: whole, a decimal as long as no float is in it, else the float nearest to the exact sum; or a duration.
 
     As in IEEE 754, a sum beyond the range of floats is infinite; both infinities, or a NaN, make NaN.
     """
@@ -137,15 +144,18 @@ def number_of(total: Total) -> int | float | Decimal:
         if abs(ints) <= _EXACT_INT_MAX:
             return math.fsum([ints, *parts])
     opened = _Opened.of(total)
+    if opened.has_durations:
+        return timedelta(microseconds=opened.micros)
     if not opened.has_floats:
         return opened.decimal(opened.scale, 1) if opened.scales else opened.ints
     return opened.special() or _ratio(*opened.ratio())
 
 
-def quotient(total: Total, count: int) -> float | Decimal:
+def quotient(total: Total, count: int) -> float | Decimal | timedelta:
     """Return the exact sum divided by ``count``, which must not be zero.
 
-    It is the nearest float, and for decimals one with four more digits behind the point, as in Spark's ``avg``.
+    It is the nearest float; of decimals one with four more digits behind the point, as in Spark's ``avg``; of durations
+    the nearest in whole microseconds.
     """
     if not isinstance(total, dict):
         return total / count
@@ -153,6 +163,8 @@ def quotient(total: Total, count: int) -> float | Decimal:
     if plain is not None and len(plain[1]) <= 1 and not plain[2]:
         return sum(plain[1]) / count
     opened = _Opened.of(total)
+    if opened.has_durations:
+        return timedelta(microseconds=round(Fraction(opened.micros, count)))
     if opened.scales and not opened.has_floats:
         return opened.decimal(opened.scale + _MORE_DIGITS, count)
     special = opened.special()
@@ -162,7 +174,7 @@ def quotient(total: Total, count: int) -> float | Decimal:
 
 @dataclass(slots=True)
 class _Opened:
-    """A total in its general form: any mixture of numbers."""
+    """A total in its general form: any mixture of numbers, or durations."""
 
     ints: int = 0
     floats: int = 0
@@ -171,6 +183,8 @@ class _Opened:
     specials: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SPECIAL, 0))
     scales: dict[int, int] = field(default_factory=dict)
     digits: int = 0
+    durations: int = 0
+    micros: int = 0
 
     @classmethod
     def of(cls, total: Total) -> _Opened:
@@ -186,11 +200,17 @@ class _Opened:
             specials={name: total.get(name, 0) for name in _SPECIAL},
             scales={int(scale): count for scale, count in total.get("scales", {}).items()},
             digits=int(total.get("digits", 0)),
+            durations=total.get("durations", 0),
+            micros=int(total.get("micros", 0)),
         )
 
     @property
     def has_floats(self) -> bool:
         return bool(self.floats or self.finite or self.units or any(self.specials.values()))
+
+    @property
+    def has_durations(self) -> bool:
+        return bool(self.durations or self.micros)
 
     @property
     def scale(self) -> int:
@@ -223,9 +243,13 @@ class _Opened:
         ones = 10**self.scale
         return self.in_units() * ones + self.digits * _UNITS_IN_ONE, ones * _UNITS_IN_ONE
 
-    def add(self, number: float | Decimal, sign: int) -> None:
+    def add(self, number: float | Decimal | timedelta, sign: int) -> None:
         if isinstance(number, int):
             self.ints += sign * number
+            return
+        if isinstance(number, timedelta):
+            self.durations += sign
+            self.micros += sign * (number // MICROSECOND)
             return
         if isinstance(number, Decimal):
             _, digits, exponent = number.as_tuple()
@@ -246,6 +270,8 @@ class _Opened:
         self.floats += other.floats
         self.finite += other.finite
         self.units += other.units
+        self.durations += other.durations
+        self.micros += other.micros
         for name in _SPECIAL:
             self.specials[name] += other.specials[name]
         for scale, count in other.scales.items():
@@ -266,6 +292,10 @@ class _Opened:
         if self.scales:
             counts |= {"scales": {str(scale): count for scale, count in sorted(self.scales.items())}}
             counts |= {"digits": str(self.digits)}
+        if self.has_durations:
+            if self.floats or parts or counts or self.ints or "units" in fields:
+                raise InvalidError("a sum or mean must be of numbers or of durations, got both")
+            counts = {"durations": self.durations, "micros": _stored_int(self.micros)}
         if not (self.floats or parts or counts) and "units" not in fields:
             return _whole(self.ints)
         if self.ints:
@@ -350,18 +380,21 @@ def _whole(number: int) -> Total:
 
 
 def _stored_int(number: int) -> int | str:
-    return number if JSON_MIN <= number <= JSON_MAX else str(number)
+    return number if _JSON_MIN <= number <= _JSON_MAX else str(number)
 
 
-def _plain(number: Any) -> int | float | Decimal:
-    """Convert a number of another type, such as NumPy's, to ``int``, ``float`` or ``Decimal``."""
+def _plain(number: Any) -> int | float | Decimal | timedelta:
+    """Convert a number or duration of another type, such as NumPy's, to Python's."""
     if isinstance(number, float):
         return float(number)
-    if isinstance(number, Decimal):
+    if isinstance(number, Decimal) or type(number) is timedelta:
         return number
+    if isinstance(number, timedelta | np.timedelta64):
+        return _plain(decode_value(encode_value(number)))
     try:
         return int(index(number))
     except TypeError as cause:
         raise InvalidError(
-            "sums and means are of whole numbers, decimals and floats", type=type(number).__qualname__
+            "sums and means are of whole numbers, decimals, floats and durations",
+            type=type(number).__qualname__,
         ) from cause

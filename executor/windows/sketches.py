@@ -19,6 +19,7 @@ from millpond.executor.windows.combiners import (
     canonical_text,
     check_quantiles,
     extract,
+    has_order,
 )
 from millpond.statestore.arguments import check_count
 from millpond.statestore.errors import InvalidError
@@ -63,7 +64,7 @@ class ApproximateCountDistinct(OfValue):
     def add_all(self, accumulator: str, values: Iterable[Any]) -> str:
         sketch = _hll(accumulator)
         for value in values:
-            sketch.update(canonical_text(self.of, value))
+            sketch.update(canonical_text(extract(self.of, value)))
         return _text(sketch.serialize_compact())
 
     def merge(self, accumulators: Sequence[str]) -> str:
@@ -78,7 +79,10 @@ class ApproximateCountDistinct(OfValue):
 
 @dataclass(frozen=True)
 class ApproximateQuantiles(OfValue):
-    """Estimated quantiles ``at`` of numbers, each from 0 to 1; most accurate at both ends."""
+    """Estimated quantiles ``at`` of numbers, each from 0 to 1; most accurate at both ends.
+
+    Null and NaN are left out.
+    """
 
     can_uncombine = False
 
@@ -95,7 +99,9 @@ class ApproximateQuantiles(OfValue):
     def add_all(self, accumulator: str, values: Iterable[Any]) -> str:
         sketch = _tdigest(accumulator)
         for value in values:
-            sketch.update(float(extract(self.of, value)))
+            number = extract(self.of, value)
+            if has_order(number):
+                sketch.update(float(number))
         return _text(sketch.serialize())
 
     def merge(self, accumulators: Sequence[str]) -> str:

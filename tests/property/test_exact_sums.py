@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from datetime import timedelta
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.executor.windows.combiners import Mean, Sum
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.codec import JsonCodec
 
 _NUMBERS = st.one_of(
@@ -151,3 +155,49 @@ def test_accumulators_of_earlier_versions_continue(
 
     assert added == merged == combine.extract(old)
     assert combine.extract(combine.uncombine(old, goes)) == shown
+
+
+_DURATIONS = st.lists(st.timedeltas(timedelta(-9), timedelta(9)), max_size=9)
+
+
+@given(stays=_DURATIONS, goes=_DURATIONS, data=st.data())
+def test_sums_of_durations_are_exact(
+    stays: list[timedelta], goes: list[timedelta], data: st.DataObject
+) -> None:
+    cut = data.draw(st.integers(0, len(stays + goes)))
+    shuffled = data.draw(st.permutations(stays + goes))
+    for combine in (Sum(), Mean()):
+        parts = [_stored(_over(combine, part)) for part in (shuffled[:cut], shuffled[cut:])]
+        accumulator = combine.merge(parts)
+        for length in data.draw(st.permutations(goes)):
+            accumulator = _stored(combine.uncombine(accumulator, length))
+        assert accumulator == _stored(_over(combine, stays))
+        total = sum(stays, timedelta())
+        if stays:
+            assert repr(combine.extract(accumulator)) == repr(
+                total if combine == Sum() else total / len(stays)
+            )
+
+
+@pytest.mark.parametrize("number", [1, 0.5, math.nan, Decimal("1.5")])
+def test_durations_and_numbers_do_not_add_up(number: Any) -> None:
+    for numbers in ([timedelta(1), number], [number, timedelta(1)]):
+        with pytest.raises(InvalidError, match="durations"):
+            _over(Sum(), numbers)
+        with pytest.raises(InvalidError, match="durations"):
+            Sum().merge([_over(Sum(), [one]) for one in numbers])
+
+
+def test_durations_of_numpy_and_pandas_add_up() -> None:
+    lengths = [np.timedelta64(1, "s"), pd.Timedelta("2s"), timedelta(seconds=4)]
+
+    assert Sum().extract(_over(Sum(), lengths)) == timedelta(seconds=7)
+    with pytest.raises(InvalidError, match="microseconds"):
+        _over(Sum(), [pd.Timedelta(1, "ns")])
+
+
+def test_sum_of_durations_beyond_64_bits_is_kept() -> None:
+    largest = timedelta.max
+    accumulator = _stored(_over(Mean(), [largest] * 3))
+
+    assert Mean().extract(accumulator) == largest
