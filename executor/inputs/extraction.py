@@ -34,6 +34,7 @@ from millpond.executor.inputs.payload import (
     UndecodedRow,
     decoded_rows,
     python_rows,
+    reason_of_text,
     value_of_row,
 )
 from millpond.executor.inputs.record_size import RECORD_BYTES_MAX, error_of_size
@@ -467,7 +468,7 @@ def _cell(extractor: FieldExtractor, row: Any) -> Any:
         raise InvalidError(row.reason)
     if isinstance(extractor, str):
         if not isinstance(row, Mapping):
-            raise InvalidError("the row has no fields", type=type(row).__name__)
+            raise InvalidError("the row has no fields", type=type(row).__name__, **reason_of_text(row))
         if extractor not in row:
             raise InvalidError("the row has no such field", field=extractor)
         return row[extractor]

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.inputs.payload import ROW_DICTS, TEXT_TYPES, UndecodedRow, python_rows
+from millpond.executor.inputs.payload import ROW_DICTS, TEXT_TYPES, UndecodedRow, python_rows, reason_of_text
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.rows.key_columns import KeyTexts, check_key_type, encode_key_columns, plain_keys
 from millpond.statestore.rows.key_text import encode_key, is_missing, is_typed, key_of_text, plain_key
@@ -85,7 +85,10 @@ def extract_key(extractor: KeyExtractor, own_key: str | None, value: Any) -> Key
 def _field_of(value: Any, name: str) -> Any:
     if not isinstance(value, Mapping):
         raise InvalidError(
-            "the value has no fields to take the key from", field=name, type=type(value).__name__
+            "the value has no fields to take the key from",
+            field=name,
+            type=type(value).__name__,
+            **reason_of_text(value),
         )
     if name not in value:
         raise InvalidError(

@@ -374,6 +374,17 @@ def check_payload_column(payload: Payload, columns: Sequence[str], *, stream: st
         )
 
 
+def reason_of_text(row: Any) -> dict[str, str]:
+    """Return why a row that is the text of an object, such as a line of a file, is no JSON; nothing for other rows."""
+    if not isinstance(row, str) or not row.lstrip().startswith("{"):
+        return {}
+    try:
+        orjson.loads(row)
+    except orjson.JSONDecodeError as error:
+        return {"reason": f"it is no JSON: {error}"}
+    return {}
+
+
 def original_row(row: Any) -> Any:
     return row.row if isinstance(row, DecodedRow | UndecodedRow) else row
 

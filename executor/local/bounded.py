@@ -54,6 +54,7 @@ _WAYS_OUT: Final = (
     "give the same rows again with the new ones behind them, and name new files so that they come last; or hand over new "
     "rows alone, with start(pipeline) and inject; or begin with a new store"
 )
+_STILL_WRITTEN: Final = "; if the last file was still being written, rewind the store, and give --settle"
 
 
 @dataclass(slots=True)
@@ -290,7 +291,7 @@ def _continued(stream: str, source: RowSource, consumed: int, place: Mapping[str
     if not is_same:
         raise InvalidError(
             f"the rows that were consumed before are not the first {consumed:,} of this input, so there is no telling "
-            f"which rows are new; {_WAYS_OUT}",
+            f"which rows are new; {_WAYS_OUT}{_STILL_WRITTEN if 'file' in place else ''}",
             input=stream,
             consumed=consumed,
             **_shown("consumed_to", place),

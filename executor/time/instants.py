@@ -183,7 +183,7 @@ class InstantText:
 
 
 NO_ZONE: Final = 'the time has no time zone: add one, or say at_zone="UTC" where it is injected'
-_NO_INSTANT: Final = "the time is not ISO 8601 text, as in 2024-05-01T12:00:00Z"
+_NO_INSTANT: Final = "the time is not ISO 8601 text of the form 2024-05-01T12:00:00Z"
 
 INSTANT_TEXT: Final = InstantText()
 """The time text that both runners accept."""

@@ -11,6 +11,7 @@ import codecs
 import csv
 import gzip
 import json
+import math
 import os
 import re
 import zlib
@@ -268,9 +269,20 @@ def _chunk(file: IO[AnyStr]) -> AnyStr:
 def _object(line: bytes) -> Any:
     try:
         # Beyond 64 bits orjson reads a whole number as a float, which loses digits.
-        return json.loads(line, parse_constant=int) if _LONG_NUMBER.search(line) else orjson.loads(line)
+        return (
+            json.loads(line, parse_constant=int, parse_float=_finite)
+            if _LONG_NUMBER.search(line)
+            else orjson.loads(line)
+        )
     except (ValueError, RecursionError):
         return line.decode(errors="replace").rstrip("\r\n")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(text)
+    return number
 
 
 @dataclass(frozen=True, slots=True)

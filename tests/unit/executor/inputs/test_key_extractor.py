@@ -81,6 +81,7 @@ class TestOne:
             (["city"], "own", {"city": {}}, "at least one field"),
             (lambda _: 5, "own", 1, "return text, or a tuple"),
             ("city", "own", [1], "no fields"),
+            ("city", "own", '{"city": "a", "x": NaN}', "no fields.*it is no JSON: unexpected character"),
             (broken, "own", 1, "KeyError"),
             (lambda _: b"bytes", "own", 1, "not text"),
             (lambda _: "\ud800", "own", 1, "UTF-8"),

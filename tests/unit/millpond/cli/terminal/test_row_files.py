@@ -97,7 +97,13 @@ def test_digits_of_whole_numbers_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ['{"n": 12345678901234567890, "x": NaN}', '{"n": 1234567890123456789' + "[" * 99_999]
+    "line",
+    [
+        '{"n": 12345678901234567890, "x": NaN}',
+        '{"n": 12345678901234567890, "x": 1e400}',
+        '{"n": 1, "x": 1e400}',
+        '{"n": 1234567890123456789' + "[" * 99_999,
+    ],
 )
 def test_line_with_long_number_must_be_json_too(tmp_path: Path, line: str) -> None:
     path = tmp_path / "odd.json"
