@@ -139,7 +139,10 @@ class ArrowValues:
         return value
 
     def row(self, index: int) -> tuple[Any, ...] | None:
-        """Return the row as a tuple in the order of `names`; ``None`` where the struct itself is null."""
+        """Return the row as Spark's Python does: a tuple in the order of `names`, in which a map is a list of pairs.
+
+        ``None`` where the struct itself is null.
+        """
         rows = self._rows
         if rows is None:
             rows = self._decode()
@@ -149,7 +152,7 @@ class ArrowValues:
             return None
         if not self._nested:
             return row
-        nested = {name: _nested_value(name, column, index) for name, column in self._nested}
+        nested = {name: _nested_value(name, column, index, maps=None) for name, column in self._nested}
         return tuple(nested.get(name, part) for name, part in zip(self.names, row, strict=True))
 
     def _decode(self) -> list[tuple[Any, ...] | None]:
@@ -194,9 +197,9 @@ class ArrowValues:
         return (ArrowValues, (self.columns,))
 
 
-def _nested_value(name: str, column: pa.Array, index: int) -> Any:
+def _nested_value(name: str, column: pa.Array, index: int, maps: str | None = "strict") -> Any:
     try:
-        return column[index].as_py(maps_as_pydicts="strict")
+        return column[index].as_py(maps_as_pydicts=maps)
     except UNHELD as error:
         raise unheld(error, column=name) from error
 

@@ -98,6 +98,7 @@ def test_map_is_a_dict_and_one_with_a_repeated_key_an_error() -> None:
     values = ArrowValues(pa.table({"m": maps, "n": numbered}))
 
     assert [values.value(0), values.value(2)] == [{"m": {"a": 1}, "n": {1: None}}, {"m": {}, "n": {}}]
+    assert values.row(1) == ([("a", 1), ("a", 2)], None)
     with pytest.raises(InvalidError, match="duplicate key"):
         values.value(1)
 
