@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from base64 import b64decode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ _TAKEN_AS_THEY_ARE: Final[Mapping[pa.DataType, frozenset[type]]] = {
     column: frozenset({cell, type(None)})
     for column, cell in ((pa.string(), str), (pa.int64(), int), (pa.float64(), float), (pa.bool_(), bool))
 }
+_NANOSECONDS: Final = re.compile(r"\.[0-9]{6}[0-9]*[1-9]")
 _MISFITS: Final = (pa.ArrowException, ValueError, TypeError, ArithmeticError, InvalidError)
 
 
@@ -299,7 +301,7 @@ def _nested_converter(
 def _lone_converter(kind: pa.DataType, *, is_typed: bool) -> Callable[[Any], Any]:
     types = pa.types
     if types.is_timestamp(kind):
-        return lambda cell: pa.scalar(parse_instant_us(_whole(cell)), TIMESTAMP).cast(kind)
+        return lambda cell: pa.scalar(_instant_us(cell), TIMESTAMP).cast(kind)
     if types.is_date(kind):
         return _date
     if types.is_decimal(kind):
@@ -352,6 +354,12 @@ def _whole(cell: Any) -> Any:
     if whole != cell:
         raise ValueError(cell)
     return whole
+
+
+def _instant_us(cell: Any) -> int:
+    if isinstance(cell, str) and _NANOSECONDS.search(cell):
+        raise InvalidError("a time is no whole number of microseconds", value=cell)
+    return parse_instant_us(_whole(cell))
 
 
 def _date(cell: Any) -> date:

@@ -202,6 +202,7 @@ class TestColumns:
             (pa.timestamp("us", "UTC"), 5.0, 5.5),
             (pa.timestamp("us", "UTC"), datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1)),  # noqa: DTZ001
             (pa.timestamp("us", "UTC"), None, date(2026, 1, 1)),
+            (pa.timestamp("us", "UTC"), None, "2026-01-01T00:00:00.000000001Z"),
             (pa.float64(), 1.5, True),
             (pa.list_(pa.float64()), [1.5, 1], [1.5, True]),
             (pa.struct([("n", pa.float32())]), {"n": 1.5}, {"n": False}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import pytest
 
 from millpond.executor.windows.sketches import ApproximateCountDistinct, ApproximateQuantiles
@@ -41,3 +43,10 @@ def test_sketches_do_not_support_retractions() -> None:
 def test_arguments_out_of_bounds_are_refused(make) -> None:
     with pytest.raises(InvalidError):
         make()
+
+
+def test_equal_numbers_are_one() -> None:
+    combine = ApproximateCountDistinct()
+    accumulator = combine.add_all(combine.create(), [1, 1.0, Decimal("1.00"), True, 0.0, -0.0])
+
+    assert combine.extract(accumulator) == 3
