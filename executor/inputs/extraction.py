@@ -610,15 +610,22 @@ def _table(given: RowsLike) -> pa.Table:
 
 def _checked_table(table: pa.Table) -> pa.Table:
     refuse_repeated(table.column_names)
-    for column in table.schema:
-        # Python would get the number of a period and the ends of an interval, without what they mean.
-        if getattr(column.type, "extension_name", "") in ("pandas.period", "pandas.interval"):
+    refuse_lost_types(table.schema)
+    return table
+
+
+def refuse_lost_types(schema: pa.Schema) -> None:
+    """Refuse periods and intervals, of which Python would get a number and two ends, without what they mean."""
+    for column in schema:
+        # Without pandas the name of the type is in the metadata.
+        told = (column.metadata or {}).get(b"ARROW:extension:name", b"").decode()
+        kind = getattr(column.type, "extension_name", told)
+        if kind in ("pandas.period", "pandas.interval"):
             raise InvalidError(
                 "a column has periods or intervals, which values cannot be: make it text, or a column of each end",
                 column=column.name,
-                type=column.type.extension_name,
+                type=kind,
             )
-    return table
 
 
 def _refuse_lost_zones(frame: Any, table: pa.Table) -> None:

@@ -238,7 +238,10 @@ def _of_time(array: pa.Array) -> pa.Array:
 def _in_range(array: pa.Array, problems: list[tuple[_Bools, str]]) -> pa.Array:
     kind, why = array.type, _OUT_OF_RANGE
     if pa.types.is_date(kind):
-        wrong = _outside(array.cast(pa.date32()).cast(pa.int32()), *_EPOCH_DAYS)
+        days = array.cast(pa.date32(), safe=False)
+        wrong = _outside(days.cast(pa.int32()), *_EPOCH_DAYS)
+        if pa.types.is_date64(kind) and pc.any(part := pc.not_equal(days.cast(kind), array)).as_py():
+            wrong, why = pc.or_(wrong, part), "a date in the key has a part of a day"
     elif pa.types.is_timestamp(kind) and kind.unit == "ns":
         numbers, why = array.cast(pa.int64()), _TOO_FINE
         wrong = pc.not_equal(pc.subtract(numbers, pc.multiply(pc.divide(numbers, _NS), _NS)), 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import millpond as mp
+from millpond.statestore.rows.value_text import decode_value
 from millpond.testing.fixtures.determinism import ManualClock
 from tests.fixtures.both_runners import LocalPlay, Play, SparkPlay, plays
 
@@ -183,3 +184,25 @@ def test_text_that_is_no_utf8_makes_its_own_dead_letter(play: Open) -> None:
         "x\ufffdy",
         "\ufffd",
     ]
+
+
+class Tagged(mp.Computation):
+    """Keeps the map and the date of its records."""
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        context.state.set([record.value["tags"], record.value["day"]])
+
+
+def test_map_is_a_dict_and_date_that_python_lacks_is_a_letter_of_its_record(play: Open) -> None:
+    """Its whole batch became dead letters."""
+    given = pa.Table.from_pylist(rows(3, bad=0))
+    tags = pa.array([[("a", 1)], [("a", 2)], None], pa.map_(pa.string(), pa.int64()))
+    days = pa.array([0, 10_000_000, None], pa.int32()).cast(pa.date32())
+    pond = play(pipeline(Tagged()))
+    pond.inject("in", given.append_column("tags", tags).append_column("day", days))
+
+    states = {key: decode_value(state) for key, state in pond.states("checked").items()}
+    assert states == {"k0": [{"a": 1}, date(1970, 1, 1)], "k2": [None, None]}
+    [letter] = map(orjson.loads, pond.states("dead_letters").values())
+    assert letter["key"] == "k1"
+    assert "a value of the row cannot be read" in letter["error"]

@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from millpond.cli.terminal.output import note
-from millpond.executor.inputs.extraction import Rows, row_count, rows_between
+from millpond.executor.inputs.extraction import Rows, refuse_lost_types, row_count, rows_between
 from millpond.executor.inputs.payload import UndecodedRow
 from millpond.executor.inputs.record_size import RECORD_BYTES_MAX, error_of_size
 from millpond.executor.local.rows import RowSource
@@ -188,7 +188,9 @@ class Parquet(FileFormat):
         from pyarrow import parquet
 
         for path in paths:
-            yield int(parquet.read_metadata(path).num_rows)
+            metadata = parquet.read_metadata(path)
+            refuse_lost_types(metadata.schema.to_arrow_schema())
+            yield int(metadata.num_rows)
 
     def read(self, path: Path, start: int, records_max: int) -> Iterator[_Part]:
         for rows in read_parquet(path, start, records_max):

@@ -66,6 +66,9 @@ def test_unreadable_value_affects_only_its_row() -> None:
         2: "a date or time in the key is not in the years 1 to 9999",
     }
     assert encode_key_columns([days.slice(0, 1), fine.slice(1, 1)]).errors == {}
+    parts = encode_key_columns([pa.array([1, 86_400_000, None]).view(pa.date64())])
+    assert parts.errors == {0: "a date in the key has a part of a day"}
+    assert parts.keys[1].as_py() == encode_key([dt.date(1970, 1, 2)])
 
 
 @pytest.mark.parametrize(

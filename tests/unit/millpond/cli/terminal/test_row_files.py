@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -562,6 +563,15 @@ def test_named_link_and_links_within_a_folder_are_read(tmp_path: Path) -> None:
 
     assert read(RowFiles(tmp_path / "named")) == numbered(0, 2)
     assert read(RowFiles(tmp_path / "named.json")) == numbered(0, 2)
+
+
+def test_parquet_with_periods_is_refused(tmp_path: Path) -> None:
+    """Code would get their numbers."""
+    path = tmp_path / "months.parquet"
+    pd.DataFrame({"month": pd.period_range("2026-01", periods=2, freq="M")}).to_parquet(path)
+
+    with pytest.raises(InvalidError, match="periods or intervals"):
+        _ = RowFiles(path).count
 
 
 def test_parquet_with_a_name_twice_is_refused(tmp_path: Path) -> None:
