@@ -69,6 +69,7 @@ class _GroupsWithState(ComputationOfRows, Generic[_Function]):
         timeout: str = GroupStateTimeout.NoTimeout,
         *,
         has_watermark: bool = True,
+        time_zone: str = "UTC",
     ) -> None:
         if timeout not in TIMEOUTS:
             raise InvalidError("timeout must be a known one", timeout=timeout, known=sorted(TIMEOUTS))
@@ -79,7 +80,8 @@ class _GroupsWithState(ComputationOfRows, Generic[_Function]):
         self._has_watermark = has_watermark
         self._state = StructCodec(parse_schema(state_schema), "the state")
         self.state_columns: tuple[StateColumn, ...] = columns_of_fields(self._state.schema)
-        self._output = YieldedRows(parse_schema(output_schema), self._yielded_as)
+        self.time_zone = time_zone
+        self._output = YieldedRows(parse_schema(output_schema), self._yielded_as, time_zone=time_zone)
 
     def process_records(self, context: Context, records: Records) -> None:
         """Call the function with the key's rows."""
@@ -138,6 +140,7 @@ class ApplyInPandasWithState(_GroupsWithState[PandasFunction]):
         state_schema: of the state.
         timeout: one of Spark's ``GroupStateTimeout``.
         has_watermark: whether Spark's frame has a watermark, so that ``getCurrentWatermarkMs`` may be called.
+        time_zone: of the times in frames, which have none themselves: that of Spark's session.
 
     Raises:
         InvalidError: the timeout or a schema is wrong.

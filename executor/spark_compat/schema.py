@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
-from datetime import UTC, date, datetime
-from decimal import ROUND_HALF_UP, Context, Decimal
+from datetime import UTC, date, datetime, tzinfo
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
+import pandas as pd
 import sqlglot
 from pyspark.sql import types as T  # noqa: N812 - the name that every Spark user knows
 from sqlglot import expressions as tree
@@ -126,12 +128,28 @@ _BITS: Final[Mapping[type[T.DataType], int]] = {
 }
 
 
+def zone_named(name: str) -> tzinfo:
+    """Return the time zone of a Spark session: a region or, as in ``+02:00``, an offset."""
+    try:
+        return ZoneInfo(name)
+    except (ValueError, ZoneInfoNotFoundError):
+        pass
+    try:
+        offset = datetime.fromisoformat(f"1970-01-01T00:00:00{name}").tzinfo
+    except ValueError:
+        offset = None
+    if offset is None:
+        raise InvalidError("a time zone must be a region's name or an offset such as +02:00", time_zone=name)
+    return offset
+
+
 class StructCodec:
     """Converts the values of a struct, which are tuples in the order of its fields.
 
     Args:
         schema: the fields.
         what: the values' name in errors, such as ``"the state 'count'"``.
+        time_zone: of times without a zone; by default this process's, as for Spark's rows. Frames have the session's.
 
     Example:
         >>> codec = StructCodec(parse_schema("count int, day date"), "the state 'days'")
@@ -141,20 +159,25 @@ class StructCodec:
         (3, datetime.date(2013, 1, 31))
     """
 
-    __slots__ = ("_get", "_what", "_write", "names", "schema")
+    __slots__ = ("_get", "_time_zone", "_what", "_write", "names", "schema")
 
-    def __init__(self, schema: T.StructType, what: str) -> None:
+    def __init__(self, schema: T.StructType, what: str, time_zone: tzinfo | None = None) -> None:
         self.schema: T.StructType = schema
         self.names: list[str] = schema.names
         self._what = what
-        self._write = [_writer(field.dataType, f"{what}, field {field.name!r}") for field in schema]
+        self._time_zone = time_zone
+        self._write = [
+            _writer(field.dataType, f"{what}, field {field.name!r}", time_zone) for field in schema
+        ]
         self._get = [_reader(field.dataType) for field in schema]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (StructCodec, (self.schema, self._what))
+        return (StructCodec, (self.schema, self._what, self._time_zone))
 
     def to_json(self, value: Any) -> dict[str, Any]:
-        """Encode a tuple, list or Row with one value for each field."""
+        """Encode a tuple, list or Row with one value for each field, or a text with one letter for each, as in Spark."""
+        if isinstance(value, str):
+            value = tuple(value)
         if isinstance(value, tuple | list) and len(value) == len(self.names):
             return {
                 name: None if part is None else write(part)
@@ -190,18 +213,19 @@ class StructCodec:
         )
 
 
-def _writer(kind: T.DataType, what: str) -> _Convert:
+def _writer(kind: T.DataType, what: str, time_zone: tzinfo | None) -> _Convert:
     if isinstance(kind, T.StructType):
-        codec = StructCodec(kind, what)
+        codec = StructCodec(kind, what, time_zone)
         return codec.part_to_json
     if isinstance(kind, T.ArrayType):
-        write = _nullable(_writer(kind.elementType, what))
+        write = _nullable(_writer(kind.elementType, what, time_zone))
         return lambda value: list(map(write, _of(value, (list, tuple, np.ndarray), kind, what)))
     if isinstance(kind, T.MapType):
-        write_key, write = _writer(kind.keyType, what), _nullable(_writer(kind.valueType, what))
-        return lambda value: [
-            [write_key(key), write(part)] for key, part in _of(value, dict, kind, what).items()
-        ]
+        write_key = _writer(kind.keyType, what, time_zone)
+        write = _nullable(_writer(kind.valueType, what, time_zone))
+        return lambda value: [[write_key(key), write(part)] for key, part in _pairs(value, kind, what)]
+    if isinstance(kind, T.TimestampType):
+        return lambda value: _write_timestamp(value, kind, what, time_zone)
     if type(kind) in _BITS:
         return _int_writer(kind, what)
     if isinstance(kind, T.DecimalType):
@@ -240,6 +264,15 @@ def _of(value: Any, kinds: type | tuple[type, ...], kind: T.DataType, what: str)
     raise _misfit(value, kind, what)
 
 
+def _pairs(value: Any, kind: T.DataType, what: str) -> list[tuple[Any, Any]]:
+    # Spark's rows have a map as its pairs.
+    given = value.items() if isinstance(value, dict) else _of(value, (list, tuple, np.ndarray), kind, what)
+    pairs = dict(tuple(pair) for pair in given if isinstance(pair, list | tuple) and len(pair) == 2)
+    if len(pairs) != len(given):
+        raise _misfit(value, kind, what)
+    return list(pairs.items())
+
+
 def _misfit(value: Any, kind: T.DataType, what: str) -> InvalidError:
     return InvalidError(
         f"{what} does not take this value",
@@ -254,7 +287,9 @@ def _int_writer(kind: T.DataType, what: str) -> _Convert:
 
     def write(value: Any) -> int:
         if type(value) is not int:
-            value = int(_of(value, np.integer, kind, what))
+            # A column of whole numbers with a missing one has floats in pandas.
+            is_whole = isinstance(value, float | np.floating) and float(value).is_integer()
+            value = int(value if is_whole else _of(value, np.integer, kind, what))
         if not -bound <= value < bound:
             raise _misfit(value, kind, what)
         return int(value)
@@ -264,13 +299,16 @@ def _int_writer(kind: T.DataType, what: str) -> _Convert:
 
 def _decimal_writer(kind: T.DecimalType, what: str) -> _Convert:
     unit, bound = Decimal(1).scaleb(-kind.scale), Decimal(10) ** (kind.precision - kind.scale)
-    context = Context(prec=max(kind.precision, 1), rounding=ROUND_HALF_UP)
+    context = Context(prec=max(kind.precision, 1), traps=[Inexact, InvalidOperation])
 
     def write(value: Any) -> str:
         number = Decimal(_of(value, (Decimal, int), kind, what))
         if not number.is_finite() or abs(number) >= bound:
             raise _misfit(value, kind, what)
-        return str(number.quantize(unit, context=context))
+        try:
+            return str(number.quantize(unit, context=context))
+        except Inexact as error:
+            raise _misfit(value, kind, what) from error
 
     return write
 
@@ -285,33 +323,53 @@ def _write_float(value: Any, kind: T.DataType, what: str) -> float | str:
     return number if math.isfinite(number) else repr(number)
 
 
-def _write_timestamp(value: Any, kind: T.DataType, what: str) -> str:
-    # As in Spark, a datetime without a zone is local time.
-    return str(_of(value, datetime, kind, what).astimezone(UTC).isoformat())
+def _time(value: Any, kind: T.DataType, what: str) -> datetime:
+    """Return a time of Python's, NumPy's or pandas' as Python's."""
+    if isinstance(value, np.datetime64):
+        value = pd.Timestamp(value)
+    if isinstance(value, pd.Timestamp):
+        if value.nanosecond:
+            raise _misfit(value, kind, what)
+        value = value.to_pydatetime()
+    time: datetime = _of(value, datetime, kind, what)
+    return time
+
+
+def _write_timestamp(value: Any, kind: T.DataType, what: str, time_zone: tzinfo | None) -> str:
+    time = _time(value, kind, what)
+    if time.tzinfo is None and time_zone is not None:
+        # As in Spark, the hour that a zone has twice is the later one.
+        time = time.replace(tzinfo=time_zone, fold=1)
+    return time.astimezone(UTC).isoformat()
 
 
 def _write_timestamp_ntz(value: Any, kind: T.DataType, what: str) -> str:
-    return str(_of(value, datetime, kind, what).replace(tzinfo=None).isoformat())
+    return _time(value, kind, what).replace(tzinfo=None).isoformat()
 
 
 def _write_date(value: Any, kind: T.DataType, what: str) -> str:
-    if isinstance(value, datetime):
-        raise _misfit(value, kind, what)
+    if isinstance(value, datetime | np.datetime64):
+        value = _time(value, kind, what).date()
     return str(_of(value, date, kind, what).isoformat())
+
+
+def _write_boolean(value: Any, kind: T.DataType, what: str) -> bool:
+    # As in Spark, 0 and 1 are booleans too.
+    is_binary = isinstance(value, bool | np.bool_ | int | float | np.number) and value in (0, 1)
+    if not is_binary:
+        raise _misfit(value, kind, what)
+    return bool(value)
 
 
 _WRITERS: Final[Mapping[type[T.DataType], Callable[[Any, Any, str], Any]]] = {
     T.BinaryType: lambda value, kind, what: b64encode(_of(value, (bytes, bytearray), kind, what)).decode(),
-    T.BooleanType: lambda value, kind, what: (
-        value if type(value) is bool else bool(_of(value, np.bool_, kind, what))
-    ),
+    T.BooleanType: _write_boolean,
     T.DateType: _write_date,
     T.DoubleType: _write_float,
     T.FloatType: _write_float,
     T.NullType: lambda value, kind, what: _of(value, (), kind, what),
     T.StringType: lambda value, kind, what: value if type(value) is str else str(_of(value, str, kind, what)),
     T.TimestampNTZType: _write_timestamp_ntz,
-    T.TimestampType: _write_timestamp,
 }
 _READERS: Final[Mapping[type[T.DataType], _Convert]] = {
     T.BinaryType: b64decode,

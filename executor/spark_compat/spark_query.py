@@ -137,6 +137,7 @@ def transform_with_state(
         rows_as=rows_as,
         event_time_column_name=event_time_column_name,
         has_watermark=has_watermark,
+        time_zone=_time_zone(frame),
     )
     name = name or type(processor).__name__
     inputs = {INPUT: frame}
@@ -183,7 +184,12 @@ def apply_in_pandas_with_state(
     """
     columns = _key_columns(frame, keys, output_mode)
     computation = ApplyInPandasWithState(
-        function, output_schema, state_schema, timeout, has_watermark=_has_watermark(frame, timeout)
+        function,
+        output_schema,
+        state_schema,
+        timeout,
+        has_watermark=_has_watermark(frame, timeout),
+        time_zone=_time_zone(frame),
     )
     name = name or str(getattr(function, "__name__", "function"))
     return _start(
@@ -228,7 +234,12 @@ def apply_in_arrow_with_state(
     """
     columns = _key_columns(frame, keys, output_mode)
     computation = ApplyInArrowWithState(
-        function, output_schema, state_schema, timeout, has_watermark=_has_watermark(frame, timeout)
+        function,
+        output_schema,
+        state_schema,
+        timeout,
+        has_watermark=_has_watermark(frame, timeout),
+        time_zone=_time_zone(frame),
     )
     name = name or str(getattr(function, "__name__", "function"))
     return _start(
@@ -317,6 +328,10 @@ def _key_columns(frame: DataFrame, keys: str | Sequence[str], output_mode: str) 
                 columns=frame.columns,
             )
     return columns
+
+
+def _time_zone(frame: DataFrame) -> str:
+    return str(frame.sparkSession.conf.get("spark.sql.session.timeZone"))
 
 
 def _has_watermark(frame: DataFrame, timeout: str) -> bool:

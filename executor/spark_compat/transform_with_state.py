@@ -17,6 +17,8 @@ import cloudpickle
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from pyspark.errors import PySparkTypeError
+from pyspark.sql.conversion import ArrowBatchTransformer
 from pyspark.sql.streaming.stateful_processor import (
     ExpiredTimerInfo,
     ListState,
@@ -34,7 +36,7 @@ from millpond.executor.computation.records import RecordColumns, Records
 from millpond.executor.computation.timers import Timer
 from millpond.executor.computation.values import ArrowValues
 from millpond.executor.pipeline.checks import check_overrides
-from millpond.executor.spark_compat.schema import StructCodec, parse_schema
+from millpond.executor.spark_compat.schema import StructCodec, parse_schema, zone_named
 from millpond.executor.spark_compat.variables import (
     EXPIRY_TAG,
     KeyTurn,
@@ -102,7 +104,9 @@ class ProcessorHandle(StatefulProcessorHandle):
         # State is stored by key, so a variable of earlier code is deleted when its key has a turn.
         if not self.is_open:
             raise InvalidError("deleteIfExists must be called in init", state=stateName)
-        self.variables.pop(stateName, None)
+        variable = self.variables.pop(stateName, None)
+        if variable is not None:
+            variable.delete()
         self.turn.deleted.add(stateName)
 
     def _checked(self, name: str, ttl_ms: int | None) -> int | None:
@@ -152,13 +156,16 @@ def _codec(name: str, schema: StructType | str) -> StructCodec:
 class GivenRows:
     """The rows of a bundle, by their places in its columns."""
 
-    def __init__(self, columns: RecordColumns) -> None:
+    def __init__(self, columns: RecordColumns, time_zone: str, *, is_widened: bool) -> None:
         self.columns: RecordColumns = columns
+        self._time_zone = time_zone
+        self._is_widened = is_widened
         self.streams: frozenset[str] = frozenset(columns.streams)
         values = columns.values  # noqa: PD011 - no frame's
         self._values = values if isinstance(values, ArrowValues) else None
         self._frame: pd.DataFrame | None = None
         self._batch: pa.RecordBatch | None = None
+        self._with_nulls: list[int] = []
         self._given_until = 0
 
     def rows(self, start: int, stop: int) -> Iterator[Row]:
@@ -183,14 +190,20 @@ class GivenRows:
         if values is None:
             yield pd.DataFrame([_fields(self.columns.value(index)) for index in range(start, stop)])
             return
+        batch = self._taken(values)
         if self._frame is None or start < self._given_until:
             # Keys come in order, so a smaller start is a retry of a key whose code may have changed its part.
-            self._frame = _frame_of(values.take(np.asarray(self.columns.sources, dtype=np.int64)))
+            self._frame = _frame_of(batch, self._time_zone)
         self._given_until = stop
         part = self._frame.iloc[start:stop]
         part.index = _index(stop - start)
         # Nobody else has this part's rows: without this, pandas would warn of writes to it.
         part._is_copy = None  # noqa: SLF001
+        for place in self._with_nulls:
+            # Another key's null must not make floats or objects of this key's numbers.
+            column = batch.column(place).slice(start, stop - start)
+            if not column.null_count:
+                part.isetitem(place, column.to_numpy(zero_copy_only=False))
         yield part
 
     def batches(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
@@ -203,10 +216,20 @@ class GivenRows:
                 [_fields(self.columns.value(index)) for index in range(start, stop)]
             )
             return
+        yield self._taken(values).slice(start, stop - start)
+
+    def _taken(self, values: ArrowValues) -> pa.RecordBatch:
         if self._batch is None:
             rows = values.take(np.asarray(self.columns.sources, dtype=np.int64))
-            self._batch = pa.RecordBatch.from_arrays(rows.columns.flatten(), names=rows.names)
-        yield self._batch.slice(start, stop - start)
+            columns = map(_widened, rows.columns.flatten()) if self._is_widened else rows.columns.flatten()
+            self._batch = batch = pa.RecordBatch.from_arrays(list(columns), names=rows.names)
+            whole = (pa.types.is_integer, pa.types.is_boolean)
+            self._with_nulls = [
+                place
+                for place, column in enumerate(batch.columns)
+                if column.null_count and any(is_kind(column.type) for is_kind in whole)
+            ]
+        return self._batch
 
 
 class ComputationOfRows(Computation):
@@ -214,6 +237,12 @@ class ComputationOfRows(Computation):
 
     in_micro_batches = True
     in_order_of_arrival = True
+    time_zone: str = "UTC"
+    """The session's time zone, which times in frames have."""
+
+    widens_frames: bool = False
+    """Whether frames have all whole numbers as int64 and all floats as float64."""
+
     _given: GivenRows | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -225,7 +254,7 @@ class ComputationOfRows(Computation):
 
     def _given_of(self, records: Records) -> GivenRows:
         if self._given is None or self._given.columns is not records.columns:
-            self._given = GivenRows(records.columns)
+            self._given = GivenRows(records.columns, self.time_zone, is_widened=self.widens_frames)
         return self._given
 
 
@@ -234,14 +263,25 @@ def _index(rows: int) -> pd.RangeIndex:
     return pd.RangeIndex(rows)
 
 
-def _frame_of(rows: ArrowValues) -> pd.DataFrame:
-    table = pa.Table.from_arrays(rows.columns.flatten(), names=rows.names)
-    frame: pd.DataFrame = table.to_pandas(date_as_object=True)
-    for name in rows.names:
-        if isinstance(frame[name].dtype, pd.DatetimeTZDtype):
-            # Spark's frames have local times of the session, without a zone.
-            frame[name] = frame[name].dt.tz_localize(None)
-    return frame
+def _widened(column: pa.Array) -> pa.Array:
+    if pa.types.is_signed_integer(column.type):
+        return column.cast(pa.int64())
+    return column.cast(pa.float64()) if pa.types.is_floating(column.type) else column
+
+
+def _frame_of(batch: pa.RecordBatch, time_zone: str) -> pd.DataFrame:
+    # Spark's own batches have times in the session's zone, and its conversion reads the zone there.
+    for place, column in enumerate(batch.columns):
+        if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+            here = column.cast(pa.timestamp(column.type.unit, time_zone))
+            batch = batch.set_column(place, batch.column_names[place], here)
+    try:
+        columns = ArrowBatchTransformer.to_pandas(batch, timezone=time_zone)
+    except PySparkTypeError:
+        # Types that Spark lacks come from other readers.
+        frame: pd.DataFrame = batch.to_pandas(date_as_object=True, maps_as_pydicts="strict")
+        return frame
+    return pd.concat(columns, axis=1)
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -257,12 +297,20 @@ YieldedAs: TypeAlias = Literal["row", "pandas", "arrow"]
 class YieldedRows:
     """Produces a function's output to the first stream of its computation.
 
-    A field that a row lacks becomes null, and a field that the schema lacks is left out. ``event_time`` is the field
-    with a row's event time. ``None`` or a null keeps the time of the row's input.
+    A field that a row lacks becomes null, and a field that the schema lacks is left out. A frame or batch has the columns
+    of the schema: a frame without names has them by place. Times of frames without a zone are in ``time_zone``.
+    ``event_time`` is the field with a row's event time. ``None`` or a null keeps the time of the row's input.
     """
 
-    def __init__(self, schema: StructType, yielded_as: YieldedAs, event_time: str | None = None) -> None:
-        self._codec = StructCodec(schema, "the output")
+    def __init__(
+        self,
+        schema: StructType,
+        yielded_as: YieldedAs,
+        event_time: str | None = None,
+        *,
+        time_zone: str | None = None,
+    ) -> None:
+        self._codec = StructCodec(schema, "the output", None if time_zone is None else zone_named(time_zone))
         self._event_time = event_time
         if event_time is not None and event_time not in schema.names:
             raise InvalidError(
@@ -287,12 +335,13 @@ class YieldedRows:
         yielded_as = self._yielded_as
         for one in yielded:
             if yielded_as == "pandas" and isinstance(one, pd.DataFrame):
-                names = list(map(str, one.columns.tolist()))
+                names = self._names_of(one.columns.tolist())
                 for values in one.to_numpy(dtype=object).tolist():
                     yield dict(zip(names, map(_or_none, values), strict=True))
             elif yielded_as == "row" and isinstance(one, Row):
                 yield dict(zip(one.__fields__, one, strict=True))
             elif yielded_as == "arrow" and isinstance(one, pa.RecordBatch | pa.Table):
+                self._names_of(one.schema.names)
                 yield from one.to_pylist(maps_as_pydicts="strict")
             else:
                 raise InvalidError(
@@ -301,6 +350,22 @@ class YieldedRows:
                     type=type(one).__name__,
                     rows_as=yielded_as,
                 )
+
+    def _names_of(self, columns: list[Any]) -> list[str]:
+        """Return the names of yielded columns: the schema's, in another order or, without names, by place."""
+        expected = self._codec.names
+        is_named = any(isinstance(column, str) for column in columns)
+        if columns == expected or not columns:
+            return expected[: len(columns)]
+        if is_named and set(columns) == set(expected) and len(columns) == len(expected):
+            return columns
+        if not is_named and len(columns) == len(expected):
+            return expected
+        raise InvalidError(
+            "the function must yield the columns of its output schema",
+            yielded=list(map(str, columns)),
+            schema=self._codec.schema.simpleString(),
+        )
 
 
 def _time_of(text: str | None, name: str, context: Context) -> int | None:
@@ -360,6 +425,7 @@ class TransformWithState(ComputationOfRows):
         event_time_column_name: the output's column with the event time for consumers. As in Spark, a row behind the
             watermark fails. Without a column, an output row keeps the time of its input rows or timer.
         has_watermark: whether Spark's frame has a watermark. Without it ``getCurrentWatermarkInMs`` returns 0.
+        time_zone: of the times in frames, which have none themselves: that of Spark's session.
 
     Attributes:
         variables: the names of the state variables declared in ``init``. Views show a column of each.
@@ -385,6 +451,7 @@ class TransformWithState(ComputationOfRows):
         initial_state: str = INITIAL_STATE,
         event_time_column_name: str | None = None,
         has_watermark: bool = True,
+        time_zone: str = "UTC",
     ) -> None:
         mode = str(time_mode).lower()
         if mode not in TIME_MODES:
@@ -399,7 +466,14 @@ class TransformWithState(ComputationOfRows):
         self._rows_as = rows_as
         self._initial_state = initial_state
         self._has_watermark = has_watermark
-        self._output = YieldedRows(parse_schema(output_schema), rows_as, event_time_column_name or None)
+        self.time_zone = time_zone
+        self._output = YieldedRows(
+            parse_schema(output_schema),
+            rows_as,
+            event_time_column_name or None,
+            # Spark takes a row's times to be this process's.
+            time_zone=time_zone if rows_as == "pandas" else None,
+        )
         if event_time_column_name:
             # As in Spark, the watermark is the only bound of these times: they may precede their input rows.
             self.late_data_horizon: LateDataHorizon = "unbounded"
@@ -412,6 +486,9 @@ class TransformWithState(ComputationOfRows):
         copy.close()
         self.variables: tuple[str, ...] = tuple(handle.variables)
         self.state_columns: tuple[StateColumn, ...] = columns_of_variables(handle.variables.values())
+
+    # Spark makes these frames of Python's values.
+    widens_frames = True
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_handle": None}

@@ -128,6 +128,18 @@ class KeyTurn:
             self.context.set_timer(at_ms * 1_000, EXPIRY_TAG, "wall")
 
 
+class DeletedTurn(KeyTurn):
+    """Stands for the key of a variable that ``init`` has deleted."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    @property
+    def context(self) -> Context:
+        raise InvalidError("a variable that init has deleted must not be used", state=self._name)
+
+
 class Variable:
     """The common part of values, lists and maps. With ``ttl_ms``, a value expires that long after its last change."""
 
@@ -139,6 +151,10 @@ class Variable:
         self.codec: StructCodec = codec
         self.ttl_ms: int | None = ttl_ms
         self._turn = turn
+
+    def delete(self) -> None:
+        """Let each use fail from now on: what it stored would be gone with the next turn."""
+        self._turn = DeletedTurn(self.name)
 
     def clear(self) -> None:
         self._turn.variables.delete(self.name)

@@ -130,6 +130,90 @@ def test_arrow_and_pandas_functions_give_the_same(*, in_columns: bool) -> None:
     assert [row["k"] for row in ours if row["has_timed_out"]] == ["a", "b"]
 
 
+_MOMENT = dt.datetime(2024, 1, 1, 1, 30, tzinfo=dt.UTC)
+
+
+def _in_frames(function: Any, output_schema: str) -> list[Any]:
+    """Return what a function yields for two keys, one of which has nulls, in a session in New York."""
+    computation = ApplyInPandasWithState(function, output_schema, "s long", time_zone="America/New_York")
+    kept = Kept()
+    pipeline = mp.Pipeline("p")
+    stream = pipeline.inject("in", key=["k"], at=mp.IngressTime())
+    stream.apply(computation, name="frames", on_error="stop").sink("kept", kept)
+    rows = pa.table(
+        {
+            "k": ["a", "b"],
+            "n": [1, None],
+            "sold": [True, None],
+            "t": pa.array([_MOMENT, None], pa.timestamp("us", "UTC")),
+            "m": pa.array([[("x", 1)], None], pa.map_(pa.string(), pa.int64())),
+        }
+    )
+    mp.LocalRunner(Store.in_memory(), progress=False).run(pipeline, {"in": rows})
+    return sorted(kept.values, key=str)
+
+
+def test_frame_has_the_types_of_spark() -> None:
+    """Times are in the session's zone and in nanoseconds, and another key's null changes no type."""
+
+    def seen(key: Any, frames: Any, _state: Any) -> Any:
+        for frame in frames:
+            told = {name: f"{frame[name].dtype} {frame[name].iloc[0]}" for name in frame.columns[1:]}
+            yield pd.DataFrame({"k": [key[0]], "seen": [repr(told)]})
+
+    assert _in_frames(seen, "k string, seen string") == [
+        {
+            "k": "a",
+            "seen": repr(
+                {
+                    "n": "int64 1",
+                    "sold": "bool True",
+                    "t": "datetime64[ns] 2023-12-31 20:30:00",
+                    "m": "object {'x': 1}",
+                }
+            ),
+        },
+        {
+            "k": "b",
+            "seen": repr(
+                {"n": "float64 nan", "sold": "object None", "t": "datetime64[ns] NaT", "m": "object None"}
+            ),
+        },
+    ]
+
+
+def test_frame_that_is_passed_on_keeps_its_values() -> None:
+    def passed_on(_key: Any, frames: Any, _state: Any) -> Any:
+        yield from frames
+
+    schema = "k string, n long, sold boolean, t timestamp, m map<string,long>"
+
+    assert _in_frames(passed_on, schema) == [
+        {"k": "a", "n": 1, "sold": True, "t": "2024-01-01T01:30:00+00:00", "m": [["x", 1]]},
+        {"k": "b", "n": None, "sold": None, "t": None, "m": None},
+    ]
+
+
+@pytest.mark.parametrize("columns", [None, ["k", "n"], ["n", "k"]])
+def test_columns_are_taken_by_name_or_without_names_by_place(columns: list[str] | None) -> None:
+    def counted(key: Any, _frames: Any, _state: Any) -> Any:
+        row = [1, key[0]] if columns == ["n", "k"] else [key[0], 1]
+        yield pd.DataFrame([row], columns=columns)
+
+    assert _in_frames(counted, "k string, n long") == [{"k": "a", "n": 1}, {"k": "b", "n": 1}]
+
+
+@pytest.mark.parametrize("columns", [["k", "m"], ["k"], ["k", "n", "m"], [0], ["k", "n", "n"]])
+def test_columns_that_are_missing_or_misspelt_are_refused(columns: list[Any]) -> None:
+    """They were nulls, without a word."""
+
+    def wrong(_key: Any, _frames: Any, _state: Any) -> Any:
+        yield pd.DataFrame([["a", 1, 2][: len(columns)]], columns=columns)
+
+    with pytest.raises(InvalidError, match="must yield the columns of its output schema"):
+        _in_frames(wrong, "k string, n long")
+
+
 def test_frame_from_an_arrow_function_is_refused() -> None:
     def wrong(_key: Any, _batches: Any, _state: Any) -> Any:
         yield pd.DataFrame({"k": ["a"]})

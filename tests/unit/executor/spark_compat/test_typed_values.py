@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import Row
 
 from millpond.executor.sinks.sink import DeltaSink, Sink, read_table
-from millpond.executor.spark_compat.schema import StructCodec, parse_schema
+from millpond.executor.spark_compat.schema import StructCodec, parse_schema, zone_named
 from millpond.executor.spark_compat.spark_query import sink_of
 from millpond.statestore.errors import InvalidError
 from tests.unit.executor.sinks.test_sink import productions
@@ -110,6 +110,43 @@ def test_fields_are_matched_by_name() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "value", "stored"),
+    [
+        ("int", 2.0, 2),
+        ("boolean", 1, True),
+        ("boolean", 0.0, False),
+        ("date", datetime(2020, 1, 2, 3, tzinfo=UTC), "2020-01-02"),
+        ("date", np.datetime64("2020-01-02T00:00"), "2020-01-02"),
+        ("timestamp", pd.Timestamp("2020-01-02T01:00"), "2020-01-02T06:00:00+00:00"),
+        ("timestamp", np.datetime64("2020-01-02T01:00", "ns"), "2020-01-02T06:00:00+00:00"),
+        # The hour that the zone has twice.
+        ("timestamp", datetime(2020, 11, 1, 1), "2020-11-01T06:00:00+00:00"),  # noqa: DTZ001
+        ("array<timestamp>", np.array(["2020-07-02T01:00"], "datetime64[us]"), ["2020-07-02T05:00:00+00:00"]),
+        ("map<string,int>", [("a", 1), ("b", None)], [["a", 1], ["b", None]]),
+        ("decimal(3,1)", Decimal("1.20"), "1.2"),
+    ],
+)
+def test_near_types_are_taken_as_spark_takes_them(kind: str, value: Any, stored: object) -> None:
+    codec = StructCodec(parse_schema(f"x {kind}"), "the output", zone_named("America/New_York"))
+
+    assert codec.to_json((value,)) == {"x": stored}
+
+
+def test_text_for_a_struct_has_a_letter_for_each_field() -> None:
+    """Spark takes it for the tuple of its letters."""
+    assert _codec("x string").to_json("a") == {"x": "a"}
+    with pytest.raises(InvalidError, match="one value for each field"):
+        _codec("x string").to_json("ab")
+
+
+@pytest.mark.parametrize(("name", "hours"), [("+02:00", 2), ("Asia/Tokyo", 9), ("UTC", 0)])
+def test_zone_of_a_session_is_a_region_or_an_offset(name: str, hours: int) -> None:
+    assert datetime(2020, 1, 1, tzinfo=zone_named(name)).utcoffset() == timedelta(hours=hours)
+    with pytest.raises(InvalidError, match="an offset such as"):
+        zone_named("Mars/Olympus")
+
+
+@pytest.mark.parametrize(
     ("kind", "value"),
     [
         ("int", 1.5),
@@ -120,15 +157,17 @@ def test_fields_are_matched_by_name() -> None:
         ("double", True),
         ("double", "1"),
         ("string", 1),
-        ("boolean", 1),
-        ("date", datetime(2020, 1, 2, tzinfo=UTC)),
+        ("boolean", 2),
         ("timestamp", date(2020, 1, 2)),
+        ("timestamp", pd.Timestamp("2020-01-02T00:00:00.000000001Z")),
         ("decimal(3,1)", Decimal(100)),
+        ("decimal(3,1)", Decimal("1.25")),
         ("decimal(3,1)", Decimal("NaN")),
         ("binary", "x"),
         ("array<int>", 1),
         ("array<int>", ["x"]),
         ("map<string,int>", [1]),
+        ("map<string,int>", [("a", 1), ("a", 2)]),
         ("struct<x:int>", (1, 2)),
     ],
 )
