@@ -22,16 +22,26 @@ from millpond.cli.terminal.output import print_json, progress_bar, say
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.objects.obstore import file_here, place_for_delta_rs
+from millpond.statestore.rows.value_text import TYPED_MARK
 from millpond.statestore.store import Store
 from millpond.statestore.view import RowsView, fresh_duckdb
 
 # The columns that `millpond load` takes.
 _LOADED: Final = ("key", "state", "state_bytes", "state_version", "timers")
 # The columns that DuckDB selects, and the options it writes with, by the format.
+# JSON drops the mark of a text with types, so other states that look like one are wrapped; and null means no state.
+_STATE_AS_JSON: Final = f"""
+case
+    when not json_valid(state) then to_json(state)
+    when state = 'null' or (not starts_with(state, '{TYPED_MARK}') and json_exists(state, '$."$types"'))
+        then json_object('$value', state::json, '$types', '{{}}'::json)
+    else state::json
+end as state"""
+_BYTES: Final = "to_base64(state_bytes) as state_bytes"
 _COPY: Final = {
     "parquet": ("*", "format parquet"),
-    "jsonl": ("* replace (try_cast(state as json) as state)", "format json"),
-    "csv": ("* replace (to_json(timers) as timers)", "format csv, header"),
+    "jsonl": (f"* replace ({_STATE_AS_JSON}, {_BYTES})", "format json"),
+    "csv": (f"* replace (to_json(timers) as timers, {_BYTES})", "format csv, header"),
 }
 _DELTA: Final = "delta"
 
@@ -66,7 +76,8 @@ def export(
     A table has a row for each key with state or timers: the key, the values that typed keys are made of, the state as
     the computation's codec wrote it, the timers, the hold and the superstep that last changed the row. All tables are of
     one version of the store, which may run meanwhile. They are files named after their computations
-    (FOLDER/window_counter.parquet), or Delta tables of these names. In CSV, timers are JSON text.
+    (FOLDER/window_counter.parquet), or Delta tables of these names. In CSV, timers are JSON text; in CSV and JSON,
+    bytes of states are base64.
 
     A table appears as a whole, and none is overwritten: choose a new FOLDER, or remove the old tables.
     """

@@ -62,7 +62,8 @@ def load(
 
     The file has a column `key`, and `state`, `timers` or both. In CSV and JSON a state is JSON; in Parquet it is a
     value, or JSON text. Timers are lists of objects with `at` (microseconds since 1970 UTC, or a time with a zone),
-    and where needed `tag`, `domain` (`event` or `wall`) and `output_at`; in CSV they are JSON too.
+    and where needed `tag`, `domain` (`event` or `wall`) and `output_at`; in CSV they are JSON too. CSV has commas and
+    double quotes. Bytes of a state (`state_bytes`) are base64 in CSV and JSON.
 
     The computation must have no rows, and no pipeline that has it may be running. If the command is killed, the store
     has all of the rows or none, and you can run it again.

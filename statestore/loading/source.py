@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import csv
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.loading.parquet_files import read_parquet
 from millpond.statestore.objects.obstore import file_here
+from millpond.statestore.rows.value_text import TYPED_MARK
+
+if TYPE_CHECKING:
+    import duckdb
 
 LoadSource: TypeAlias = Any
 """A table (Arrow, pandas, Polars, Spark, anything with Arrow's C stream interface), a reader of record batches, the path
@@ -27,10 +32,12 @@ _COLUMNS: Final = ("key", "state", "state_bytes", "state_version", "timers")
 # Further columns of a view of rows, which a load makes again.
 _IGNORED: Final = frozenset({"hold", "superstep", "sequencer", "commit_number"})
 
-_JSON_COLUMNS: Final = "columns = {key: 'VARCHAR', state: 'JSON', state_version: 'INTEGER', timers: 'JSON'}"
+_JSON_COLUMNS: Final = "columns = {key: 'VARCHAR', state: 'JSON', state_bytes: 'VARCHAR', state_version: 'INTEGER', timers: 'JSON'}"
 # DuckDB's function by the end of a file's name.
 _READERS: Final = {
-    ".csv": "read_csv(?, header = true, all_varchar = true, hive_partitioning = false)",
+    # All is said, because DuckDB would guess, and leave out rows before what it takes for the header.
+    ".csv": "read_csv(?, auto_detect = false, header = true, skip = 0, delim = ',', quote = '\"', escape = '\"', "
+    "comment = '', strict_mode = true, allow_quoted_nulls = false, hive_partitioning = false, columns = {columns})",
     ".json": f"read_json(?, {_JSON_COLUMNS}, hive_partitioning = false)",
     **dict.fromkeys(
         (".jsonl", ".ndjson"),
@@ -89,9 +96,45 @@ def _of_text(path: Path, reader: str) -> Iterator[pa.RecordBatch]:
         plain.symlink_to(path.absolute())
         try:
             connection.execute("set TimeZone = 'UTC'")
-            yield from connection.sql(f"from {reader}", params=[str(plain)]).to_arrow_reader(_PIECE_ROWS)
+            names = _csv_names(path) if path.suffix.lower() == ".csv" else _json_names(connection, plain)
+            _check_columns(names)
+            reader = reader.replace("{columns}", str(dict.fromkeys(names, "VARCHAR")))
+            query = f"select {_selected(path, names)} from {reader}"  # noqa: S608 - names of columns
+            rows = connection.sql(query, params=[str(plain)])
+            yield from rows.to_arrow_reader(_PIECE_ROWS)
         except duckdb.Error as cause:
             raise InvalidError("the table cannot be read", reason=first_line(cause), path=path) from cause
+
+
+def _csv_names(path: Path) -> list[str]:
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        names = next(csv.reader(file), [])
+    if len(set(names)) < len(names):
+        raise InvalidError("the table has two columns of one name", columns=names)
+    return names
+
+
+def _json_names(connection: duckdb.DuckDBPyConnection, plain: Path) -> list[str]:
+    """Return the fields of all objects, because a reader with given columns passes over others in silence."""
+    objects = "read_json_objects" if plain.suffix.lower() == ".json" else "read_ndjson_objects"
+    found = connection.sql(
+        f"select distinct unnest(json_keys(json)) from {objects}(?, hive_partitioning = false)",  # noqa: S608 - a name
+        params=[str(plain)],
+    )
+    return sorted({name for (name,) in found.fetchall()} | {"key"})
+
+
+def _selected(path: Path, names: Collection[str]) -> str:
+    """Return the columns in SQL: bytes are base64 in text; the JSON of a state with types begins with their mark."""
+    in_csv = "nullif(state, '')"
+    in_json = (
+        f"""case when json_exists(state, '$."$types"') then '{TYPED_MARK}' || state::varchar else state end"""
+    )
+    special = {
+        "state": in_csv if path.suffix.lower() == ".csv" else in_json,
+        "state_bytes": "from_base64(state_bytes)",
+    }
+    return ", ".join(f"{special.get(name, name)} as {name}" for name in _COLUMNS if name in names)
 
 
 def _of_parquet(path: Path) -> Iterator[pa.RecordBatch]:
@@ -155,7 +198,7 @@ def _check_columns(names: Iterable[str]) -> None:
         raise InvalidError("the table has no column key", columns=sorted(map(str, given)))
     if unknown := given - {*_COLUMNS, *_IGNORED}:
         raise InvalidError(
-            "the table has columns that rows do not have",
+            f"the table has columns that rows do not have{did_you_mean(min(map(str, unknown)), _COLUMNS)}",
             columns=sorted(map(str, unknown)),
             known=list(_COLUMNS),
         )

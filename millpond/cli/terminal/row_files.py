@@ -75,6 +75,7 @@ _PATTERNS: Final = {
 }
 _KIND_NAMES: Final = {"int64": "whole numbers", "double": "numbers", "bool": "truth values"}
 _CODE: Final = "^-?0[0-9]+$"
+_TO_CLOSING_QUOTE: Final = re.compile(r'(?:[^"]|"")*+"')
 _EXACT_DIGITS: Final = 15
 """The digits of the longest whole numbers of which a float keeps all."""
 
@@ -121,12 +122,16 @@ class TextForm:
         given = {} if self.is_utf8 else {"encoding": self.encoding}
         if name != "csv":
             return given if name == "json" else {}
-        # Without enforceSchema=false Spark takes columns by their place, although files may have them in another order.
         return given | {
             "header": "true",
             "multiLine": "true",
+            # Otherwise Spark takes columns by their place, and a later file with another order has other values.
             "enforceSchema": "false",
             "sep": self.delimiter,
+            # Otherwise a backslash escapes a quote, and a doubled quote stays doubled.
+            "escape": '"',
+            # Otherwise a quoted empty cell is null, too; no text has this character.
+            "nullValue": "\uffff",
         }
 
 
@@ -396,21 +401,32 @@ class Csv(FileFormat):
         self._reading = arrow_csv.ReadOptions(encoding="utf8" if form.is_utf8 else form.encoding)
 
     def types(self, paths: Sequence[Path]) -> dict[str, pa.DataType]:
-        """Return the columns of all files, in their order, with their types."""
-        names = [name for path in paths for name in self._names(path)]
+        """Return the columns with their types, or refuse files that Spark would read with other columns."""
+        headers = {path: names for path in paths if (names := self._names(path))}
+        first: list[str] = next(iter(headers.values()), [])
+        for path, names in headers.items():
+            if names != first:
+                raise InvalidError(
+                    "on Spark all CSV files of an input must have the same columns in the same order",
+                    file=path,
+                    columns=names,
+                    first=first,
+                )
         # Counting reads the files to their end, which determines the types.
         sum(self.counts(paths))
-        return {name: self._types.get(name, pa.string()) for name in names}
+        return {name: self._types.get(name, pa.string()) for name in first}
 
     def counts(self, paths: Sequence[Path]) -> Iterator[int]:
         # Counting also determines the columns' types, which `read` needs.
         odd, found = list[_OddCell](), list[int]()
         for path in paths:
-            count = 0
+            count, last = 0, None
             for batch in self._batches(path):
                 for name, cells in zip(batch.schema.names, batch.columns, strict=True):
                     odd += self._narrow(name, cells, path, count)
                 count += batch.num_rows
+                last = batch.column(batch.num_columns - 1)[-1].as_py() if batch.num_rows else None
+            self._refuse_open_quote(path, last)
             found.append(count)
         self._types = {name: column.kinds[0] for name, column in self._columns.items() if column.kinds}
         odd += [cell for name, cell in self._inexact.items() if self._types.get(name) == pa.float64()]
@@ -448,8 +464,7 @@ class Csv(FileFormat):
 
     def _lines(self, path: Path, rows: Collection[int]) -> dict[int, int]:
         """Return the lines on which rows of a file end."""
-        opened: Any = gzip.open if path.suffix == _COMPRESSED else open
-        with opened(path, "rt", encoding=self._form.encoding, errors="replace", newline="") as text:
+        with self._text(path) as text:
             reader = csv.reader(text, delimiter=self._form.delimiter)
             ends = (reader.line_num for record in reader if record)
             try:
@@ -458,6 +473,34 @@ class Csv(FileFormat):
             except csv.Error:
                 # A cell is longer than this reader takes.
                 return {}
+
+    def _text(self, path: Path) -> IO[str]:
+        opened: Any = gzip.open if path.suffix == _COMPRESSED else open
+        encoding = "utf-8-sig" if self._form.is_utf8 else self._form.encoding
+        return cast(IO[str], opened(path, "rt", encoding=encoding, errors="replace", newline=""))
+
+    def _refuse_open_quote(self, path: Path, last: str | None) -> None:
+        """Refuse a file that ends within quotes; ``last`` is its last cell.
+
+        Arrow takes the rest of such a file for one cell.
+        """
+        if last is None or not self._may_be_open(path, last):
+            return
+        with self._text(path) as text:
+            line = _open_quote(text, self._form.delimiter)
+        if line is not None:
+            raise InvalidError(
+                "a quote is not closed: close it, or double it within a cell", file=path, line=line
+            )
+
+    def _may_be_open(self, path: Path, last: str) -> bool:
+        if path.suffix == _COMPRESSED or not self._form.is_utf8:
+            # Its end is costly to find; without either, the quote has taken nothing but its own cell.
+            return any(sign in last for sign in ("\n", "\r", self._form.delimiter))
+        end = b'"' + last.replace('"', '""').encode()
+        with path.open("rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - len(end), 0))
+            return file.read() == end
 
     def read(self, path: Path, start: int, records_max: int) -> Iterator[_Part]:
         skipped = start
@@ -512,6 +555,23 @@ class Csv(FileFormat):
         )
         with arrow_csv.open_csv(path, self._reading, self._parse, convert) as batches:
             yield from batches
+
+
+def _open_quote(lines: Iterable[str], delimiter: str) -> int | None:
+    """Return the line of the quote that is open at the end of a CSV file, if one is."""
+    opened: int | None = None
+    for number, line in enumerate(lines, 1):
+        at = 0
+        while at >= 0:
+            if opened is None and line.startswith('"', at):
+                opened, at = number, at + 1
+            if opened is not None:
+                closed = _TO_CLOSING_QUOTE.match(line, at)
+                if closed is None:
+                    break
+                opened, at = None, closed.end()
+            at = line.find(delimiter, at) + 1 or -1
+    return opened
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 from deltalake import DeltaTable
@@ -14,6 +16,7 @@ from deltalake import DeltaTable
 from millpond.cli.main import main
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.statestore.rows.codec import JsonCodec, MsgpackCodec
 from millpond.statestore.store import Store
 from tests.fixtures.computations import Count
 
@@ -55,6 +58,27 @@ def test_exported_rows_can_be_loaded(pond: Path, tmp_path: Path, form: str) -> N
         file = tmp_path / "tables" / f"{name}.{form}"
         assert invoke("load", tmp_path / "again", name, file, "--create").exit_code == 0
         assert rows_of(tmp_path / "again", name) == rows_of(pond, name)
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "csv"])
+def test_exported_states_keep_types_and_bytes(tmp_path: Path, form: str) -> None:
+    states = [{"n": Decimal("1.10")}, [2**70], None, {"$types": {"/n": "decimal"}, "n": "1"}, " x", {"n": 5}]
+    with Store.open(tmp_path / "pond") as store:
+        texts = [JsonCodec().encode(state) for state in states]
+        store.load("json", pa.table({"key": ["", *"12345"], "state": texts}))
+        store.load(
+            "msgpack", [{"key": "a", "state": b"\xff"}, {"key": "b", "state": 40}], codec=MsgpackCodec()
+        )
+    assert invoke("export", tmp_path / "pond", tmp_path / "t", "--format", form, "--for-load").exit_code == 0
+
+    for name in ("json", "msgpack"):
+        said = invoke(
+            "load", tmp_path / "again", name, tmp_path / "t" / f"{name}.{form}", "--create", "--codec", name
+        )
+        assert said.exit_code == 0, said.output
+    found = rows_of(tmp_path / "again", "json")
+    assert [JsonCodec().decode(row["state"]) for row in found] == states
+    assert rows_of(tmp_path / "again", "msgpack") == rows_of(tmp_path / "pond", "msgpack")
 
 
 def test_delta_reader_reads_export(pond: Path, tmp_path: Path) -> None:

@@ -60,3 +60,38 @@ def test_missing_store_is_created_only_on_request(tmp_path: Path) -> None:
     assert invoke(tmp_path / "new", "counts", file).exit_code == 1
     assert not (tmp_path / "new").exists()
     assert invoke(tmp_path / "new", "counts", file, "--create").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("a.csv", "key,state\na,1\nkey,state,timers\nc,3,[]\n", "Line: 3"),
+        ("a.csv", "key,state\na,1\nb\n", "Line: 3"),
+        ("a.csv", 'key,state\na,1\nb,"x\n', "Line: 3"),
+        ("a.csv", "key,state,timer\na,1,\n", "did you mean 'timers'"),
+        ("a.jsonl", '{"key":"a","state":1}\n{"key":"b","state":1,"timer":[]}\n', "did you mean 'timers'"),
+        ("a.json", '[{"key":"a","state":1,"state_verison":3}]', "did you mean 'state_version'"),
+    ],
+)
+def test_table_of_other_rows_is_refused(
+    pond: Path, tmp_path: Path, name: str, text: str, reason: str
+) -> None:
+    (tmp_path / name).write_text(text)
+
+    refused = invoke(pond, "refused", tmp_path / name)
+
+    assert refused.exit_code == 1
+    assert reason in refused.stderr
+
+
+def test_csv_is_read_as_it_is(tmp_path: Path) -> None:
+    """DuckDB would guess what quotes, from the first 20,480 rows."""
+    file = tmp_path / "a.csv"
+    rows = "".join(f"w{number},1\n" for number in range(21_000))
+    file.write_text(f"key,state\n'a',1\n#b,1\n{rows}\"q,1\",1\n")
+
+    assert invoke(tmp_path / "new", "counts", file, "--create").exit_code == 0
+    with Store.open(tmp_path / "new", read_only=True) as store:
+        keys = store.rows_view("counts").to_arrow().column("key").to_pylist()
+    assert len(keys) == 21_003
+    assert {"'a'", "#b", "q,1"} < set(keys)

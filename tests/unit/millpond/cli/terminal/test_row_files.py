@@ -262,6 +262,34 @@ def test_empty_csv_cell_is_null(tmp_path: Path) -> None:
     assert read(RowFiles(path)) == [{"a": None, "b": "", "c": 1}, {"a": "x\ny", "b": "z", "c": None}]
 
 
+@pytest.mark.parametrize("end", ["\n", ""])
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz"])
+def test_quote_that_is_not_closed_is_refused_with_its_line(tmp_path: Path, suffix: str, end: str) -> None:
+    path = tmp_path / f"rows.{suffix}"
+    opened = gzip.open if suffix.endswith("gz") else open
+    with opened(path, "wt", encoding="utf-8") as file:
+        file.write('k,n,note\na,1,"x\ny"\nb,2,5" pipe\nc,3,"big\nd,4,plain\ne,5,""' + end)
+
+    with pytest.raises(InvalidError, match="a quote is not closed") as refused:
+        _ = RowFiles(path).count
+    assert refused.value.details["line"] == 5
+
+
+@pytest.mark.parametrize(
+    "last", ['"x"', '"x\ny"', '"x""', '"\n"', '""', '""""', '5" pipe', '"a""\n"', '"a,b"', "x"]
+)
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_closed_quotes_are_read(tmp_path: Path, last: str, end: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"k,note\na,{last}{end}", encoding="utf-8")
+
+    if last == '"x""':
+        with pytest.raises(InvalidError, match="a quote is not closed"):
+            _ = RowFiles(path).count
+    else:
+        assert RowFiles(path).count == 1
+
+
 def test_files_with_different_columns_stay_in_separate_pieces(tmp_path: Path) -> None:
     write(tmp_path / "1.parquet", [{"n": 1}])
     write(tmp_path / "2.parquet", [{"n": 2, "new": "x"}])

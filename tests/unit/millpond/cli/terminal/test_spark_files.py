@@ -81,6 +81,26 @@ def test_file_with_a_colon_is_refused(spark: SparkSession, tmp_path: Path) -> No
         stream_of_files(spark, str(tmp_path), ())
 
 
+def test_spark_reads_cells_with_quotes_and_backslashes_as_text(spark: SparkSession, tmp_path: Path) -> None:
+    texts = ['cup ""big""', "C:\\dir\\", "", " lead", "a\nb", 'a\\""b,c', '""', "\\"]
+    lines = [f'{number},"{text}",|' for number, text in enumerate(texts)]
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join(["key,a,b", *lines, "8,,  x ", "9,\\,\\", ""]), encoding="utf-8")
+
+    found = on_spark(spark, path, tmp_path)
+
+    assert [row["a"] for row in found] == [*(text.replace('""', '"') for text in texts), None, "\\"]
+    assert [row["b"] for row in found] == ["|"] * len(texts) + ["  x ", "\\"]
+
+
+def test_csv_files_with_another_order_of_columns_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "1.csv").write_text("k,n\na,1\n", encoding="utf-8")
+    (tmp_path / "2.csv").write_text("n,k\n1,a\n", encoding="utf-8")
+
+    with pytest.raises(InvalidError, match="same columns in the same order"):
+        stream_of_files(spark, str(tmp_path), {"k"})
+
+
 def test_missing_input_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """The file must exist on this machine and where Spark looks for it."""
     with pytest.raises(InvalidError, match="no file and no folder"):
