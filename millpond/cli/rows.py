@@ -6,7 +6,9 @@ import base64
 import csv
 import datetime as dt
 import json
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from math import isfinite
@@ -29,6 +31,8 @@ from millpond.statestore.visible import visible, visible_json
 
 _TABLE_ROWS: Final = 100
 _COLUMNS: Final = ("timers", "hold", "superstep")
+_STRING_OR_NUMBER: Final = re.compile(r'"(?:[^"\\]|\\.)*"|-?Infinity|NaN')
+_NO_NUMBERS: Final = {"NaN": '"nan"', "Infinity": '"inf"', "-Infinity": '"-inf"'}
 _EXTRAS: Final = {"record_ids": "ids", "productions": "undelivered"}
 
 
@@ -247,16 +251,38 @@ def sql(store: StoreAt, query: str, version: str | None, shape: str, *, allow_fi
         _answer(connection, query, shape)
 
 
+def _refuse_repeated(columns: Sequence[str]) -> None:
+    # DuckDB's names do not tell small letters from capitals.
+    counts = Counter(column.lower() for column in columns)
+    if repeated := [column for column in columns if counts[column.lower()] > 1]:
+        raise InvalidError(
+            "a JSON object has each name once: give the columns different names (`select a.state as before`)",
+            columns=repeated,
+        )
+
+
+def _as_json(found: re.Match[str]) -> str:
+    """Write what DuckDB takes for numbers, but JSON does not, as text, like states (docs/design/024-types.md)."""
+    return _NO_NUMBERS.get(found[0], found[0])
+
+
 def _answer(connection: duckdb.DuckDBPyConnection, query: str, shape: str) -> None:
+    for statement in connection.extract_statements(query)[:-1]:
+        # DuckDB would answer only the last one.
+        if statement.type == duckdb.StatementType.SELECT:
+            raise InvalidError(
+                "the query has several statements with a result: give one", first=statement.query
+            )
     # Statements without a result, such as `set`, return None, which the library's types omit.
     relation = cast(duckdb.DuckDBPyRelation | None, connection.sql(query))
     if relation is None:
         return
     if shape == "json":
+        _refuse_repeated(relation.columns)
         quoted = ('"' + name.replace('"', '""') + '"' for name in relation.columns)
         fields = ", ".join(f"{column} := {column}" for column in quoted)
         for (line,) in relation.project(f"to_json(struct_pack({fields}))::varchar").fetchall():
-            click.echo(visible_json(line))
+            click.echo(visible_json(_STRING_OR_NUMBER.sub(_as_json, line)))
         return
     # As text, because Python's datetime does not cover the ends of time.
     rows = relation.project("columns(*)::varchar").fetchall()

@@ -482,3 +482,26 @@ class TestEverywhere:
 
         assert result.exit_code == 1
         assert "99" in result.stderr
+
+
+def test_query_as_json_has_text_for_what_json_has_no_number_for(pond: str) -> None:
+    query = "select 'nan'::double a, ['-inf'::float, 1.5] b, {'x': 'inf'::double} c, 'NaN, \"Infinity' d"
+
+    assert lines_of("sql", pond, query, "--json") == [
+        {"a": "nan", "b": ["-inf", 1.5], "c": {"x": "inf"}, "d": 'NaN, "Infinity'}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("select 1 a; select 2 a", "several statements"),
+        ("select 1 a, 2 a", "different names"),
+        ("select 1 a, 2 A", "different names"),
+    ],
+)
+def test_query_with_two_answers_or_names_is_refused(pond: str, query: str, reason: str) -> None:
+    refused = CliRunner().invoke(main, ["sql", pond, query, "--json"])
+
+    assert refused.exit_code == 1
+    assert reason in refused.stderr
