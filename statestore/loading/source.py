@@ -107,8 +107,11 @@ def _of_text(path: Path, reader: str) -> Iterator[pa.RecordBatch]:
 
 
 def _csv_names(path: Path) -> list[str]:
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        names = next(csv.reader(file), [])
+    try:
+        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+            names = next(csv.reader(file), [])
+    except (OSError, csv.Error) as cause:
+        raise InvalidError("the table cannot be read", reason=first_line(cause), path=path) from cause
     if len(set(names)) < len(names):
         raise InvalidError("the table has two columns of one name", columns=names)
     return names

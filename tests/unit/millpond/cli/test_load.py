@@ -68,6 +68,8 @@ def test_missing_store_is_created_only_on_request(tmp_path: Path) -> None:
         ("a.csv", "key,state\na,1\nkey,state,timers\nc,3,[]\n", "Line: 3"),
         ("a.csv", "key,state\na,1\nb\n", "Line: 3"),
         ("a.csv", 'key,state\na,1\nb,"x\n', "Line: 3"),
+        ("a.csv", '"key,state\n' + "a,1\n" * 40_000, "cannot be read"),
+        ("a.csv", "", "no column key"),
         ("a.csv", "key,state,timer\na,1,\n", "did you mean 'timers'"),
         ("a.jsonl", '{"key":"a","state":1}\n{"key":"b","state":1,"timer":[]}\n', "did you mean 'timers'"),
         ("a.json", '[{"key":"a","state":1,"state_verison":3}]', "did you mean 'state_version'"),
