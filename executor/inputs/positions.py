@@ -105,6 +105,17 @@ def input_positions(positions: Mapping[str, int], pipeline: str, stream: str) ->
     }
 
 
+def consumed_streams(positions: Mapping[str, int], pipeline: str) -> frozenset[str]:
+    """Return the injected streams of which a pipeline has consumed anything."""
+    kinds = {AppId.INPUT: -1, AppId.INJECTED: 0}
+    return frozenset(
+        kind.parts(app_id)[1]
+        for app_id, version in positions.items()
+        for kind, none in kinds.items()
+        if app_id.startswith(kind) and version > none and kind.parts(app_id)[0] == pipeline
+    )
+
+
 def after_the_end(stream: str) -> InvalidError:
     """Return the error for records of a stream whose input an earlier run has ended."""
     return InvalidError(

@@ -23,11 +23,12 @@ from millpond.executor.computation.computation import Computation, codec_of
 from millpond.executor.inputs.positions import (
     claimed_by,
     conflicting_pipeline,
+    consumed_streams,
     current_name,
     percentile_watermark_app_id,
     stored_state_version,
 )
-from millpond.executor.pipeline.nodes import DEAD_LETTERS, ComputationNode
+from millpond.executor.pipeline.nodes import DEAD_LETTERS, SIGNALS, ComputationNode
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.time.clocks import EXACT
 from millpond.statestore.app_ids import AppId, pipeline_number, recorded_names, recorded_word, supersteps_of
@@ -79,10 +80,30 @@ def plan_evolution(topology: Topology, snapshot: Snapshot, intervals: int | None
             **({"vanished": vanished} if len(vanished) > 1 else {}),
             **({"new": fresh} if fresh else {}),
         )
+    _refuse_renamed_inputs(topology, snapshot, claimed)
     former = {new: old for old, new in evolution.renames.items()}
     for node in topology.computations.values():
         _check_intervals(node, snapshot, former.get(node.name, node.name), intervals)
     return evolution
+
+
+def _refuse_renamed_inputs(topology: Topology, snapshot: Snapshot, claimed: frozenset[str]) -> None:
+    """Refuse a new input of a known computation in place of one that is gone: it would be read from its start again."""
+    # Signals come and go with the windows that listen to them.
+    known = consumed_streams(snapshot.txns, topology.name) | {SIGNALS}
+    gone = sorted(known - topology.injectors.keys() - topology.retire - {SIGNALS})
+    new = sorted(
+        name for name in topology.injectors.keys() - known if topology.reached_from([name]) & claimed
+    )
+    if gone and new:
+        raise InvalidError(
+            "the store has consumed an input that the pipeline no longer has, and a new one feeds the same computations "
+            "from its start: if it is the same under another name, inject it under the former one, because a record "
+            "would count again; if it is another, name the former in retire= of the pipeline",
+            pipeline=topology.name,
+            input=gone[0],
+            new=new,
+        )
 
 
 def _renames(topology: Topology, snapshot: Snapshot, stored: frozenset[str]) -> Iterator[tuple[str, str]]:

@@ -405,18 +405,22 @@ def check_payload(stream: str, payload: object, change: str | None, extractors: 
 
 
 def check_overrides(base: type, declared: object, **subject: object) -> None:
-    """Refuse a method that is misspelt: nothing would call it, and what it was to override would run instead."""
+    """Refuse a misspelt method or attribute: nothing would use it, but what it was to override instead."""
     kind = type(declared)
-    methods = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
-    missed = [name for name in methods if getattr(kind, name) is getattr(base, name, None)]
-    for name in methods:
-        near = get_close_matches(name, missed, n=1, cutoff=0.9) if not hasattr(base, name) else ()
-        if near:
+    names = [name for name in dir(kind) if not name.startswith("_")]
+    missed = [name for name in names if hasattr(base, name) and getattr(kind, name) is getattr(base, name)]
+    for name in names:
+        is_method = callable(getattr(kind, name))
+        alike = [one for one in missed if callable(getattr(kind, one)) is is_method]
+        near = get_close_matches(name, alike, n=1, cutoff=0.9) if not hasattr(base, name) else ()
+        # One that differs by its plural may be the code's own.
+        if near and (is_method or f"{name}s" != near[0]):
+            what, used = ("method", "calls") if is_method else ("attribute", "reads")
             raise InvalidError(
-                f"nothing calls this method of a {base.__name__}; did you mean {near[0]!r}?",
+                f"nothing {used} this {what} of a {base.__name__}; did you mean {near[0]!r}?",
                 **subject,
                 type=kind.__qualname__,
-                method=name,
+                **{what: name},
             )
 
 

@@ -57,6 +57,7 @@ from millpond.statestore.arguments import check_count, check_flag
 from millpond.statestore.durations import Duration, duration_ms, with_new_names
 from millpond.statestore.errors import InvalidError, did_you_mean
 
+_ID_SLACK: Final = "3h"
 _NO_DISORDER: Final = BoundedDisorder("0s")
 _OPTIONS: Final = frozenset(ComputationOptions.__annotations__)
 _WORDS: Final = {
@@ -154,7 +155,8 @@ class EnginePipeline(Generic[StreamT_co]):
             so a name may stay in the code.
         retire: the names of former computations whose rows stay unchanged: readable, with their timers, but
             nothing runs. If the pipeline gets such a computation again, it continues from these rows and has
-            missed the records in between. Unknown names are ignored.
+            missed the records in between. Also the names of former injected streams that others replace: without
+            them a new stream would look like a renamed one, and is refused. Unknown names are ignored.
         renamed_from: the pipeline's former name. The pipeline continues with everything that the store has
             under that name. Afterwards the argument has no effect and may stay in the code.
 
@@ -222,7 +224,8 @@ class EnginePipeline(Generic[StreamT_co]):
                 be null. A single null is no key: the row becomes a dead letter.
             at: where a row's event time is, likewise: an ``int`` since 1970 UTC, a ``datetime``, or ISO 8601
                 text; see ``at_unit`` and ``at_zone``. ``IngressTime()`` is the time of arrival, with its own watermark.
-            id: where the publisher's id of a record is, likewise. Records that repeat an id are dropped.
+            id: where the publisher's id of a record is, likewise. Records that repeat an id are dropped. A record
+                whose id is null has none, and counts each time.
             watermark: how the stream's low watermark follows from its records. By default rows are assumed to
                 arrive in order of event time, as with ``BoundedDisorder("0s")``; a warning names the first
                 record that this drops. On Spark the default is the delay of the frame's ``withWatermark``, if
@@ -281,6 +284,13 @@ class EnginePipeline(Generic[StreamT_co]):
             check_field("at", at, name)
         if id is not None:
             check_field("id", id, name)
+        elif id_slack != _ID_SLACK:
+            raise InvalidError(
+                "id_slack is how long ids are kept, and the stream has none: say where they are with id=, or leave "
+                "id_slack out",
+                stream=name,
+                id_slack=id_slack,
+            )
         if change is not None and not (isinstance(change, str) and change):
             raise InvalidError("change must be a column's name", stream=name, type=type_name(change))
         check_payload(name, payload, change, (key, at, id, member))

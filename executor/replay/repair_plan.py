@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote
 
-from millpond.statestore.app_ids import AppId, supersteps_of
+from millpond.statestore.app_ids import RESTORED_APP_ID, AppId, supersteps_of
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError
 from millpond.statestore.history.replayed_log import (
     TableHistory,
     TableState,
+    read_commit,
     read_histories,
     readable_commits,
     repair_bit_flip,
@@ -29,7 +30,7 @@ from millpond.statestore.history.savepoint import refuse_collected
 from millpond.statestore.log.action import Add, Metadata, Protocol
 from millpond.statestore.log.high_water import Mark
 from millpond.statestore.log.log import LOG_FOLDER, Log, LogInventory, commit_path
-from millpond.statestore.log.snapshot import table_version
+from millpond.statestore.log.snapshot import RESTORED_VERSION, load, table_version
 from millpond.statestore.log.table import rows_metadata
 from millpond.statestore.log.writer import log_boundary
 from millpond.statestore.objects.memory import MemoryObjects
@@ -251,6 +252,18 @@ def plan_rewind(objects: Objects, version: TableVersion, mark: Mark | None) -> R
         source_offsets=dict(replayed.snapshot.source_offsets),
         watermarks=dict(replayed.snapshot.watermarks),
     )
+
+
+def undone_by(objects: Objects, plan: RepairPlan) -> TableVersion | None:
+    """Return the newest rewind or repair that undid the plan's version; ``None`` if the version was never undone."""
+    log, at = Log(objects), plan.txns.get(RESTORED_APP_ID, -1)
+    while at > plan.state.version:
+        commit = read_commit(log, TableVersion(at))
+        # A commit that is gone may have undone it.
+        if commit is None or int(str(commit.metadata.get(RESTORED_VERSION, -1))) < plan.state.version:
+            return TableVersion(at)
+        at = load(log, TableVersion(at - 1)).txns.get(RESTORED_APP_ID, -1)
+    return None
 
 
 def sinks_of_rewind(plan: RepairPlan) -> dict[str, Superstep]:

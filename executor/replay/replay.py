@@ -7,6 +7,7 @@ timers and sinks, and every difference is the effect of other code.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,7 +16,14 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from millpond.executor.inputs.extraction import Rows, RowsLike
-from millpond.executor.inputs.positions import LOCAL_SOURCE, percentile_watermark_app_id, superstep_of
+from millpond.executor.inputs.positions import (
+    LOCAL_SOURCE,
+    digest_in,
+    percentile_watermark_app_id,
+    recorded_place,
+    superstep_of,
+)
+from millpond.executor.inputs.row_digest import added, rows_digest
 from millpond.executor.local.bounded import consume_inputs, observe_rows, rest_of_inputs
 from millpond.executor.local.rows import RowSource, source_of
 from millpond.executor.local.run import LocalRun
@@ -56,6 +64,9 @@ from millpond.statestore.types import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_LOG = logging.getLogger("millpond")
+_PIECE_ROWS: Final = 20_000
 
 NOTE: Final = "replay.json"
 """The note's path in the store's folder."""
@@ -134,8 +145,43 @@ class ReplayPlan:
                     consumed=ends - missing,
                     until=self.last.version,
                 )
-            parts[stream] = InputPart(source, missing - by_calls, ends - by_calls)
+            parts[stream] = part = InputPart(source, missing - by_calls, ends - by_calls)
+            self._compare(topology.name, stream, part)
         return parts
+
+    def _compare(self, pipeline: str, stream: str, part: InputPart) -> None:
+        """Warn of rows that are not those that the original consumed, as far as it recorded their digest."""
+        app_id = AppId.INPUT.of(pipeline, stream, LOCAL_SOURCE)
+        begin, end = (
+            recorded_place(known.source_offsets.get(app_id), known.txns.get(app_id))
+            for known in (self.first, self.last)
+        )
+        before, after = digest_in(begin) if part.begins else 0, digest_in(end)
+        if (
+            before is None
+            or after is None
+            or (part.ends, part.begins)
+            != (
+                end.get("rows"),
+                begin.get("rows") if part.begins else 0,
+            )
+        ):
+            return
+        at = part.begins
+        for count, rows in part.pieces(at, _PIECE_ROWS):
+            before = added(before, rows_digest(rows, at))
+            at += count
+        if before != after:
+            _LOG.warning(
+                "the input is not what the original consumed, so what it leads to says nothing about the code: give the same "
+                "rows in the same order: input=`%s`%s",
+                stream,
+                "".join(
+                    f" {name}=`{place['file']}`"
+                    for name, place in (("consumed", end), ("given", part.place(part.ends)))
+                    if "file" in place
+                ),
+            )
 
 
 def plan_replay(

@@ -135,6 +135,9 @@ def _required_columns(
     return required
 
 
+FIRST_TAG: Final = "millpond.first"
+"""The tag of a file of an upsert's table with the file's first key."""
+
 _RECENT_MAX: Final = 32
 _RECENT_BYTES_MAX: Final = 1 << 16
 _OWN_NAME: Final = re.compile(r"(?:.*-)?(\d{10,})-[0-9a-f]{32}\.parquet")
@@ -276,6 +279,16 @@ class DeltaSinkWriter(TableWriter):
     """Appends supersteps to one Delta table: one file and one commit each; `SINK_SCHEMA` without a schema."""
 
     default_schema = SINK_SCHEMA
+
+    def _required_in(self, snapshot: Snapshot) -> frozenset[str]:
+        if any(FIRST_TAG in file.tags for file in snapshot.files):
+            raise InvalidError(
+                "the sink's table has one row per key, and appended panes would stand next to these rows: keep "
+                'mode="upsert", or give the sink another path',
+                sink=self._name,
+                path=self._objects.url,
+            )
+        return super()._required_in(snapshot)
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
         # The table has it: a runner repeats the last superstep after a crash.

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.sinks.columns import ROW_SCHEMA_BY_WINDOW, SinkRecord, retractions, sink_table
-from millpond.executor.sinks.delta_table import TableWriter, read_file, superstep_of
+from millpond.executor.sinks.delta_table import FIRST_TAG, TableWriter, read_file, superstep_of
 from millpond.executor.sinks.table_upkeep import COMPACTION
 from millpond.statestore.errors import ConflictError, DataError, InvalidError
 from millpond.statestore.log.action import Add
@@ -37,7 +37,6 @@ _LEAF_BYTES: Final = 16 * 1024 * 1024
 """Uncompressed size of a leaf with wide rows, in bytes."""
 
 _TRIES: Final = 10
-_FIRST_TAG: Final = "millpond.first"
 _LAST_TAG: Final = "millpond.last"
 
 
@@ -235,7 +234,7 @@ class UpsertSinkWriter(TableWriter):
     def _put_leaf(self, superstep: Superstep, table: pa.Table) -> Add:
         ends = key_columns(pa.concat_tables([table.slice(0, 1), table.slice(table.num_rows - 1)]), self._keys)
         first, last = row_keys(ends)
-        return self._put(superstep, table, {_FIRST_TAG: _tag(first), _LAST_TAG: _tag(last)})
+        return self._put(superstep, table, {FIRST_TAG: _tag(first), _LAST_TAG: _tag(last)})
 
 
 def _order(columns: pa.Table) -> pa.Array:
@@ -257,7 +256,7 @@ def _from_tag(text: str | None) -> RowKey | None:
 
 
 def _leaf_of(file: LiveFile) -> _Leaf:
-    return _Leaf(file, _from_tag(file.tags.get(_FIRST_TAG)), _from_tag(file.tags.get(_LAST_TAG)))
+    return _Leaf(file, _from_tag(file.tags.get(FIRST_TAG)), _from_tag(file.tags.get(_LAST_TAG)))
 
 
 def _overlapping(leaves: Sequence[_Leaf]) -> set[int]:

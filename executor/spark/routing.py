@@ -358,18 +358,19 @@ def _whole_instant(column: str, reading: TimeReading) -> str:
     """
     text = f"trim({column})"
     date, zone = INSTANT_TEXT.date, INSTANT_TEXT.zone
-    minute = f"{date}[T ]{INSTANT_TEXT.minute}"
+    minute = f"{date}{INSTANT_TEXT.separator}{INSTANT_TEXT.minute}"
     second = f"{minute}{INSTANT_TEXT.second}"
     cases = {
-        f"{second}{zone}": text,
-        f"{minute}{zone}": f"concat(left({text}, 16), ':00', substring({text}, 17))",
+        # Spark reads no small letters.
+        f"{second}{zone}": f"upper({text})",
+        f"{minute}{zone}": f"upper(concat(left({text}, 16), ':00', substring({text}, 17)))",
     }
     if reading.zone is not None:
         ours = f" {reading.zone}" if reading.is_region else reading.zone
         cases |= {
-            second: f"concat({text}, '{ours}')",
+            second: f"concat(upper({text}), '{ours}')",
             date: f"concat({text}, 'T00:00:00{ours}')",
-            minute: f"concat({text}, ':00{ours}')",
+            minute: f"concat(upper({text}), ':00{ours}')",
         }
     # Not "$", which also matches before a final newline.
     whens = (f"WHEN {text} RLIKE r'^{pattern}\\z' THEN {whole}" for pattern, whole in cases.items())

@@ -173,23 +173,25 @@ class InstantText:
     """Regular expressions for the parts of ISO 8601 text, valid in Python and Java alike.
 
     A time is a ``date``, or a ``date`` and a ``minute`` separated by ``T`` or a space, then optionally
-    ``second`` and ``zone``. Forms that only some parsers accept are refused.
+    ``second`` and ``zone``. ``T`` and ``Z`` may be small, as in RFC 3339. Forms that only some parsers accept are refused.
     """
 
+    separator: str = "[Tt ]"
     date: str = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
     minute: str = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
     second: str = r":[0-5][0-9](?:\.[0-9]{1,9})?"
-    zone: str = r" ?(?:Z|UTC|[+-](?:0[0-9]|1[0-7])(?::?[0-5][0-9])?|[+-]18(?::?00)?)"
+    zone: str = r" ?(?:[Zz]|UTC|[+-](?:0[0-9]|1[0-7])(?::?[0-5][0-9])?|[+-]18(?::?00)?)"
 
 
 NO_ZONE: Final = 'the time has no time zone: add one, or say at_zone="UTC" where it is injected'
 _NO_INSTANT: Final = "the time is not ISO 8601 text of the form 2024-05-01T12:00:00Z"
+_MIDNIGHT: Final = "hours end with 23: write 24:00 as 00:00 of the next day"
 
 INSTANT_TEXT: Final = InstantText()
 """The time text that both runners accept."""
 
 _INSTANT: Final = re.compile(
-    f"({INSTANT_TEXT.date})(?:[T ]({INSTANT_TEXT.minute})({INSTANT_TEXT.second})?({INSTANT_TEXT.zone})?)?"
+    f"({INSTANT_TEXT.date})(?:{INSTANT_TEXT.separator}({INSTANT_TEXT.minute})({INSTANT_TEXT.second})?({INSTANT_TEXT.zone})?)?"
 )
 
 
@@ -238,11 +240,12 @@ def parse_instant_us(value: Any, reading: TimeReading = PLAIN) -> EventTimeMicro
 def _parse_text_us(text: str, reading: TimeReading) -> EventTimeMicros:
     parts = _INSTANT.fullmatch(text.strip(" "))
     if parts is None:
-        raise InvalidError(_NO_INSTANT, value=text)
+        hint = f"; {_MIDNIGHT}" if text.strip(" ")[10:16].upper() in ("T24:00", " 24:00") else ""
+        raise InvalidError(f"{_NO_INSTANT}{hint}", value=text)
     date, minute, second, zone = parts.groups()
     if zone is None and reading.zone is None:
         raise InvalidError(NO_ZONE, value=text)
-    offset = (zone or "").strip().replace("UTC", "Z")
+    offset = (zone or "").strip().upper().replace("UTC", "Z")
     try:
         parsed = datetime.fromisoformat(f"{date}T{minute or '00:00'}{second or ':00'}{offset}")
         if zone is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -43,6 +44,7 @@ from millpond.executor.windows.strategy import (
 from millpond.executor.windows.time_triggers import Default
 from millpond.executor.windows.trigger import Trigger
 from millpond.executor.windows.window import Element, TimestampCombiner, Window, WindowFn
+from millpond.executor.windows.window_fns import SlidingWindows
 from millpond.executor.windows.windowed_computation import (
     ElementWise,
     PaneKey,
@@ -51,8 +53,10 @@ from millpond.executor.windows.windowed_computation import (
     element_of,
 )
 from millpond.statestore.arguments import check_function
-from millpond.statestore.durations import Duration, accepts_old_durations
+from millpond.statestore.durations import Duration, accepts_old_durations, duration_us
 from millpond.statestore.errors import InvalidError
+
+_LOG = logging.getLogger("millpond")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -118,6 +122,15 @@ class DataflowStream(Stream):
             state_version=state_version,
             upgrade_state=upgrade_state,
         )
+        if isinstance(window_fn, SlidingWindows) and duration_us(window_fn.period) > duration_us(
+            window_fn.size
+        ):
+            _LOG.warning(
+                "the windows begin further apart than they are long, and records in between are in none: it is "
+                "SlidingWindows(size, period): stream=`%s` window_fn=`%s`",
+                self.name,
+                window_fn,
+            )
         return WindowedStream(self, strategy, of)
 
     def late(self) -> DataflowStream:

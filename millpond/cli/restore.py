@@ -22,7 +22,13 @@ from millpond.cli.terminal.options import flag, json_option, option, several, ye
 from millpond.cli.terminal.output import note, print_table, progress_bar, result_as_json, say
 from millpond.executor.inputs.positions import BOUNDED_SOURCE, LOCAL_SOURCE
 from millpond.executor.replay.repair import SET_ASIDE_FOLDER, hold_store, repair_store
-from millpond.executor.replay.repair_plan import RepairPlan, plan_repair, plan_rewind, sinks_of_rewind
+from millpond.executor.replay.repair_plan import (
+    RepairPlan,
+    plan_repair,
+    plan_rewind,
+    sinks_of_rewind,
+    undone_by,
+)
 from millpond.executor.replay.spark_checkpoint import Reached, by_query, reached_batches, rewind_checkpoints
 from millpond.executor.run.options import CHECKPOINTS_FOLDER
 from millpond.executor.sinks.delta_table import TakenBack, begin_anew, take_back_sink, take_over_sink
@@ -49,6 +55,7 @@ from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Objects, Superstep, TableVersion
 
 _KINDS: Final = ("moved", "copy", "restored")
+_NOT_AGAIN: Final = "a sink that was taken back then does not receive the version's output again"
 _WHOLE: Final = "the store is whole: there is nothing to repair"
 
 
@@ -227,21 +234,33 @@ def _describe_repair(
     shell_complete=complete_savepoint,
 )
 @several("--take-back=TABLE sinks", "A sink's Delta table that goes back too; may be repeated.")
+@flag(
+    "--accept-loss", "Go to a version that an earlier rewind undid, without output that was taken back then."
+)
 @flag("--dry-run", "Report what would be undone, and change nothing.")
 @yes_option
 @zookeeper_options
 @json_option("One JSON object: what was undone, or would be.")
 def rewind(
-    store: StoreAt, named: str, sinks: tuple[str, ...], *, dry_run: bool, yes: bool, as_json: bool
+    store: StoreAt,
+    named: str,
+    sinks: tuple[str, ...],
+    *,
+    accept_loss: bool,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
 ) -> None:
     """Take STORE back to an older version: rows, timers, record ids and input positions of all computations together.
 
-    It is a commit like any other: the undone versions stay readable, so you can rewind to them
-    again. Checkpoints of Spark's queries that lie in the store's folder go back with it. The pipelines then read
+    It is a commit like any other: the undone versions stay readable. Checkpoints of Spark's queries that lie in the store's folder go back with it. The pipelines then read
     their input again from where they were at that version, with the same code or other code.
 
     Output that the undone supersteps delivered to sinks stays there, and is delivered again, unless you name the sink's
     table with --take-back: then this output is removed from it, if no other writer has changed the same files since.
+
+    You can go to a version that an earlier rewind undid, but sinks do not: output that was taken back from a table then
+    is not delivered again. So such a rewind needs --accept-loss.
 
     Stop the pipelines of the store before. If a rewind is killed, run it again to finish it.
     """
@@ -252,12 +271,22 @@ def rewind(
         version = TableVersion(version_in(open_savepoints(snapshot.txns), named))
         with progress_bar("reading the log"):
             plan = plan_rewind(held.objects, version, held.mark())
+            undid = undone_by(held.objects, plan)
         undone = _undone(plan)
         result |= {"store": store.path, "dry_run": dry_run, **undone, "committed": None, "sinks": []}
         say(f"the store goes back from version {plan.newest} to version {version}")
         _describe_undone(undone, held)
+        if undid is not None:
+            note(f"version {version} was undone by version {undid}: {_NOT_AGAIN}")
         if dry_run:
             return
+        if undid is not None and not accept_loss:
+            raise InvalidError(
+                f"an earlier rewind or repair undid this version, and {_NOT_AGAIN}; run the pipeline from where the store is, "
+                "which delivers the output of its input again, or pass --accept-loss",
+                version=version,
+                undone_by=undid,
+            )
         if not yes:
             click.confirm("Rewind it?", abort=True)
         committed = result["committed"] = _restore(plan, held, _queries_ahead(plan, reached), "rewinding")
@@ -266,7 +295,7 @@ def rewind(
         nothing = "has nothing of the undone supersteps"
         for sink in sinks:
             result["sinks"] += _take_back(sink, held.options, lineage, supersteps, nothing)
-        for one in () if sinks else undone["supersteps"]:
+        for one in () if sinks or undid is not None else undone["supersteps"]:
             note(f"sinks of {one['pipeline']} keep the output of the undone supersteps, and receive it again")
 
 

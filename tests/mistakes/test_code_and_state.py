@@ -157,6 +157,33 @@ def test_renamed_computation(told: Told) -> None:
         then(counting(), counting("tally"))
 
 
+@pytest.mark.mistake("input-renamed")
+def test_renamed_input(told: Told) -> None:
+    """Its position belongs to the former name, so all rows would count again, unless it is another input."""
+
+    def pipeline(stream: str, *retired: str) -> mp.Pipeline:
+        made = mp.Pipeline("searches", retire=retired)
+        made.inject(stream, key="query", at="at").apply(Does(), name="counter")
+        return made
+
+    with mp.Store.in_memory() as store:
+        runner = mp.LocalRunner(store, progress=False)
+        runner.run(pipeline("queries"), {"queries": ROWS}, finish=False)
+        with told.by_error("searches", "queries", "lookups"):
+            runner.run(pipeline("lookups"), {"lookups": ROWS}, finish=False)
+        assert runner.run(pipeline("lookups", "queries"), {"lookups": ROWS}, finish=False).run.records == 2
+        assert runner.run(pipeline("lookups"), {"lookups": ROWS}, finish=False).run.records == 0
+
+
+@pytest.mark.mistake("attribute-misspelt")
+def test_misspelt_attribute_of_a_computation(told: Told) -> None:
+    class Sorts(Does):
+        time_sortd = True
+
+    with told.by_error("counter", "Sorts", "time_sortd"):
+        mp.Pipeline("searches").inject("queries", key="query", at="at").apply(Sorts(), name="counter")
+
+
 @pytest.mark.mistake("pipeline-renamed")
 def test_renamed_pipeline(told: Told) -> None:
     """The computation's rows belong to the pipeline's former name."""

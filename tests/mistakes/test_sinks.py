@@ -240,3 +240,23 @@ def test_two_sinks_by_other_paths_of_a_folder(told: Told, tmp_path: Path, other:
 
     with told.by_error("first", "second", str(tmp_path)):
         pipeline.check()
+
+
+@pytest.mark.mistake("upsert-becomes-append")
+def test_table_of_an_upsert_is_appended_to(told: Told, tmp_path: Path) -> None:
+    """Panes would stand next to the rows that they replace."""
+    table = str(tmp_path / "counts")
+
+    def pipeline(mode: Any) -> mp.Pipeline:
+        made = mp.Pipeline("searches")
+        panes = made.inject("queries", key="query", at="at").window(
+            mp.FixedWindows("1s"), accumulation="accumulating"
+        )
+        panes.combine(mp.Count(), name="counter").sink("table", mp.DeltaSink(table, mode=mode))
+        return made
+
+    with mp.Store.in_memory() as store:
+        runner = mp.LocalRunner(store, progress=False)
+        runner.run(pipeline("upsert"), {"queries": ROWS}, finish=False)
+        with told.by_error("table", table):
+            runner.run(pipeline("append"), {"queries": ROWS}, finish=False)

@@ -291,3 +291,12 @@ def test_percentile_of_one(told: Told) -> None:
 def test_clamp_without_a_bound(told: Told) -> None:
     with told.by_error("queries", "clamp"):
         mp.Pipeline("searches").inject("queries", key="query", at="at", on_ahead="clamp")
+
+
+@pytest.mark.mistake("windows-with-gaps")
+def test_windows_further_apart_than_they_are_long(told: Told) -> None:
+    """Records in between are in no window, as in a sample."""
+    queries = mp.Pipeline("searches").inject("queries", key="query", at="at")
+
+    with told.by_warning("queries", "SlidingWindows(size='1h', period='2h'"):
+        queries.window(mp.SlidingWindows("1h", "2h"))

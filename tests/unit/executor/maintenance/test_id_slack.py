@@ -182,6 +182,8 @@ def test_id_slack_must_be_positive_and_defaults_to_3_hours() -> None:
     made.inject("default", key="k", at="at", id="id")
     with pytest.raises(InvalidError, match="id_slack must be positive"):
         made.inject("none", key="k", at="at", id="id", id_slack=0)
+    with pytest.raises(InvalidError, match="say where they are with id="):
+        made.inject("none", key="k", at="at", id_slack="9h")
 
     assert made._injectors["default"].id_slack_us == ID_SLACK_US == duration_us("3h")
 
@@ -191,7 +193,7 @@ def test_computation_uses_the_longest_slack_of_its_streams() -> None:
     made = EnginePipeline("p")
     made.inject("short", key="k", at="at", id="id", id_slack="1h")
     made.inject("long", key="k", at="at", id="id", id_slack="2h")
-    made.inject("plain", key="k", at="at", id_slack="9h")
+    made.inject("plain", key="k", at="at")
     made.add(Total(), name="total", subscribes={"short": None, "long": None, "plain": None})
 
     assert made.check().id_slack_us("total") == 2 * HOUR_US

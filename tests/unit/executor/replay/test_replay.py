@@ -251,7 +251,9 @@ def test_replay_without_recorded_supersteps_runs_once(pond: Path, zookeeper_host
 
 
 @pytest.mark.parametrize("finish", [True, False])
-def test_replay_of_bounded_runs_is_equal(tmp_path: Path, zookeeper_hosts: str, finish: bool) -> None:
+def test_replay_of_bounded_runs_is_equal(
+    tmp_path: Path, zookeeper_hosts: str, finish: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """Windows and late data must agree, whether the input has ended or continues each day."""
 
     def windows(minutes: int = 1) -> mp.Pipeline:
@@ -270,6 +272,12 @@ def test_replay_of_bounded_runs_is_equal(tmp_path: Path, zookeeper_hosts: str, f
     with mp.Store.open(pond, read_only=True) as store:
         mp.replay(store, new, windows(), {"in": rows}, version=0, zookeeper=zookeeper_hosts)
     assert compare(new, pond).is_empty
+
+    assert "not what the original consumed" not in caplog.text
+    edited = [*rows[:9], {**rows[9], "n": 1}, *rows[10:]]
+    with mp.Store.open(pond, read_only=True) as store:
+        mp.replay(store, tmp_path / "edited", windows(), {"in": edited}, version=0, zookeeper=zookeeper_hosts)
+    assert "the input is not what the original consumed" in caplog.text
 
     other = tmp_path / "other"
     with mp.Store.open(pond, read_only=True) as store:

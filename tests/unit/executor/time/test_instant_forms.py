@@ -40,7 +40,13 @@ class TestInstant:
         assert instant_us(datetime.max.replace(tzinfo=UTC)) == INSTANT_MAX_US
 
     @pytest.mark.parametrize(
-        "text", ["1970-01-01T00:00:01Z", "1970-01-01 02:00:01+02:00", " 1970-01-01T00:00:01+00:00 "]
+        "text",
+        [
+            "1970-01-01T00:00:01Z",
+            "1970-01-01 02:00:01+02:00",
+            " 1970-01-01T00:00:01+00:00 ",
+            "1970-01-01t00:00:01z",
+        ],
     )
     def test_iso_text_with_any_zone_is_read(self, text):
         assert parse_instant_us(text) == 1_000_000
@@ -55,6 +61,11 @@ class TestInstant:
                 parse_instant_us(time)
             assert parse_instant_us(time, utc) == 1_000_000
             assert parse_instant_us(time, east) == 1_000_000 - 7_200_000_000
+
+    @pytest.mark.parametrize("text", ["1970-01-01T24:00:00Z", "1970-01-01t24:00z"])
+    def test_hour_24_is_refused_with_the_other_way_to_write_it(self, text):
+        with pytest.raises(InvalidError, match="write 24:00 as 00:00 of the next day"):
+            parse_instant_us(text)
 
     @pytest.mark.parametrize("value", [None, "", "yesterday", "1970-13-01", "25:00", b"7"])
     def test_unreadable_times_are_refused(self, value):

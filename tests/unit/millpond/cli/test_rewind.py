@@ -107,6 +107,23 @@ def test_redelivered_rows_leave_sink_where_no_superstep_is_undone(pond: Pond) ->
     assert (pond.count(), pond.delivered()) == (5, [1, 2, 3, 4, 5])
 
 
+def test_undone_version_is_refused_unless_its_lost_output_is_accepted(pond: Pond) -> None:
+    """A table that went back does not receive the output of undone supersteps again."""
+    later, earlier = pond.version_after(3), pond.version_after(1)
+    assert pond.rewind("--version", earlier, "--take-back", pond.sink, "--yes").exit_code == 0
+    result = pond.rewind("--version", later, "--yes")
+
+    assert result.exit_code == 1
+    assert "does not receive the version's output again" in result.output
+    assert f"version=`{later}`" in result.output
+    assert pond.count() == 2
+    assert pond.rewind("--version", later, "--dry-run").exit_code == 0
+    # The version that was restored is not undone by that.
+    assert pond.rewind("--version", earlier, "--yes").exit_code == 0
+    assert pond.rewind("--version", later, "--yes", "--accept-loss").exit_code == 0
+    assert pond.count() == 4
+
+
 def test_rewind_accepts_savepoint(pond: Pond) -> None:
     """Without --take-back the sink keeps its rows."""
     with mp.Store.open(pond.path, pond.hosts) as store:
