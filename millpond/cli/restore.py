@@ -223,8 +223,8 @@ def _describe_repair(
 
 @command(
     "millpond rewind pond --version 12 --dry-run",
-    'millpond rewind pond --version "before the sale"',
     "millpond rewind pond --version 12 --take-back out/spikes --yes",
+    'millpond rewind pond --version "before the sale"',
 )
 @store_argument
 @option(
