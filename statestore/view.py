@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.committer import PendingFiles, pending_files
 from millpond.statestore.log.files import LiveFile
@@ -85,10 +85,18 @@ def connect(snapshot: Snapshot, objects: Objects, *, allow_files: bool = False) 
     ``dead_letters``, is an empty view. The first query reads the rows. Times are shown in UTC. Unless
     ``allow_files``, queries reach only these views and what their caller registers.
     """
+    from duckdb import ParserException
+
     connection = fresh_duckdb()
     computations = computations_of(snapshot)
     for computation in computations:
-        RowsView.of(snapshot, objects, computation).to_duckdb(connection, computation)
+        try:
+            RowsView.of(snapshot, objects, computation).to_duckdb(connection, computation)
+        except ParserException as error:
+            # Only a forged log has it: no store gives a computation the empty name.
+            raise DataError(
+                "the log names a computation that no store can have", computation=computation
+            ) from error
     for name in _EXTRAS:
         connection.execute(f"create schema {name}")
         connection.execute(f"use {name}")

@@ -176,9 +176,9 @@ class ArrowValues:
         except UNHELD:
             cells = list[Any]()
             for row in range(len(column)):
-                # Taken and not sliced, because a slice of a nested column keeps the values of the other rows.
-                one = column.take(pa.array([row]))
                 try:
+                    # A slice of a nested column would keep the values of the other rows; not all plain ones can be taken.
+                    one = column.take(pa.array([row])) if is_nested else column.slice(row, 1)
                     refuse_inexact(one)
                     cells.append(None if is_nested else one[0].as_py())
                 except UNHELD as error:

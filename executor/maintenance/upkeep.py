@@ -47,8 +47,8 @@ _CHECKPOINT_EVERY: Final = 32
 _FAR_CHECKPOINT_EVERY: Final = 8
 # A checkpoint takes 13 us for each of its entries, in the helper process.
 _ENTRIES_A_COMMIT: Final = 1_024
-# Commits in memory until a checkpoint has them; more are read again.
-_RECENT_MAX: Final = 64
+# Commits in memory until a checkpoint has them; more are read again, which a busy helper process makes many.
+_RECENT_MAX: Final = 256
 _REPLACED_BYTES_MIN: Final = 1 << 18
 # Its requests cost as much as some MiB for a month.
 _FAR_REPLACED_BYTES_MIN: Final = 1 << 24

@@ -92,6 +92,17 @@ def test_cell_that_python_cannot_hold_is_an_error_of_its_row_alone(
     assert rows[1:] == [values.value(1), values.value(2)]
 
 
+def test_text_view_with_bytes_is_an_error_of_its_row_alone() -> None:
+    """Arrow can slice such a column, and not take rows of it."""
+    values = ArrowValues(
+        pa.table({"v": pa.array([b"\xff", b"a"]).cast(pa.binary_view()).view(pa.string_view())})
+    )
+
+    with pytest.raises(InvalidError, match="a value of the row cannot be read"):
+        values.value(0)
+    assert values.value(1) == {"v": "a"}
+
+
 def test_map_is_a_dict_and_one_with_a_repeated_key_an_error() -> None:
     maps = pa.array([[("a", 1)], [("a", 1), ("a", 2)], []], pa.map_(pa.string(), pa.int64()))
     numbered = pa.array([[(1, None)], None, []], pa.map_(pa.int64(), pa.int64()))
