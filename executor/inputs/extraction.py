@@ -56,7 +56,7 @@ from millpond.executor.time.observations import (
 )
 from millpond.executor.time.watermark_policies import IngressTime, MarkColumn, WatermarkPolicy
 from millpond.statestore.errors import InvalidError, did_you_mean
-from millpond.statestore.loading.parquet_files import row_bytes
+from millpond.statestore.loading.parquet_files import row_bytes, without_views
 from millpond.statestore.rows.key_text import check_key_value
 from millpond.statestore.rows.record_ids import ID_SLACK_US
 from millpond.statestore.rows.row import has_envelope_fields
@@ -593,7 +593,7 @@ def rows_from(given: RowsLike) -> Rows:
 def _table(given: RowsLike) -> pa.Table:
     try:
         if isinstance(given, pa.RecordBatch):
-            return pa.Table.from_batches([given])
+            return _checked_table(pa.Table.from_batches([given]))
         # The index of a pandas frame is not a column of the data.
         is_pandas = type(given).__module__.split(".")[0] == "pandas"
         table = pa.Table.from_pandas(given, preserve_index=False) if is_pandas else pa.table(given)
@@ -611,7 +611,7 @@ def _table(given: RowsLike) -> pa.Table:
 def _checked_table(table: pa.Table) -> pa.Table:
     refuse_repeated(table.column_names)
     refuse_lost_types(table.schema)
-    return table
+    return without_views(table)
 
 
 def refuse_lost_types(schema: pa.Schema) -> None:

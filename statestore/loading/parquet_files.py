@@ -26,6 +26,7 @@ PIECE_BYTES_MAX: Final = 64 << 20
 """The size of a piece in memory, unless a single row is larger."""
 
 _PAGE_BYTES_MAX: Final = 256 << 20
+_OF_VIEWS: Final = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 _DICTIONARY_BYTES: Final = 64 << 10
 _BUFFER_BYTES: Final = 1 << 20
 _BATCH_ROWS: Final = 1_024
@@ -73,7 +74,8 @@ def read_parquet(path: Path, start: int, rows_max: int) -> Iterator[pa.Table]:
         for batch in file.iter_batches(batch_rows, row_groups=groups) if groups else ():
             passed = min(skipped, batch.num_rows)
             skipped -= passed
-            for part in _within_bytes(pa.Table.from_batches([batch.slice(passed)]), words):
+            table = without_views(pa.Table.from_batches([batch.slice(passed)]))
+            for part in _within_bytes(table, words):
                 if waiting and (
                     rows + part.num_rows > rows_max or size_bytes + part.nbytes > PIECE_BYTES_MAX
                 ):
@@ -83,6 +85,17 @@ def read_parquet(path: Path, start: int, rows_max: int) -> Iterator[pa.Table]:
                 rows, size_bytes = rows + part.num_rows, size_bytes + part.nbytes
     if waiting:
         yield pa.concat_tables(waiting)
+
+
+def without_views(table: pa.Table) -> pa.Table:
+    """Return a table whose text and bytes are no views, from which Arrow cannot take rows."""
+    for place, kind in enumerate(table.schema.types):
+        plain = _OF_VIEWS.get(kind)
+        if plain is not None:
+            table = table.set_column(
+                place, table.field(place).with_type(plain), table.column(place).cast(plain)
+            )
+    return table
 
 
 def _refuse_repeated_names(path: Path, schema: pq.ParquetSchema) -> None:

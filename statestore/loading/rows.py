@@ -164,6 +164,10 @@ def _values(array: pa.Array) -> list[Any]:
             found: list[Any] = array.to_pylist(maps_as_pydicts="strict")
         except KeyError as cause:
             raise InvalidError("a map has a key twice", reason=cause.args[0]) from cause
+        except (pa.ArrowException, ArithmeticError, ValueError) as cause:
+            raise InvalidError(
+                "a value of the column cannot be read", type=array.type, reason=cause
+            ) from cause
         return found
     names = [field.name for field in array.type]
     fields = [_values(field) for field in array.flatten()]

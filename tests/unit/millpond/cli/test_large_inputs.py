@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from millpond.cli.terminal.row_files import RowFiles, TextForm
-from millpond.executor.inputs.extraction import row_count
+from millpond.executor.inputs.extraction import row_count, rows_from
 from millpond.statestore.errors import InvalidError
 
 _MIB = 1 << 20
@@ -46,6 +46,24 @@ def test_small_parquet_files_come_in_pieces_of_requested_rows(tmp_path: Path) ->
         4_000,
         3_000,
     ]
+
+
+def test_views_of_text_are_read_as_text(tmp_path: Path) -> None:
+    """Arrow cannot take rows of views."""
+    table = pa.table(
+        {"t": pa.array(["a", None], pa.string_view()), "b": pa.array([b"a", None], pa.binary_view())}
+    )
+    pq.write_table(table, tmp_path / "1.parquet")
+
+    ((_, rows),) = RowFiles(tmp_path).pieces(0, 10)
+
+    assert (
+        rows
+        == rows_from(table)
+        == pa.table({"t": pa.array(["a", None]), "b": pa.array([b"a", None])}).cast(
+            pa.schema({"t": pa.large_string(), "b": pa.large_binary()})
+        )
+    )
 
 
 def test_endless_line_is_refused(tmp_path: Path) -> None:

@@ -286,6 +286,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "empty": ([], "no rows"),
     "neither": ([{"key": "a", "state": 1}, {"key": "b"}], "neither state nor timers.* key=`b`"),
     "no json": (pa.table({"key": ["a"], "state": ["{"]}), "not what the codec stores.* key=`a`"),
+    "a day beyond Python's": (
+        pa.table({"key": ["a"], "state": pa.array([2**60], pa.timestamp("us"))}),
+        "a value of the column cannot be read",
+    ),
     "a key twice": (
         pa.table({"key": ["a"], "state": pa.array([[("x", 1), ("x", 2)]], pa.map_(pa.string(), pa.int64()))}),
         "a map has a key twice",
