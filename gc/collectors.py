@@ -269,6 +269,12 @@ _LAST: Final[dict[str, ReplayedLog]] = {}
 """The table whose checkpoint this process wrote last, so that it reads no commit again."""
 
 
+def forget_checkpoint(objects: Objects) -> None:
+    """Let the next checkpoint read the log: since the last run here, the store may have become another, as by a restore."""
+    with _LOCK:
+        _LAST.pop(objects.url, None)
+
+
 def extend_checkpoint(objects: Objects, commits: Sequence[tuple[TableVersion, bytes]]) -> int:
     """Write the checkpoint of the last of these consecutive commits, which the caller has just made or read.
 

@@ -27,7 +27,7 @@ from millpond.executor.maintenance.policy import (
 from millpond.executor.ownership.cuts import Cut
 from millpond.executor.ownership.ownership import Ownership
 from millpond.executor.pipeline.topology import Topology
-from millpond.gc.collectors import KEPT_MS, CollectionRound, Owned
+from millpond.gc.collectors import KEPT_MS, CollectionRound, Owned, forget_checkpoint
 from millpond.gc.compaction import Compacted
 from millpond.statestore.errors import ConflictError, MillpondError, UnavailableError
 from millpond.statestore.failpoint import reach
@@ -235,6 +235,8 @@ class CheckpointSchedule:
     def open(self) -> None:
         if self._is_far:
             self._store.committer.recent = deque(maxlen=_RECENT_MAX)
+            # Helper processes are the run's own; what this process knows may be from before.
+            forget_checkpoint(self._store.objects)
 
     def run(self, worker: ExecutorWorker) -> None:
         """Have a checkpoint written if one is due."""

@@ -29,6 +29,14 @@ class FarObjects(MemoryObjects):
         return [self._objects.get(path) for path in paths]
 
 
+class Place(FarObjects):
+    """Objects in a place where others were before."""
+
+    @property
+    def url(self) -> str:
+        return "memory://place"
+
+
 def run(objects: Objects, numbers: range, upkeep: UpkeepPolicy = UPKEEP) -> None:
     """Run a superstep for each number."""
     with Store.in_memory(objects=objects) as store:
@@ -48,6 +56,17 @@ def test_object_store_opens_from_a_recent_checkpoint() -> None:
         assert snapshot.version - snapshot.checkpoint <= EVERY
     with Store.in_memory(objects=objects) as store:
         assert ledger_of(store) == written(numbered(range(62)))
+
+
+def test_checkpoint_is_of_the_store_that_is_there_now() -> None:
+    """The process remembered a former store in that place, and this one, put back there, got no checkpoint."""
+    former, restored = Place(), Place()
+    run(former, range(EVERY))
+    run(restored, range(100, 100 + EVERY))
+
+    assert load(Log(restored)).checkpoint > 0
+    with Store.in_memory(objects=restored) as store:
+        assert ledger_of(store) == written(numbered(range(100, 100 + EVERY)))
 
 
 def test_checkpoint_forgets_files_that_were_deleted() -> None:
