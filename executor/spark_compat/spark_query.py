@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -182,29 +182,11 @@ def apply_in_pandas_with_state(
     Raises:
         InvalidError: the frame is not a stream, or an option, a schema or the timeout does not fit.
     """
-    columns = _key_columns(frame, keys, output_mode)
-    computation = ApplyInPandasWithState(
+    return _start_groups(
+        ApplyInPandasWithState,
         function,
         output_schema,
-        state_schema,
-        timeout,
-        has_watermark=_has_watermark(frame, timeout),
-        time_zone=_time_zone(frame),
-    )
-    name = name or str(getattr(function, "__name__", "function"))
-    return _start(
-        computation,
-        name,
-        columns,
-        {INPUT: frame},
-        sink,
-        output_schema,
-        store,
-        trigger,
-        id,
-        on_error,
-        options,
-        drops_late=timeout == GroupStateTimeout.EventTimeTimeout,
+        *(state_schema, timeout, frame, keys, output_mode, store, sink, trigger, name, id, on_error, options),
     )
 
 
@@ -232,29 +214,11 @@ def apply_in_arrow_with_state(
     `GroupState`. The iterator is empty when the key has timed out. The function yields record batches or tables. See
     `apply_in_pandas_with_state` for the other arguments and the errors.
     """
-    columns = _key_columns(frame, keys, output_mode)
-    computation = ApplyInArrowWithState(
+    return _start_groups(
+        ApplyInArrowWithState,
         function,
         output_schema,
-        state_schema,
-        timeout,
-        has_watermark=_has_watermark(frame, timeout),
-        time_zone=_time_zone(frame),
-    )
-    name = name or str(getattr(function, "__name__", "function"))
-    return _start(
-        computation,
-        name,
-        columns,
-        {INPUT: frame},
-        sink,
-        output_schema,
-        store,
-        trigger,
-        id,
-        on_error,
-        options,
-        drops_late=timeout == GroupStateTimeout.EventTimeTimeout,
+        *(state_schema, timeout, frame, keys, output_mode, store, sink, trigger, name, id, on_error, options),
     )
 
 
@@ -343,6 +307,46 @@ def _has_watermark(frame: DataFrame, timeout: str) -> bool:
             columns=frame.columns,
         )
     return has_watermark
+
+
+def _start_groups(
+    kind: Callable[..., Computation],
+    function: Callable[..., Any],
+    output_schema: StructType | str,
+    state_schema: StructType | str,
+    timeout: str,
+    frame: DataFrame,
+    keys: str | Sequence[str],
+    output_mode: str,
+    store: Store | str | Path,
+    sink: Sink | str | Path | None,
+    trigger: Mapping[str, Any] | None,
+    name: str | None,
+    id_: FieldExtractor | None,
+    on_error: OnError,
+    options: SparkRunnerOptions,
+) -> SparkRun:
+    columns = _key_columns(frame, keys, output_mode)
+    computation = kind(
+        *(function, output_schema, state_schema, timeout),
+        has_watermark=_has_watermark(frame, timeout),
+        time_zone=_time_zone(frame),
+    )
+    name = name or str(getattr(function, "__name__", "function"))
+    return _start(
+        computation,
+        name,
+        columns,
+        {INPUT: frame},
+        sink,
+        output_schema,
+        store,
+        trigger,
+        id_,
+        on_error,
+        options,
+        drops_late=timeout == GroupStateTimeout.EventTimeTimeout,
+    )
 
 
 def _start(
