@@ -354,18 +354,15 @@ class YieldedRows:
     def _names_of(self, columns: list[Any]) -> list[str]:
         """Return the names of yielded columns: the schema's, in another order or, without names, by place."""
         expected = self._codec.names
-        is_named = any(isinstance(column, str) for column in columns)
-        if columns == expected or not columns:
-            return expected[: len(columns)]
-        if is_named and set(columns) == set(expected) and len(columns) == len(expected):
-            return columns
-        if not is_named and len(columns) == len(expected):
-            return expected
-        raise InvalidError(
-            "the function must yield the columns of its output schema",
-            yielded=list(map(str, columns)),
-            schema=self._codec.schema.simpleString(),
-        )
+        names = columns if any(isinstance(column, str) for column in columns) else expected[: len(columns)]
+        # An empty frame may have no columns.
+        if columns and (len(columns) != len(expected) or set(names) != set(expected)):
+            raise InvalidError(
+                "the function must yield the columns of its output schema",
+                yielded=list(map(str, columns)),
+                schema=self._codec.schema.simpleString(),
+            )
+        return names
 
 
 def _time_of(text: str | None, name: str, context: Context) -> int | None:
@@ -425,7 +422,7 @@ class TransformWithState(ComputationOfRows):
         event_time_column_name: the output's column with the event time for consumers. As in Spark, a row behind the
             watermark fails. Without a column, an output row keeps the time of its input rows or timer.
         has_watermark: whether Spark's frame has a watermark. Without it ``getCurrentWatermarkInMs`` returns 0.
-        time_zone: of the times in frames, which have none themselves: that of Spark's session.
+        time_zone: Spark's session time zone, for the times in frames, which have none themselves.
 
     Attributes:
         variables: the names of the state variables declared in ``init``. Views show a column of each.
