@@ -615,7 +615,7 @@ def _checked_table(table: pa.Table) -> pa.Table:
 
 
 def refuse_lost_types(schema: pa.Schema) -> None:
-    """Refuse periods and intervals, of which Python would get a number and two ends, without what they mean."""
+    """Refuse periods and intervals, of which Python would get a number and two ends, without their meaning."""
     for column in schema:
         # Without pandas the name of the type is in the metadata.
         told = (column.metadata or {}).get(b"ARROW:extension:name", b"").decode()

@@ -88,7 +88,7 @@ def plan_evolution(topology: Topology, snapshot: Snapshot, intervals: int | None
 
 
 def _refuse_renamed_inputs(topology: Topology, snapshot: Snapshot, claimed: frozenset[str]) -> None:
-    """Refuse a new input of a known computation in place of one that is gone: it would be read from its start again."""
+    """Refuse a new input of a known computation in place of a former one: it would be read from its start again."""
     # Signals come and go with the windows that listen to them.
     known = consumed_streams(snapshot.txns, topology.name) | {SIGNALS}
     gone = sorted(known - topology.injectors.keys() - topology.retire - {SIGNALS})

@@ -405,7 +405,7 @@ def check_payload(stream: str, payload: object, change: str | None, extractors: 
 
 
 def check_overrides(base: type, declared: object, **subject: object) -> None:
-    """Refuse a misspelt method or attribute: nothing would use it, but what it was to override instead."""
+    """Refuse a misspelt method or attribute: nothing would use it, and the inherited one would run instead."""
     kind = type(declared)
     names = [name for name in dir(kind) if not name.startswith("_")]
     missed = [name for name in names if hasattr(base, name) and getattr(kind, name) is getattr(base, name)]

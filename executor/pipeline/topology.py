@@ -148,7 +148,7 @@ class Topology:
 
     @cached_property
     def has_unbounded_horizon(self) -> bool:
-        """True if a computation may produce at any time before the watermark, and nothing that it produces is late."""
+        """True if a computation may produce at any time before the watermark, and its productions are never late."""
         return any(node.computation.late_data_horizon == "unbounded" for node in self.computations.values())
 
     @cached_property

@@ -223,7 +223,7 @@ def _column(productions: pa.Table, values: list[Any], field: pa.Field, sink: str
 
 
 def _own_column(column: pa.Array, field: pa.Field, sink: str) -> pa.Array:
-    """Return a record's key or time in another type, from which it can be told again: "007" and "7" are two keys."""
+    """Return a record's key or time in another type, that keeps values apart: "007" and "7" are two keys."""
     lost, cause = column, None
     try:
         cast = column.cast(field.type)
@@ -261,7 +261,7 @@ def _pane_cell(envelope: Mapping[str, Any], name: str) -> Any:
 
 
 def _array(cells: list[Any], field: pa.Field) -> pa.Array:
-    # Most columns have cells that Arrow takes as they are: one look at their types spares a call for each.
+    # Arrow takes most columns' cells unchanged: one look at their types spares a call for each.
     if not _TAKEN_AS_THEY_ARE.get(field.type, frozenset()).issuperset(map(type, cells)):
         cells = list(map(_converter(field.type, is_typed=_is_typed(field)), cells))
     array = pa.array(cells, field.type)
@@ -327,7 +327,7 @@ def _only(kind: type, cell: Any) -> Any:
 
 
 def _struct(fields: Mapping[str, Callable[[Any], Any]], cell: Any) -> Any:
-    # The fields of a value may go to no column, but what is in a cell is all meant.
+    # The fields of a value may go to no column, but each field in a cell is meant.
     unknown = sorted(map(str, _only(dict, cell).keys() - fields.keys()))
     if unknown:
         hint = did_you_mean(unknown[0], fields)

@@ -193,7 +193,7 @@ class RoutedRecords:
             )
 
     def _shown_values(self, table: pa.Table) -> tuple[Callable[[int], Any], dict[int, str]]:
-        """Return a reader of the letters' values, and the errors of those that are cut because they are too large."""
+        """Return a reader of the letters' values, and the errors of values that are too large and cut."""
         own, limit = table.select(self._columns.own), self._source.max_record_bytes
         large = too_large(own, limit)
         if limit is None or not large:

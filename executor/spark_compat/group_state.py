@@ -140,7 +140,7 @@ class ApplyInPandasWithState(_GroupsWithState[PandasFunction]):
         state_schema: of the state.
         timeout: one of Spark's ``GroupStateTimeout``.
         has_watermark: whether Spark's frame has a watermark, so that ``getCurrentWatermarkMs`` may be called.
-        time_zone: of the times in frames, which have none themselves: that of Spark's session.
+        time_zone: Spark's session time zone, for the times in frames, which have none themselves.
 
     Raises:
         InvalidError: the timeout or a schema is wrong.

@@ -153,7 +153,7 @@ class Variable:
         self._turn = turn
 
     def delete(self) -> None:
-        """Let each use fail from now on: what it stored would be gone with the next turn."""
+        """Let each use fail from now on, because its values would be gone with the next turn."""
         self._turn = DeletedTurn(self.name)
 
     def clear(self) -> None:

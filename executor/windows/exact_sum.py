@@ -224,7 +224,7 @@ class _Opened:
         total = self.digits * 10 ** (highest - before) + digits * 10 ** (highest - scale)
         counts = {**self.scales, scale: self.scales.get(scale, 0) + count}
         self.scales = {scale: count for scale, count in counts.items() if count}
-        # A retraction may come before its number: then digits are left behind those of all numbers that are there.
+        # A retraction may come before its number: then digits are left beyond the last of any number present.
         while highest > self.scale and not total % 10:
             highest, total = highest - 1, total // 10
         if highest > self.scale or (total and not self.scales):

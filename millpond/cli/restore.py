@@ -253,8 +253,9 @@ def rewind(
 ) -> None:
     """Take STORE back to an older version: rows, timers, record ids and input positions of all computations together.
 
-    It is a commit like any other: the undone versions stay readable. Checkpoints of Spark's queries that lie in the store's folder go back with it. The pipelines then read
-    their input again from where they were at that version, with the same code or other code.
+    It is a commit like any other: the undone versions stay readable. Checkpoints of Spark's queries that lie in the
+    store's folder go back with it. The pipelines then read their input again from where they were at that version, with
+    the same code or other code.
 
     Output that the undone supersteps delivered to sinks stays there, and is delivered again, unless you name the sink's
     table with --take-back: then this output is removed from it, if no other writer has changed the same files since.

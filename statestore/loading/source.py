@@ -35,7 +35,7 @@ _IGNORED: Final = frozenset({"hold", "superstep", "sequencer", "commit_number"})
 _JSON_COLUMNS: Final = "columns = {key: 'VARCHAR', state: 'JSON', state_bytes: 'VARCHAR', state_version: 'INTEGER', timers: 'JSON'}"
 # DuckDB's function by the end of a file's name.
 _READERS: Final = {
-    # All is said, because DuckDB would guess, and leave out rows before what it takes for the header.
+    # Every option is given, because DuckDB would guess, and leave out rows before its guess of the header.
     ".csv": "read_csv(?, auto_detect = false, header = true, skip = 0, delim = ',', quote = '\"', escape = '\"', "
     "comment = '', strict_mode = true, allow_quoted_nulls = false, hive_partitioning = false, columns = {columns})",
     ".json": f"read_json(?, {_JSON_COLUMNS}, hive_partitioning = false)",

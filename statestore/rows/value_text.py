@@ -261,7 +261,7 @@ class _Describer:
             known = _of_array(value)
         except InvalidError as error:
             raise _placed(error, pointer) from error
-        # NumPy has numbers that Python has not, which stay as they are.
+        # NumPy has numbers without a counterpart in Python, which stay unchanged.
         if type(known) is not type(value):
             return self.of(known, pointer)
         known = self._substitute(pointer, value)
@@ -332,7 +332,7 @@ def _of_pandas(value: Any) -> Any:
     if type(value).__name__ in _MISSING:
         return None
     if not isinstance(value, datetime | timedelta):
-        # A series, an index or an array, with missing values of its own.
+        # A series, an index or an array, with pandas' missing values.
         return _with_nulls(value.tolist()) if hasattr(value, "tolist") else value
     if getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0):
         raise InvalidError("a time is no whole number of microseconds", value=value)
