@@ -208,6 +208,7 @@ def test_hanging_consumer_does_not_delay_the_receipt():
 
 def test_consumer_that_blocks_indefinitely_ends_the_run():
     """The abandoned thread cannot be interrupted, but it is a daemon, so the process can exit."""
+    before = set(threading.enumerate())
     pond = Pond(chain(c_waits=True, c_timeout="100ms"))
     with Store.in_memory(
         objects=pond.disk, registry=pond.registry, clock=SystemClock(), rng=pond.rng
@@ -215,7 +216,8 @@ def test_consumer_that_blocks_indefinitely_ends_the_run():
         runner = LocalRunner(store, progress=False, upkeep=None, checkpoint_weak_after="50ms")
         with pytest.raises(InvalidError, match=r"exceeds its time limit.*`c`.*`k5`"):
             runner.run(pond.pipeline(), {"in": rows(5)})
-    left = [thread for thread in threading.enumerate() if thread.name.startswith("millpond-weak")]
+    started = set(threading.enumerate()) - before
+    left = [thread for thread in started if thread.name.startswith("millpond-weak")]
     assert [thread.daemon for thread in left] == [True]
     GATE.set()
     left[0].join(60)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -30,6 +32,20 @@ DRAWS = 12
 
 ROW_FILES = {"computation=a/1": b"rows of a", "computation=b/1": b"rows of b"}
 COMMIT = "_delta_log/1.json"
+
+FORKS = """
+import os, sys
+from millpond.statestore.objects.local import LocalObjects
+objects = LocalObjects(sys.argv[1])
+objects.put_unsynced("a", b"1")
+objects.put("b", b"1")
+child = os.fork()
+if not child:
+    objects.put_unsynced("c", b"2")
+    objects.put("d", b"2")
+    os._exit(0)
+sys.exit(os.waitpid(child, 0)[1])
+"""
 
 
 class PowerCutError(BaseException):
@@ -289,17 +305,10 @@ class TestProcesses:
 
     def test_forked_process_syncs_with_own_threads(self, tmp_path: Path) -> None:
         """Its parent has synced before."""
-        objects = LocalObjects(tmp_path)
-        objects.put_unsynced("a", b"1")
-        objects.put("b", b"1")
-        child = os.fork()
-        if not child:
-            objects.put_unsynced("c", b"2")
-            objects.put("d", b"2")
-            os._exit(0)
+        # Fork a process of one thread: a lock that another test's thread holds would stay held in the child.
+        subprocess.run([sys.executable, "-c", FORKS, str(tmp_path)], check=True, timeout=60)
 
-        assert os.waitpid(child, 0)[1] == 0
-        assert list(objects.list("")) == ["a", "b", "c", "d"]
+        assert list(LocalObjects(tmp_path).list("")) == ["a", "b", "c", "d"]
 
 
 class TestSystemFiles:
