@@ -100,6 +100,41 @@ def unheld(error: Exception, **details: object) -> InvalidError:
     return InvalidError("a value of the row cannot be read", **details, reason=reason)
 
 
+def plain_cells(column: pa.Array) -> list[Any]:
+    """Return the same objects as ``to_pylist``, which takes a microsecond or more for each time and decimal."""
+    kind = column.type
+    if pa.types.is_decimal(kind):
+        return [
+            None if digits is None else Decimal(digits) for digits in column.cast(pa.string()).to_pylist()
+        ]
+    if kind == pa.duration("us"):
+        return _durations(column)
+    if kind == pa.timestamp("us"):
+        return [None if length is None else _EPOCH + length for length in _durations(column)]
+    if kind == _UTC_TIMESTAMP:
+        return [None if length is None else _UTC_EPOCH + length for length in _durations(column)]
+    if kind == pa.date32():
+        days: list[Any] = column.to_numpy(zero_copy_only=False).astype("O").tolist()
+        # NumPy gives a number for a day that Python's dates lack.
+        if int not in set(map(type, days)):
+            return days
+    cells: list[Any] = column.to_pylist()
+    return cells
+
+
+def _durations(column: pa.Array) -> list[Any]:
+    lengths = column.view(pa.int64()).view(pa.duration("us")).to_numpy(zero_copy_only=False)
+    objects: list[Any] = lengths.astype("O").tolist()
+    # NumPy takes the smallest number for a missing value.
+    return objects if objects.count(None) == column.null_count else column.view(pa.duration("us")).to_pylist()
+
+
+_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - of times without a zone
+_UTC_TIMESTAMP: Final = pa.timestamp("us", "UTC")
+_UTC_EPOCH: Final = _EPOCH.replace(tzinfo=pa.lib.string_to_tzinfo("UTC"))
+_TAKEN: Final = object()
+
+
 class ArrowValues:
     """Values that are rows of a struct, each a ``dict``; columns are decoded whole, at the first value.
 
@@ -114,7 +149,7 @@ class ArrowValues:
             struct.combine_chunks() if isinstance(struct, pa.ChunkedArray) else struct
         )
         self.names: list[str] = [field.name for field in self.columns.type]
-        self._nested: list[tuple[str, pa.Array]] = []
+        self._nested: list[_NestedColumn] = []
         self._rows: list[tuple[Any, ...] | None] | None = None
         self._errors: dict[int, InvalidError] = {}
         self._kind: type[dict[str, Any]] = (
@@ -134,8 +169,8 @@ class ArrowValues:
             self._refuse_unheld(index)
             return None
         value = self._kind(zip(self.names, row))  # noqa: B905 - of one length, and strict costs a tenth
-        for name, column in self._nested:
-            value[name] = _nested_value(name, column, index)
+        for column in self._nested:
+            value[column.name] = column.value(index)
         return value
 
     def row(self, index: int) -> tuple[Any, ...] | None:
@@ -152,14 +187,15 @@ class ArrowValues:
             return None
         if not self._nested:
             return row
-        nested = {name: _nested_value(name, column, index, maps=None) for name, column in self._nested}
+        nested = {column.name: column.with_pairs(index) for column in self._nested}
         return tuple(nested.get(name, part) for name, part in zip(self.names, row, strict=True))
 
     def _decode(self) -> list[tuple[Any, ...] | None]:
         columns = dict(zip(self.names, self.columns.flatten(), strict=True))
-        # User code can change nested values, so each reader gets a copy.
-        self._nested = [(name, column) for name, column in columns.items() if pa.types.is_nested(column.type)]
-        nested = dict(self._nested)
+        self._nested = [
+            _NestedColumn(name, column) for name, column in columns.items() if pa.types.is_nested(column.type)
+        ]
+        nested = {column.name for column in self._nested}
         plain = [self._cells(name, column, is_nested=name in nested) for name, column in columns.items()]
         rows: list[tuple[Any, ...] | None] = list(zip(*plain, strict=True)) or [()] * len(self)
         for index in np.flatnonzero(pc.is_null(self.columns).to_numpy(zero_copy_only=False)).tolist():
@@ -172,7 +208,7 @@ class ArrowValues:
     def _cells(self, name: str, column: pa.Array, *, is_nested: bool) -> list[Any]:
         try:
             refuse_inexact(column)
-            return [None] * len(column) if is_nested else column.to_pylist()
+            return [None] * len(column) if is_nested else plain_cells(column)
         except UNHELD:
             cells = list[Any]()
             for row in range(len(column)):
@@ -197,11 +233,38 @@ class ArrowValues:
         return (ArrowValues, (self.columns,))
 
 
-def _nested_value(name: str, column: pa.Array, index: int, maps: str | None = "strict") -> Any:
-    try:
-        return column[index].as_py(maps_as_pydicts=maps)
-    except UNHELD as error:
-        raise unheld(error, column=name) from error
+class _NestedColumn:
+    """Lists, structs or maps; user code can change such values, so each reader gets an object of its own."""
+
+    __slots__ = ("_column", "_fresh", "name")
+
+    def __init__(self, name: str, column: pa.Array) -> None:
+        self.name = name
+        self._column = column
+        self._fresh: dict[int, Any] | None = None
+
+    def value(self, index: int) -> Any:
+        if self._fresh is None:
+            # A whole column costs a tenth of its single values, and most are read once.
+            self._fresh = self._decode()
+        value = self._fresh.pop(index, _TAKEN)
+        return self._one(index, "strict") if value is _TAKEN else value
+
+    def with_pairs(self, index: int) -> Any:
+        return self._one(index, None)
+
+    def _decode(self) -> dict[int, Any]:
+        try:
+            return dict(enumerate(self._column.to_pylist(maps_as_pydicts="strict")))
+        except UNHELD:
+            # The reader of the row with such a value gets the error.
+            return {}
+
+    def _one(self, index: int, maps: str | None) -> Any:
+        try:
+            return self._column[index].as_py(maps_as_pydicts=maps)
+        except UNHELD as error:
+            raise unheld(error, column=self.name) from error
 
 
 class JsonValues:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any
@@ -11,13 +12,17 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millpond.executor.computation.values import (
+    UNHELD,
     ArrowValues,
     ConcatenatedValues,
     JsonValues,
     PythonValues,
     Values,
+    plain_cells,
 )
 from millpond.executor.inputs.payload import UndecodedRow, python_rows
 from millpond.statestore.errors import DataError, InvalidError
@@ -195,3 +200,62 @@ def test_concatenated_values_have_continuous_positions() -> None:
     values = ConcatenatedValues([PythonValues([]), PythonValues([1, 2]), PythonValues([]), PythonValues([3])])
 
     assert (len(values), all_of(values)) == (3, [1, 2, 3])
+
+
+_MOMENTS_US = (
+    st.integers(-(2**63), 2**63 - 1) | st.integers(-(10**17), 10**18) | st.sampled_from([-(2**63), 0])
+)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.timestamp("us", "Europe/Oslo"), pa.duration("us")],
+    ids=str,
+)
+@given(moments=st.lists(st.none() | _MOMENTS_US, max_size=5))
+def test_times_are_those_of_arrow(kind: pa.DataType, moments: list[int | None]) -> None:
+    """Their zones too, and what Python cannot hold is refused, not taken for a missing value."""
+    column = pa.array(moments, pa.int64()).view(kind)
+
+    assert _cells(plain_cells, column) == _cells(pa.Array.to_pylist, column)
+
+
+@given(
+    days=st.lists(st.none() | st.integers(-(2**31), 2**31 - 1) | st.integers(-700_000, 2_900_000), max_size=5)
+)
+def test_dates_are_those_of_arrow(days: list[int | None]) -> None:
+    column = pa.array(days, pa.int32()).view(pa.date32())
+
+    assert _cells(plain_cells, column) == _cells(pa.Array.to_pylist, column)
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.decimal128(38, 10), pa.decimal128(5, -2), pa.decimal256(76, 40)], ids=str
+)
+@given(numbers=st.lists(st.none() | st.integers(-99_999, 99_999), max_size=5))
+def test_decimals_are_those_of_arrow(kind: Any, numbers: list[int | None]) -> None:
+    digits = [None if number is None else Decimal(number).scaleb(-kind.scale) for number in numbers]
+    column = pa.array(digits, kind)
+
+    assert _cells(plain_cells, column) == _cells(pa.Array.to_pylist, column)
+
+
+def _cells(read: Callable[[pa.Array], list[Any]], column: pa.Array) -> object:
+    try:
+        return [(repr(cell), type(cell)) for cell in read(column)]
+    except UNHELD:
+        return "refused"
+
+
+def test_nested_value_is_read_any_number_of_times() -> None:
+    """Each time as an object of its own; one that Python cannot hold disturbs no other row."""
+    maps = pa.array([[("a", 1)], [("b", 2), ("b", 3)], [("c", 4)]], pa.map_(pa.string(), pa.int64()))
+    values = ArrowValues(pa.table({"map": maps}))
+
+    first, again = values.value(0), values.value(0)
+    assert first == again == {"map": {"a": 1}}
+    assert first["map"] is not again["map"]
+    with pytest.raises(InvalidError, match="map"):
+        values.value(1)
+    assert values.value(2) == {"map": {"c": 4}}
+    assert values.row(2) == ([("c", 4)],)

@@ -29,7 +29,15 @@ from millpond.statestore.rows.value_text import (
 
 _NOON = dt.datetime.fromisoformat("2026-01-31T12:00:00")
 _DAY = dt.datetime.fromisoformat("2026-01-31T00:00:00")
-_ZONES = st.sampled_from([dt.UTC, dt.timezone(dt.timedelta(hours=-3, minutes=-30))])
+_ZONES = st.sampled_from(
+    [
+        dt.UTC,
+        zoneinfo.ZoneInfo("UTC"),
+        zoneinfo.ZoneInfo("Europe/Oslo"),
+        dt.timezone(dt.timedelta(hours=-3, minutes=-30)),
+        dt.timezone(dt.timedelta(seconds=7)),
+    ]
+)
 _TEXTS = st.text(max_size=4) | st.sampled_from(["$types", "$value", "~", "/", "0"])
 _SCALARS = (
     st.none()
@@ -81,6 +89,19 @@ def test_value_comes_back_with_its_types(value: Any) -> None:
     assert same(decode_value(text.encode()), restored)
     described = typed_text(value, lambda *_: None)
     assert same(typed_value(json.loads(described.text), described.types), restored)
+
+
+@given(st.dictionaries(_TEXTS | st.sampled_from(["at", "amount"]), _SCALARS, max_size=4))
+def test_object_has_the_same_text_alone_and_as_a_part(fields: dict[str, Any]) -> None:
+    """Objects of fields take a shorter way than nested ones."""
+    text, types = encode_value(fields), {}
+    alone, outer = json.loads(text), json.loads(encode_value({"part": fields}))
+
+    if text.startswith("  "):
+        types = alone.pop("$types")
+        alone = alone["$value"] if {"$types", "$value"} & fields.keys() else alone
+    assert repr(alone) == repr(outer["part"])
+    assert {f"/part{pointer}": word for pointer, word in types.items()} == outer.get("$types", {})
 
 
 @pytest.mark.parametrize(
