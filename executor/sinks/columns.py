@@ -53,7 +53,7 @@ ROW_SCHEMA_BY_WINDOW: Final = pa.schema(
 TYPED_FIELD: Final = {b"millpond.column": b"typed"}
 """Metadata of a column that is a typed field of the value, even under the name ``key`` or ``at``.
 
-In typed fields bytes are Base64, maps are lists of pairs, and non-finite floats have their names.
+Typed fields of earlier versions have bytes as Base64, maps as lists of pairs, and non-finite floats by their names.
 """
 
 _OWN: Final = ("key", "at")
@@ -307,7 +307,7 @@ def _lone_converter(kind: pa.DataType, *, is_typed: bool) -> Callable[[Any], Any
     if types.is_decimal(kind):
         return lambda cell: Decimal(str(cell))
     if types.is_binary(kind) or types.is_large_binary(kind):
-        return b64decode if is_typed else partial(_only, bytes)
+        return _bytes if is_typed else partial(_only, bytes)
     if types.is_string(kind) or types.is_large_string(kind):
         return partial(_only, str)
     if types.is_floating(kind):
@@ -324,6 +324,10 @@ def _only(kind: type, cell: Any) -> Any:
     if not isinstance(cell, kind):
         raise TypeError(cell)
     return cell
+
+
+def _bytes(cell: Any) -> bytes:
+    return cell if isinstance(cell, bytes) else b64decode(cell)
 
 
 def _struct(fields: Mapping[str, Callable[[Any], Any]], cell: Any) -> Any:

@@ -114,7 +114,7 @@ class _GroupsWithState(ComputationOfRows, Generic[_Function]):
         if state._removed:  # noqa: SLF001 - Spark's runner reads them too
             context.state.delete()
         elif state._updated:  # noqa: SLF001
-            context.state.set(self._state.to_json(state.get))
+            context.state.set(self._state.encode(state.get))
         domain = TIMEOUTS[self._timeout]
         if domain is None:
             return

@@ -1,4 +1,4 @@
-"""Spark schemas without Spark's JVM, and the JSON form of their values.
+"""Spark schemas without Spark's JVM, and their values: checked, and in JSON.
 
 A schema is a ``StructType``, or text such as ``"count int, seen array<string>"``, which Spark would parse in its JVM.
 In JSON, text, booleans, whole numbers and finite floats stay unchanged. Times and dates become ISO 8601 text, decimals
@@ -150,31 +150,35 @@ class StructCodec:
         schema: the fields.
         what: the values' name in errors, such as ``"the state 'count'"``.
         time_zone: of times without a zone; by default this process's, as for Spark's rows. Frames have the session's.
+        in_json: encode to JSON; otherwise to Python's values of the field's types.
 
     Example:
         >>> codec = StructCodec(parse_schema("count int, day date"), "the state 'days'")
-        >>> codec.to_json((3, date(2013, 1, 31)))
+        >>> codec.encode((3, date(2013, 1, 31)))
         {'count': 3, 'day': '2013-01-31'}
         >>> codec.from_json({"count": 3, "day": "2013-01-31"})
         (3, datetime.date(2013, 1, 31))
     """
 
-    __slots__ = ("_get", "_time_zone", "_what", "_write", "names", "schema")
+    __slots__ = ("_get", "_in_json", "_time_zone", "_what", "_write", "names", "schema")
 
-    def __init__(self, schema: T.StructType, what: str, time_zone: tzinfo | None = None) -> None:
+    def __init__(
+        self, schema: T.StructType, what: str, time_zone: tzinfo | None = None, in_json: bool = True
+    ) -> None:
         self.schema: T.StructType = schema
         self.names: list[str] = schema.names
         self._what = what
         self._time_zone = time_zone
+        self._in_json = in_json
         self._write = [
-            _writer(field.dataType, f"{what}, field {field.name!r}", time_zone) for field in schema
+            _writer(field.dataType, f"{what}, field {field.name!r}", time_zone, in_json) for field in schema
         ]
         self._get = [_reader(field.dataType) for field in schema]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (StructCodec, (self.schema, self._what, self._time_zone))
+        return (StructCodec, (self.schema, self._what, self._time_zone, self._in_json))
 
-    def to_json(self, value: Any) -> dict[str, Any]:
+    def encode(self, value: Any) -> dict[str, Any]:
         """Encode a tuple, list or Row with one value for each field, or a text with one letter for each, as in Spark."""
         if isinstance(value, str):
             value = tuple(value)
@@ -190,7 +194,7 @@ class StructCodec:
             **found,
         )
 
-    def row_to_json(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def encode_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Encode a row's fields by name. An absent field becomes null."""
         get = row.get
         return {
@@ -198,11 +202,11 @@ class StructCodec:
             for name, write in zip(self.names, self._write, strict=True)
         }
 
-    def part_to_json(self, value: Any) -> dict[str, Any]:
+    def encode_part(self, value: Any) -> dict[str, Any]:
         """Encode a nested value: a dict or a Row by its names, a tuple by its places."""
         if isinstance(value, T.Row) and hasattr(value, "__fields__"):
             value = dict(zip(value.__fields__, value, strict=True))
-        return self.row_to_json(value) if isinstance(value, dict) else self.to_json(value)
+        return self.encode_row(value) if isinstance(value, dict) else self.encode(value)
 
     def from_json(self, stored: Mapping[str, Any]) -> tuple[Any, ...]:
         """Decode a JSON object. A field that is newer than the object becomes ``None``."""
@@ -213,27 +217,37 @@ class StructCodec:
         )
 
 
-def _writer(kind: T.DataType, what: str, time_zone: tzinfo | None) -> _Convert:
+def _writer(kind: T.DataType, what: str, time_zone: tzinfo | None, in_json: bool) -> _Convert:
     if isinstance(kind, T.StructType):
-        codec = StructCodec(kind, what, time_zone)
-        return codec.part_to_json
+        codec = StructCodec(kind, what, time_zone, in_json)
+        return codec.encode_part
     if isinstance(kind, T.ArrayType):
-        write = _nullable(_writer(kind.elementType, what, time_zone))
+        write = _nullable(_writer(kind.elementType, what, time_zone, in_json))
         return lambda value: list(map(write, _of(value, (list, tuple, np.ndarray), kind, what)))
     if isinstance(kind, T.MapType):
-        write_key = _writer(kind.keyType, what, time_zone)
-        write = _nullable(_writer(kind.valueType, what, time_zone))
-        return lambda value: [[write_key(key), write(part)] for key, part in _pairs(value, kind, what)]
+        write_key = _writer(kind.keyType, what, time_zone, in_json)
+        write = _nullable(_writer(kind.valueType, what, time_zone, in_json))
+        # A nested key has no hash.
+        of_pairs = list if in_json or isinstance(kind.keyType, T.StructType | T.ArrayType) else dict
+        return lambda value: of_pairs(
+            [write_key(key), write(part)] for key, part in _pairs(value, kind, what)
+        )
+    take, as_json = _taker(kind, what, time_zone), _AS_JSON.get(type(kind)) if in_json else None
+    return take if as_json is None else lambda value: as_json(take(value))
+
+
+def _taker(kind: T.DataType, what: str, time_zone: tzinfo | None) -> _Convert:
+    """Return the function that makes Python's value of what code gives for a type, or refuses it."""
     if isinstance(kind, T.TimestampType):
-        return lambda value: _write_timestamp(value, kind, what, time_zone)
+        return lambda value: _timestamp(value, kind, what, time_zone)
     if type(kind) in _BITS:
-        return _int_writer(kind, what)
+        return _whole_taker(kind, what)
     if isinstance(kind, T.DecimalType):
-        return _decimal_writer(kind, what)
-    write_atom = _WRITERS.get(type(kind))
-    if write_atom is None:
+        return _decimal_taker(kind, what)
+    take = _TAKERS.get(type(kind))
+    if take is None:
         raise InvalidError(f"{what} cannot have this type", type=kind.simpleString())
-    return lambda value: write_atom(value, kind, what)
+    return lambda value: take(value, kind, what)
 
 
 def _reader(kind: T.DataType) -> _Convert | None:
@@ -282,10 +296,10 @@ def _misfit(value: Any, kind: T.DataType, what: str) -> InvalidError:
     )
 
 
-def _int_writer(kind: T.DataType, what: str) -> _Convert:
+def _whole_taker(kind: T.DataType, what: str) -> _Convert:
     bound = 1 << (_BITS[type(kind)] - 1)
 
-    def write(value: Any) -> int:
+    def take(value: Any) -> int:
         if type(value) is not int:
             # A column of whole numbers with a missing one has floats in pandas.
             is_whole = isinstance(value, float | np.floating) and float(value).is_integer()
@@ -294,33 +308,34 @@ def _int_writer(kind: T.DataType, what: str) -> _Convert:
             raise _misfit(value, kind, what)
         return int(value)
 
-    return write
+    return take
 
 
-def _decimal_writer(kind: T.DecimalType, what: str) -> _Convert:
+def _decimal_taker(kind: T.DecimalType, what: str) -> _Convert:
     unit, bound = Decimal(1).scaleb(-kind.scale), Decimal(10) ** (kind.precision - kind.scale)
     context = Context(prec=max(kind.precision, 1), traps=[Inexact, InvalidOperation])
 
-    def write(value: Any) -> str:
+    def take(value: Any) -> Decimal:
         number = Decimal(_of(value, (Decimal, int), kind, what))
-        if not number.is_finite() or abs(number) >= bound:
+        # `abs` would round to 28 digits.
+        if not number.is_finite() or number.copy_abs() >= bound:
             raise _misfit(value, kind, what)
         try:
-            return str(number.quantize(unit, context=context))
+            return number.quantize(unit, context=context)
         except Inexact as error:
             raise _misfit(value, kind, what) from error
 
-    return write
+    return take
 
 
-def _write_float(value: Any, kind: T.DataType, what: str) -> float | str:
+def _float(value: Any, kind: T.DataType, what: str) -> float:
     if type(value) is not float:
         # In Python a bool is an int, but Spark refuses it for a float.
         if isinstance(value, bool):
             raise _misfit(value, kind, what)
         value = float(_of(value, (float, int, np.floating, np.integer), kind, what))
     number: float = value
-    return number if math.isfinite(number) else repr(number)
+    return number
 
 
 def _time(value: Any, kind: T.DataType, what: str) -> datetime:
@@ -335,25 +350,22 @@ def _time(value: Any, kind: T.DataType, what: str) -> datetime:
     return time
 
 
-def _write_timestamp(value: Any, kind: T.DataType, what: str, time_zone: tzinfo | None) -> str:
+def _timestamp(value: Any, kind: T.DataType, what: str, time_zone: tzinfo | None) -> datetime:
     time = _time(value, kind, what)
     if time.tzinfo is None and time_zone is not None:
         # As in Spark, the hour that a zone has twice is the later one.
         time = time.replace(tzinfo=time_zone, fold=1)
-    return time.astimezone(UTC).isoformat()
+    return time.astimezone(UTC)
 
 
-def _write_timestamp_ntz(value: Any, kind: T.DataType, what: str) -> str:
-    return _time(value, kind, what).replace(tzinfo=None).isoformat()
-
-
-def _write_date(value: Any, kind: T.DataType, what: str) -> str:
+def _date(value: Any, kind: T.DataType, what: str) -> date:
     if isinstance(value, datetime | np.datetime64):
-        value = _time(value, kind, what).date()
-    return str(_of(value, date, kind, what).isoformat())
+        return _time(value, kind, what).date()
+    day: date = _of(value, date, kind, what)
+    return day
 
 
-def _write_boolean(value: Any, kind: T.DataType, what: str) -> bool:
+def _boolean(value: Any, kind: T.DataType, what: str) -> bool:
     # As in Spark, 0 and 1 are booleans too.
     is_binary = isinstance(value, bool | np.bool_ | int | float | np.number) and value in (0, 1)
     if not is_binary:
@@ -361,15 +373,24 @@ def _write_boolean(value: Any, kind: T.DataType, what: str) -> bool:
     return bool(value)
 
 
-_WRITERS: Final[Mapping[type[T.DataType], Callable[[Any, Any, str], Any]]] = {
-    T.BinaryType: lambda value, kind, what: b64encode(_of(value, (bytes, bytearray), kind, what)).decode(),
-    T.BooleanType: _write_boolean,
-    T.DateType: _write_date,
-    T.DoubleType: _write_float,
-    T.FloatType: _write_float,
+_TAKERS: Final[Mapping[type[T.DataType], Callable[[Any, Any, str], Any]]] = {
+    T.BinaryType: lambda value, kind, what: bytes(_of(value, (bytes, bytearray), kind, what)),
+    T.BooleanType: _boolean,
+    T.DateType: _date,
+    T.DoubleType: _float,
+    T.FloatType: _float,
     T.NullType: lambda value, kind, what: _of(value, (), kind, what),
     T.StringType: lambda value, kind, what: value if type(value) is str else str(_of(value, str, kind, what)),
-    T.TimestampNTZType: _write_timestamp_ntz,
+    T.TimestampNTZType: lambda value, kind, what: _time(value, kind, what).replace(tzinfo=None),
+}
+_AS_JSON: Final[Mapping[type[T.DataType], _Convert]] = {
+    T.BinaryType: lambda value: b64encode(value).decode(),
+    T.DateType: date.isoformat,
+    T.DecimalType: str,
+    **dict.fromkeys(
+        (T.DoubleType, T.FloatType), lambda value: value if math.isfinite(value) else repr(value)
+    ),
+    **dict.fromkeys((T.TimestampNTZType, T.TimestampType), datetime.isoformat),
 }
 _READERS: Final[Mapping[type[T.DataType], _Convert]] = {
     T.BinaryType: b64decode,

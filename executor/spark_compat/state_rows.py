@@ -353,15 +353,15 @@ class _VariableWriter:
             return None
         if self._is_map:
             entry = self._value if self._expires else lambda part: {"value": self._value(part)}
-            return [{"key": self._key_codec.to_json(key), **entry(part)} for key, part in value.items()]
+            return [{"key": self._key_codec.encode(key), **entry(part)} for key, part in value.items()]
         if self._is_list:
             return list(map(self._value, value))
         return self._value(value)
 
     def _value(self, value: Any) -> dict[str, Any]:
         if not self._expires:
-            return self._codec.to_json(value)
-        return {"value": self._codec.to_json(value[0]), EXPIRES: value[1]}
+            return self._codec.encode(value)
+        return {"value": self._codec.encode(value[0]), EXPIRES: value[1]}
 
 
 @dataclass(eq=False)
@@ -409,7 +409,7 @@ class _ValueWriter:
         if value is None:
             return None, timer
         if self.convert is None:
-            return self._codec.to_json(value), timer
+            return self._codec.encode(value), timer
         named = dict(zip(self.key.names, key, strict=True)), dict(zip(self.schema.names, value, strict=True))
         try:
             return self.convert(*named), timer

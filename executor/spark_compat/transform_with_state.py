@@ -310,7 +310,8 @@ class YieldedRows:
         *,
         time_zone: str | None = None,
     ) -> None:
-        self._codec = StructCodec(schema, "the output", None if time_zone is None else zone_named(time_zone))
+        zone = None if time_zone is None else zone_named(time_zone)
+        self._codec = StructCodec(schema, "the output", zone, in_json=False)
         self._event_time = event_time
         if event_time is not None and event_time not in schema.names:
             raise InvalidError(
@@ -325,10 +326,10 @@ class YieldedRows:
     def produce(self, context: Context, yielded: Iterable[Any]) -> None:
         stream, produce, event_time = context.streams[0], context.produce, self._event_time
         if event_time is not None:
-            for value in map(self._codec.row_to_json, self._fields(yielded)):
+            for value in map(self._codec.encode_row, self._fields(yielded)):
                 produce(stream, value, at=_time_of(value[event_time], event_time, context))
             return
-        for value in map(self._codec.row_to_json, self._fields(yielded)):
+        for value in map(self._codec.encode_row, self._fields(yielded)):
             produce(stream, value)
 
     def _fields(self, yielded: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
@@ -365,10 +366,10 @@ class YieldedRows:
         return names
 
 
-def _time_of(text: str | None, name: str, context: Context) -> int | None:
-    if text is None:
+def _time_of(time: datetime | None, name: str, context: Context) -> int | None:
+    if time is None:
         return None
-    at = datetime_us(datetime.fromisoformat(text))
+    at = datetime_us(time)
     # As in Spark's operator, a row behind the watermark fails here, because its consumers would drop it as late.
     # Spark's first watermark is 1970.
     late_before = max(context.late_before, 1) if context.late_before <= INSTANT_MAX_US else 1
@@ -377,7 +378,7 @@ def _time_of(text: str | None, name: str, context: Context) -> int | None:
             "the processor yields a row whose event time is at or before the watermark, so its consumers would drop it: "
             "yield it earlier, with a later time, or set a longer delay in withWatermark",
             column=name,
-            event_time=text,
+            event_time=time.isoformat(),
             watermark_ms=late_before // 1_000,
         )
     return at
@@ -408,7 +409,7 @@ class TransformWithState(ComputationOfRows):
     """A computation that runs a ``StatefulProcessor``, with Spark's results for the same micro-batches.
 
     The rows that the processor yields go to the computation's first stream, as objects of the fields of
-    ``output_schema``. An error in its code fails all records of the key in the micro-batch.
+    ``output_schema``, with Python's values of its types. An error in its code fails all records of the key in the micro-batch.
 
     Args:
         processor: an instance of the user's class. As in Spark, it is pickled.

@@ -160,7 +160,7 @@ class Variable:
         self._turn.variables.delete(self.name)
 
     def _wrapped(self, value: Any) -> dict[str, Any]:
-        encoded = self.codec.to_json(value)
+        encoded = self.codec.encode(value)
         if self.ttl_ms is None:
             return encoded
         expires_at_ms = self._turn.now_ms + self.ttl_ms
@@ -247,7 +247,7 @@ class MapVariable(Variable, MapState):
         return entry is not None and self._is_alive(entry)
 
     def updateValue(self, key: Any, value: Any) -> None:
-        encoded = self.key_codec.to_json(key)
+        encoded = self.key_codec.encode(key)
         wrapped = self._wrapped(value)
         entry = wrapped if self.ttl_ms is not None else {"value": wrapped}
         self._entries()[orjson.dumps(encoded)] = {"key": encoded, **entry}
@@ -276,7 +276,7 @@ class MapVariable(Variable, MapState):
         return list(filter(self._is_alive, self._entries().values()))
 
     def _text(self, key: Any) -> bytes:
-        return orjson.dumps(self.key_codec.to_json(key))
+        return orjson.dumps(self.key_codec.encode(key))
 
 
 def columns_of_variables(variables: Iterable[Variable]) -> tuple[StateColumn, ...]:
