@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from millpond.executor.inputs.payload import python_rows
 from millpond.executor.inputs.reserved import refuse_reserved
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.loading.parquet_files import without_views
 
 META_PREFIX: Final = "__change_"
 _FIRST_ROWS: Final = 1_000
@@ -147,9 +148,11 @@ def _flat_table(change: str, rows: pa.Table) -> pa.Table:
     errors = pa.array([UNKNOWN_CHANGE]).take(pc.if_else(pc.is_null(known), 0, None))
     flat = rows.rename_columns([renamed(change, name) for name in rows.column_names])
     # Delta's reader gives views, which Arrow cannot sort.
-    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-    flat = flat.cast(pa.schema([field.with_type(plain.get(field.type, field.type)) for field in flat.schema]))
-    return flat.append_column(CHANGE_SIGN, pc.fill_null(signs, 0)).append_column(CHANGE_ERROR, errors)
+    return (
+        without_views(flat)
+        .append_column(CHANGE_SIGN, pc.fill_null(signs, 0))
+        .append_column(CHANGE_ERROR, errors)
+    )
 
 
 def change_errors(rows: Any) -> dict[int, str]:

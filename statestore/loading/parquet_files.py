@@ -88,14 +88,28 @@ def read_parquet(path: Path, start: int, rows_max: int) -> Iterator[pa.Table]:
 
 
 def without_views(table: pa.Table) -> pa.Table:
-    """Return a table whose text and bytes are no views, from which Arrow cannot take rows."""
-    for place, kind in enumerate(table.schema.types):
-        plain = _OF_VIEWS.get(kind)
-        if plain is not None:
-            table = table.set_column(
-                place, table.field(place).with_type(plain), table.column(place).cast(plain)
-            )
-    return table
+    """Return a table without views and runs, also within other types, from which Arrow cannot take rows."""
+    for place, field in enumerate(table.schema):
+        if pa.types.is_run_end_encoded(field.type):
+            plain = pc.run_end_decode(table.column(place))
+            table = table.set_column(place, field.with_type(plain.type), plain)
+    schema = pa.schema([field.with_type(_without_views(field.type)) for field in table.schema])
+    return table if schema == table.schema else table.cast(schema)
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_views(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_without_views(kind.key_type), _without_views(kind.item_type))
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _without_views(kind.value_type), kind.ordered)
+    if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
+        size = kind.list_size if pa.types.is_fixed_size_list(kind) else -1
+        return pa.list_(kind.value_field.with_type(_without_views(kind.value_type)), size)
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_without_views(kind.value_type)))
+    return _OF_VIEWS.get(kind, kind)
 
 
 def _refuse_repeated_names(path: Path, schema: pq.ParquetSchema) -> None:
