@@ -218,9 +218,15 @@ class Count(CombineFn):
         return accumulator - 1
 
 
+def _numbers(of: ValueExtractor, values: Iterable[Any]) -> list[Any]:
+    return [number for value in values if (number := extract(of, value)) is not None]
+
+
 @dataclass(frozen=True)
 class Sum(OfValue):
     """Exact sum of whole numbers, decimals and floats in any order, rounded once, when it is shown; or of durations.
+
+    Nulls are left out.
 
     A retracted number leaves no trace. Of whole numbers the sum is an ``int`` of any size, with decimals a ``Decimal``
     with as many digits behind the point as the longest of them, and with floats the ``float`` nearest to the
@@ -240,7 +246,7 @@ class Sum(OfValue):
         return 0
 
     def add_all(self, accumulator: Total, values: Iterable[Any]) -> Total:
-        return with_numbers(accumulator, [extract(self.of, value) for value in values])
+        return with_numbers(accumulator, _numbers(self.of, values))
 
     def merge(self, accumulators: Sequence[Total]) -> Total:
         return merged(accumulators)
@@ -249,12 +255,13 @@ class Sum(OfValue):
         return number_of(accumulator)
 
     def uncombine(self, accumulator: Total, value: Any) -> Total:
-        return without(accumulator, extract(self.of, value))
+        number = extract(self.of, value)
+        return accumulator if number is None else without(accumulator, number)
 
 
 @dataclass(frozen=True)
 class Mean(OfValue):
-    """Arithmetic mean in any order of elements; ``None`` without elements.
+    """Arithmetic mean in any order of elements that are not null; ``None`` without any.
 
     It is the float nearest to the exact one; of decimals a ``Decimal`` with four more digits behind the point; of
     durations the nearest ``timedelta``.
@@ -266,7 +273,7 @@ class Mean(OfValue):
         return [0, 0]
 
     def add_all(self, accumulator: list[Any], values: Iterable[Any]) -> list[Any]:
-        numbers = [extract(self.of, value) for value in values]
+        numbers = _numbers(self.of, values)
         return [with_numbers(accumulator[0], numbers), accumulator[1] + len(numbers)]
 
     def merge(self, accumulators: Sequence[list[Any]]) -> list[Any]:
@@ -277,7 +284,8 @@ class Mean(OfValue):
         return quotient(total, count) if count else None
 
     def uncombine(self, accumulator: list[Any], value: Any) -> list[Any]:
-        return [without(accumulator[0], extract(self.of, value)), accumulator[1] - 1]
+        number = extract(self.of, value)
+        return accumulator if number is None else [without(accumulator[0], number), accumulator[1] - 1]
 
 
 _FREQUENT: Final = frozenset({str, int, float})

@@ -276,6 +276,14 @@ def test_sum_accepts_booleans_and_numpy_numbers() -> None:
     assert Sum().extract(Sum().add_all(0, [True, 2, 3.5])) == 6.5
 
 
+@pytest.mark.parametrize("combine", [Sum(), Mean()])
+def test_sum_and_mean_leave_out_null(combine: CombineFn) -> None:
+    accumulator = _over(combine, [1, None, 3])
+
+    assert combine.extract(accumulator) == combine.extract(_over(combine, [1, 3]))
+    assert combine.uncombine(accumulator, None) == accumulator
+
+
 def test_statistics_of_no_elements_are_null() -> None:
     assert [combiner.extract(combiner.create()) for combiner in (Mean(), Min(), Max(), Quantiles())] == [
         None
@@ -291,7 +299,6 @@ def test_statistics_of_no_elements_are_null() -> None:
         lambda: Quantiles(at=(2,)),
         lambda: Max().uncombine([3], 3),
         lambda: ToList().uncombine([3], 4),
-        lambda: Sum().add(0, None),
         lambda: Sum().add_all(0, [1, "2"]),
         lambda: Mean().add([0, 0], "0.1"),
     ],
