@@ -97,6 +97,14 @@ class Productions:
         self.blobs.append(value if is_bytes else None)
         self.at.append(at)
 
+    def append_text(self, stream: str, key: str, text: str, at: int) -> None:
+        """Append a value that has been encoded."""
+        self.streams.append(stream)
+        self.keys.append(key)
+        self.texts.append(text)
+        self.blobs.append(None)
+        self.at.append(at)
+
     def truncate(self, count: int) -> None:
         for column in (self.streams, self.keys, self.texts, self.blobs, self.at):
             del column[count:]

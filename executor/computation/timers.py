@@ -248,7 +248,7 @@ class KeyTimers:
         are_over: an event timer that is set is left out, and replaces a pending one all the same.
     """
 
-    __slots__ = ("_clocks", "_new", "_pending", "_row", "_row_owed_at", "are_over", "due")
+    __slots__ = ("_clocks", "_new", "_pending", "_replaced", "_row", "_row_owed_at", "are_over", "due")
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks
@@ -259,6 +259,7 @@ class KeyTimers:
         self._row = row
         self._row_owed_at: int | None = hold_of(row) if row else None
         self._pending: dict[_TimerId, Timer] | None = None
+        self._replaced: Timers | None = None
         self._new: list[tuple[int, Timer]] = []
         self.due: list[_Entry] = []
         for timer in row:
@@ -329,9 +330,13 @@ class KeyTimers:
     def changed(self) -> Timers | None:
         """Return all pending timers in firing order; ``None`` when they equal the timers in the row."""
         if self._pending is None:
-            return None
+            return self._replaced
         timers = firing_order(self._pending.values())
         return None if timers == self._row else timers
+
+    def replace(self, timers: Timers | None) -> None:
+        """Take the result of a turn without hooks, as `changed` is to return it."""
+        self._pending, self._replaced = None, timers
 
     def savepoint(self) -> TimersSavepoint:
         return TimersSavepoint(dict(self._opened()), list(self.due))

@@ -22,6 +22,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.executor.time.instants import INSTANT_MAX_US, INSTANT_MIN_US
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.rows.row import change_envelope, has_envelope_fields
 from millpond.statestore.rows.value_text import PlainObject, decode_value, has_marks, has_utf8
@@ -122,6 +123,24 @@ def plain_cells(column: pa.Array) -> list[Any]:
     return cells
 
 
+def _is_held(column: pa.Array) -> bool:
+    """Return True if Python can hold each cell for sure."""
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            return False
+        return True
+    if kind in (pa.timestamp("us"), _UTC_TIMESTAMP):
+        bounds = pc.min_max(column.cast(pa.int64())).as_py()
+        return bounds["min"] is None or bool(
+            bounds["min"] >= INSTANT_MIN_US and bounds["max"] <= INSTANT_MAX_US
+        )
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    return bool(is_number or pa.types.is_boolean(kind) or pa.types.is_binary(kind))
+
+
 def _durations(column: pa.Array) -> list[Any]:
     lengths = column.view(pa.int64()).view(pa.duration("us")).to_numpy(zero_copy_only=False)
     objects: list[Any] = lengths.astype("O").tolist()
@@ -172,6 +191,20 @@ class ArrowValues:
         for column in self._nested:
             value[column.name] = column.value(index)
         return value
+
+    def field(self, name: str | None) -> list[Any] | None:
+        """Return a plain field of all rows, or ``None`` for each row without a name, if no row holds what Python cannot.
+
+        Otherwise, and if there is no such field, return ``None``: `value` then tells which rows are not readable.
+        """
+        rows = self.columns
+        if rows.null_count or self._kind is not dict or not all(map(_is_held, rows.flatten())):
+            return None
+        if name is None:
+            return [None] * len(rows)
+        if self.names.count(name) != 1 or pa.types.is_nested(rows.type.field(name).type):
+            return None
+        return plain_cells(rows.field(name))
 
     def row(self, index: int) -> tuple[Any, ...] | None:
         """Return the row as Spark's Python does: a tuple in the order of `names`, in which a map is a list of pairs.

@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from millpond.executor.computation.computation import UpgradingState, upgrade
 from millpond.executor.computation.context import Context, Counters, Productions
+from millpond.executor.computation.quick_turn import MakesQuickTurns, QuickTurn, QuickTurns
 from millpond.executor.computation.records import InputTime, RecordColumns, Records
 from millpond.executor.computation.state import FormerState, KeyState, StoredState
 from millpond.executor.computation.timers import KeyTimers, Timer, Timers
@@ -211,8 +212,18 @@ class KeyExecutor:
         self._over_after = self._last_at if ends else TIME_MAX_US
         self._watermark = clocks.watermark
         self._records_slack_us = slack_us
+        self._quick = self._quick_turns(clocks)
+        self._stream_names: dict[str, str] = dict(node.production_names)
         # The watermark is held at a timer's output time, so only an unbounded horizon may go below it.
         self._timers_slack_us = slack_us if slack_us == TIME_MAX_US else 0
+
+    def _quick_turns(self, clocks: Clocks) -> QuickTurns | None:
+        # At the end of the input, within time limits and in cycles hooks have rules that a quick turn has not.
+        is_open = self._over_after == TIME_MAX_US and self._limit is None and not self._node.cycle
+        computation = self._node.computation
+        if type(self) is not KeyExecutor or not is_open or not isinstance(computation, MakesQuickTurns):
+            return None
+        return computation.quick_turns(clocks, self._columns)
 
     def _upgrade(self, former: FormerState) -> FormerState:
         return upgrade(self._node.computation, self._node.name, self._context.key, former)
@@ -226,9 +237,13 @@ class KeyExecutor:
     def run(
         self, key: str, encoded: StoredState | None, timers: Timers, start: int, stop: int
     ) -> StoredState | None:
+        letters = self._letters.get(key, ())
+        if self._quick is not None and not letters:
+            turn = self._quick.turn(key, encoded, timers, start, stop)
+            if turn is not None:
+                return self._take(key, turn)
         produced, fired = len(self.productions.at), self.fired
         self.counters.settle()
-        letters = self._letters.get(key, ())
         self._begin(key, encoded, timers, stop - start + len(letters))
         if letters:
             self._retry(key, letters)
@@ -251,6 +266,13 @@ class KeyExecutor:
         self.fired = fired
         self._begin(key, encoded, timers, stop - start)
         return self._run_carefully(key, start, stop)
+
+    def _take(self, key: str, turn: QuickTurn) -> StoredState | None:
+        self.fired += turn.fired
+        for stream, text, at in turn.productions:
+            self.productions.append_text(self._stream_names[stream], key, text, at)
+        self.timers.replace(turn.timers)
+        return turn.state
 
     def _watch(self, key: str) -> None:
         self._watched_left -= 1

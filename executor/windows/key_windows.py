@@ -183,7 +183,7 @@ class WindowStates:
 
 
 # "~" sorts after digits: among timers due at the same time, expiry fires last.
-_EXPIRY: Final = "~"
+EXPIRY: Final = "~"
 HOLD: Final = "panes"
 
 
@@ -204,7 +204,7 @@ def add_wanted(
     # The global window ends beyond any time that a record can carry.
     late_at = min(expires_at, INSTANT_MAX_US)
     closing_at = _pane_at(state) if state.is_held else late_at
-    wanted[f"{_EXPIRY}{window.start}/{window.end}"] = Wanted(expires_at, TimeDomain.EVENT, closing_at)
+    wanted[f"{EXPIRY}{window.start}/{window.end}"] = Wanted(expires_at, TimeDomain.EVENT, closing_at)
     for text, at in state.timers.items():
         timer, due = parse_timer(text), min(at, TIME_MAX_US)
         is_for_late = due > window.end if timer.domain is TimeDomain.EVENT else watermark >= window.end
@@ -267,7 +267,7 @@ def tag_of(window: Window, text: str) -> str:
 
 def parse_tag(tag: str) -> tuple[Window, TriggerTimer | None]:
     """Return the window and the trigger timer of a tag; no timer for the window's expiry."""
-    name, _, text = tag.removeprefix(_EXPIRY).partition("|")
+    name, _, text = tag.removeprefix(EXPIRY).partition("|")
     start, _, end = name.partition("/")
     return Window(int(start), int(end)), parse_timer(text) if text else None
 

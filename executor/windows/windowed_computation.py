@@ -13,7 +13,8 @@ from typing import Any
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.records import Record, Records
+from millpond.executor.computation.quick_turn import QuickTurns
+from millpond.executor.computation.records import Record, RecordColumns, Records
 from millpond.executor.computation.timers import Timer
 from millpond.executor.inputs.keys import KeyExtractor, check_key_extractor, extract_key, settled_key
 from millpond.executor.pipeline.nodes import SIGNALS
@@ -37,6 +38,7 @@ from millpond.executor.windows.key_windows import (
     upgraded_windows,
 )
 from millpond.executor.windows.strategy import WindowingStrategy, described
+from millpond.executor.windows.waiting_windows import WaitingWindows, only_wait
 from millpond.executor.windows.window import Element, Window
 from millpond.statestore.rows.row import TimeDomain, is_envelope
 from millpond.statestore.rows.value_text import PlainObject
@@ -87,6 +89,13 @@ class WindowedComputation(Computation):
         if self.strategy.upgrade_state is None:
             return super().upgrade_state(state, version)
         return upgraded_windows(self.strategy.upgrade_state(stored_windows(state), version))
+
+    def quick_turns(self, clocks: Clocks, columns: RecordColumns) -> QuickTurns | None:
+        """Return the turns of keys whose windows only wait for their end; ``None`` for other strategies."""
+        is_plain = self.finish is None and not self.signals and self.late_stream is None
+        if type(self) is not WindowedComputation or not is_plain or not only_wait(self.strategy):
+            return None
+        return WaitingWindows(self.strategy, self.combine, self.stream, clocks, columns, self.of)
 
     def element(self, record: Record) -> Element:
         return element_of(record, self.of)
