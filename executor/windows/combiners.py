@@ -2,8 +2,11 @@
 
 An accumulator is plain JSON data: it lies in the row's state. `CombineFn.merge` joins accumulators, so
 windows can merge. `CombineFn.uncombine` removes an element, so retractions pass through aggregations. Counts,
-sums and lists support retractions. `Min`, `Max` and `TopN` keep only the best elements, unless ``retractable``
-is set; then they keep all.
+sums and lists support retractions. `Min`, `Max`, `TopN`, `ArgMax`, `ArgMin` and `Last` keep only some elements, unless
+``retractable`` is set; then they keep all.
+
+Nulls (None, and the missing values of NumPy and Pandas) are skipped, as in SQL; only `Count` of rows, `ToList` and
+`LastN` have them.
 """
 
 from __future__ import annotations
@@ -21,16 +24,20 @@ import numpy as np
 
 from millpond.executor.pipeline.checks import check_overrides
 from millpond.executor.windows.exact_sum import (
+    NOTHING,
     Total,
+    deviation,
     merged,
+    merged_squares,
     number_of,
     quotient,
     with_numbers,
+    with_squares,
     without,
 )
 from millpond.statestore.arguments import check_count, check_flags, check_number
 from millpond.statestore.errors import InvalidError, did_you_mean
-from millpond.statestore.rows.value_text import decode_value, encode_value
+from millpond.statestore.rows.value_text import OF_PYTHON, as_python, decode_value, encode_value
 
 ValueExtractor: TypeAlias = str | Callable[[Any], Any] | None
 """The part of an element that is combined: a field name, a function of the value, or ``None`` for the whole value."""
@@ -52,6 +59,15 @@ def extract(of: ValueExtractor, value: Any) -> Any:
         hint = did_you_mean(of, value)
         raise InvalidError(f"the value has no such field{hint}", field=of, fields=sorted(map(str, value)))
     raise InvalidError("the value has no such field", field=of, type=type(value).__name__)
+
+
+def present(of: ValueExtractor, values: Iterable[Any]) -> list[Any]:
+    """Return what is combined of the values, as Python's, without nulls."""
+    return [
+        part
+        for value in values
+        if type(part := extract(of, value)) in OF_PYTHON or (part := as_python(part)) is not None
+    ]
 
 
 class CombineFn:
@@ -199,39 +215,37 @@ def check_quantiles(quantiles: object) -> None:
 
 
 @dataclass(frozen=True)
-class Count(CombineFn):
-    """Number of elements."""
+class Count(OfValue):
+    """Number of elements; with ``of`` the number of those in which it is not null."""
+
+    of: ValueExtractor = None
+
+    def _number(self, values: Iterable[Any]) -> int:
+        return sum(1 for _ in values) if self.of is None else len(present(self.of, values))
 
     def create(self) -> int:
         return 0
 
-    def add(self, accumulator: int, value: Any) -> int:  # noqa: ARG002 - any value counts
-        return accumulator + 1
-
     def add_all(self, accumulator: int, values: Iterable[Any]) -> int:
-        return accumulator + sum(1 for _ in values)
+        return accumulator + self._number(values)
 
     def merge(self, accumulators: Sequence[int]) -> int:
         return sum(accumulators)
 
-    def uncombine(self, accumulator: int, value: Any) -> int:  # noqa: ARG002 - any value counts
-        return accumulator - 1
-
-
-def _numbers(of: ValueExtractor, values: Iterable[Any]) -> list[Any]:
-    return [number for value in values if (number := extract(of, value)) is not None]
+    def uncombine(self, accumulator: int, value: Any) -> int:
+        return accumulator - self._number((value,))
 
 
 @dataclass(frozen=True)
 class Sum(OfValue):
     """Exact sum of whole numbers, decimals and floats in any order, rounded once, when it is shown; or of durations.
 
-    Nulls are left out.
+    Nulls are skipped.
 
     A retracted number leaves no trace. Of whole numbers the sum is an ``int`` of any size, with decimals a ``Decimal``
     with as many digits behind the point as the longest of them, and with floats the ``float`` nearest to the
     exact sum. Infinities, NaN and sums beyond the range of floats follow IEEE 754 and can be retracted. The sum of
-    durations is a ``timedelta``, and of no elements 0.
+    durations is a ``timedelta``, of nulls alone null, and of no elements 0.
 
     Example:
         >>> prices = Sum("price")
@@ -243,20 +257,19 @@ class Sum(OfValue):
     of: ValueExtractor = None
 
     def create(self) -> Total:
-        return 0
+        return NOTHING
 
     def add_all(self, accumulator: Total, values: Iterable[Any]) -> Total:
-        return with_numbers(accumulator, _numbers(self.of, values))
+        return with_numbers(accumulator, [extract(self.of, value) for value in values])
 
     def merge(self, accumulators: Sequence[Total]) -> Total:
         return merged(accumulators)
 
-    def extract(self, accumulator: Total) -> int | float | Decimal | timedelta:
+    def extract(self, accumulator: Total) -> int | float | Decimal | timedelta | None:
         return number_of(accumulator)
 
     def uncombine(self, accumulator: Total, value: Any) -> Total:
-        number = extract(self.of, value)
-        return accumulator if number is None else without(accumulator, number)
+        return without(accumulator, [extract(self.of, value)])
 
 
 @dataclass(frozen=True)
@@ -273,7 +286,7 @@ class Mean(OfValue):
         return [0, 0]
 
     def add_all(self, accumulator: list[Any], values: Iterable[Any]) -> list[Any]:
-        numbers = _numbers(self.of, values)
+        numbers = present(self.of, values)
         return [with_numbers(accumulator[0], numbers), accumulator[1] + len(numbers)]
 
     def merge(self, accumulators: Sequence[list[Any]]) -> list[Any]:
@@ -284,8 +297,49 @@ class Mean(OfValue):
         return quotient(total, count) if count else None
 
     def uncombine(self, accumulator: list[Any], value: Any) -> list[Any]:
-        number = extract(self.of, value)
-        return accumulator if number is None else [without(accumulator[0], number), accumulator[1] - 1]
+        numbers = present(self.of, (value,))
+        return [without(accumulator[0], numbers), accumulator[1] - len(numbers)]
+
+
+@dataclass(frozen=True)
+class StdDev(OfValue):
+    """Standard deviation of numbers in any order of elements: the float nearest to the exact one.
+
+    It is that of a sample, as SQL's ``STDDEV``, and ``None`` of fewer than two numbers; with ``population`` that of a
+    population, as ``STDDEV_POP``, and 0.0 of one number. With an infinity or NaN it is NaN.
+
+    Example:
+        >>> spread = StdDev("price")
+        >>> spread.extract(spread.add_all(spread.create(), [{"price": 1}, {"price": 3}, {"price": None}]))
+        1.4142135623730951
+    """
+
+    of: ValueExtractor = None
+    population: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_flags(population=self.population)
+
+    def create(self) -> list[Any]:
+        return [0, 0, "0/1"]
+
+    def add_all(self, accumulator: list[Any], values: Iterable[Any]) -> list[Any]:
+        numbers, (total, count, squares) = present(self.of, values), accumulator
+        return [with_numbers(total, numbers), count + len(numbers), with_squares(squares, numbers, 1)]
+
+    def merge(self, accumulators: Sequence[list[Any]]) -> list[Any]:
+        totals, counts, squares = zip(*accumulators, strict=True)
+        return [merged(totals), sum(counts), merged_squares(squares)]
+
+    def extract(self, accumulator: list[Any]) -> float | None:
+        total, count, squares = accumulator
+        divisor = count if self.population else count - 1
+        return deviation(total, squares, count, divisor) if divisor > 0 else None
+
+    def uncombine(self, accumulator: list[Any], value: Any) -> list[Any]:
+        numbers, (total, count, squares) = present(self.of, (value,)), accumulator
+        return [without(total, numbers), count - len(numbers), with_squares(squares, numbers, -1)]
 
 
 _FREQUENT: Final = frozenset({str, int, float})
@@ -311,7 +365,7 @@ def _place(elements: list[Any], value: Any) -> int | None:
         first = elements.index(value)
         if encode_value(elements[first]) == text:
             return first
-    elif has_order(value) and not isinstance(value, list | dict):
+    elif not isinstance(value, list | dict) and has_order(value):
         return None
     # Python's == takes True for 1, a NaN for no NaN, and a tuple for no list.
     equal: int | None = None
@@ -327,6 +381,9 @@ def _place(elements: list[Any], value: Any) -> int | None:
 class _OfList(OfValue):
     """A combine function whose accumulator is a list of elements."""
 
+    def _element(self, value: Any) -> Any:
+        return extract(self.of, value)
+
     def create(self) -> list[Any]:
         return []
 
@@ -336,18 +393,18 @@ class _OfList(OfValue):
     def uncombine(self, accumulator: list[Any], value: Any) -> list[Any]:
         rest, is_held = self.uncombine_if_held(accumulator, value)
         if not is_held:
-            raise InvalidError("a retraction matches no element", value=extract(self.of, value))
+            raise InvalidError("a retraction matches no element", value=self._element(value))
         return rest
 
     def uncombine_if_held(self, accumulator: list[Any], value: Any) -> tuple[list[Any], bool]:
         if not self.can_uncombine:
             raise InvalidError("retractions need a combiner with retractable=True", combiner=self)
-        return without_element(accumulator, extract(self.of, value))
+        return without_element(accumulator, self._element(value))
 
 
 @dataclass(frozen=True)
 class ToList(_OfList):
-    """All elements, in order of arrival."""
+    """All elements, in order of arrival, nulls among them."""
 
     of: ValueExtractor = None
 
@@ -359,16 +416,74 @@ class ToList(_OfList):
         return list(accumulator)
 
 
-@dataclass(frozen=True)
-class TopN(_OfList):
-    """The ``count`` greatest elements, greatest first; null and NaN, which have no place in an order, are left out.
+class _OfSome(_OfList):
+    """A combine function that keeps only some of its usable elements, unless ``retractable`` is set; then all of them."""
 
-    So are lists with a null or NaN in them.
+    retractable: bool
+
+    @property
+    def can_uncombine(self) -> bool:  # type: ignore[override]  # a constant of the class elsewhere
+        return self.retractable
+
+    def _usable(self, values: Iterable[Any]) -> list[Any]:
+        return present(self.of, values)
+
+    def _kept(self, elements: list[Any]) -> list[Any]:
+        raise NotImplementedError
+
+    def add_all(self, accumulator: list[Any], values: Iterable[Any]) -> list[Any]:
+        return self._kept([*accumulator, *self._usable(values)])
+
+    def merge(self, accumulators: Sequence[list[Any]]) -> list[Any]:
+        return self._kept(super().merge(accumulators))
+
+    def uncombine_if_held(self, accumulator: list[Any], value: Any) -> tuple[list[Any], bool]:
+        if self.can_uncombine and not self._usable((value,)):
+            return accumulator, True
+        return super().uncombine_if_held(accumulator, value)
+
+
+@dataclass(frozen=True)
+class Last(_OfSome):
+    """The last element that is not null, in order of arrival; ``None`` if there is none.
+
+    Elements of merged windows count in the order of the windows, as in `LastN`. For the last by a time in the elements,
+    whatever the order of arrival, take ``ArgMax("price", by="time")``.
+
+    Args:
+        retractable: keep all elements, so that they can be retracted; memory then grows with them.
+
+    Example:
+        >>> Last("price").add_all([], [{"price": 3}, {"price": 5}, {"price": None}])
+        [5]
+    """
+
+    of: ValueExtractor = None
+    retractable: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_flags(retractable=self.retractable)
+
+    def _kept(self, elements: list[Any]) -> list[Any]:
+        return elements if self.retractable else elements[-1:]
+
+    def extract(self, accumulator: list[Any]) -> Any:
+        return accumulator[-1] if accumulator else None
+
+
+@dataclass(frozen=True)
+class TopN(_OfSome):
+    """The ``count`` greatest elements, greatest first.
+
+    Elements are numbers, text, bytes, booleans, times, durations or lists, of one such kind. Null, NaN and lists with a
+    null or NaN in them are left out.
 
     Args:
         count: number of elements to emit, at least 1.
         smallest: emit the smallest instead, smallest first.
         retractable: keep all elements, so that they can be retracted; memory then grows with them.
+        nan_is_greatest: take NaN for the greatest number, as Spark does, instead of leaving it out.
 
     Example:
         >>> TopN(2).add_all([], [3, 1, 2])
@@ -379,55 +494,77 @@ class TopN(_OfList):
     of: ValueExtractor = None
     smallest: bool = False
     retractable: bool = False
+    nan_is_greatest: bool = False
 
     def __post_init__(self) -> None:
         check_extractor(self.of)
         check_count("the count of a top list", self.count)
-        check_flags(smallest=self.smallest, retractable=self.retractable)
+        check_flags(
+            smallest=self.smallest, retractable=self.retractable, nan_is_greatest=self.nan_is_greatest
+        )
 
-    @property
-    def can_uncombine(self) -> bool:  # type: ignore[override]  # a constant of the class elsewhere
-        return self.retractable
+    def _usable(self, values: Iterable[Any]) -> list[Any]:
+        is_greatest = self.nan_is_greatest
+        return [one for one in present(self.of, values) if has_order(one, nan_is_greatest=is_greatest)]
 
-    def _kept(self, values: list[Any]) -> list[Any]:
-        values.sort(reverse=not self.smallest)
-        return values if self.retractable else values[: self.count]
-
-    def add_all(self, accumulator: list[Any], values: Iterable[Any]) -> list[Any]:
-        elements = (extract(self.of, value) for value in values)
-        return self._kept([*accumulator, *(element for element in elements if has_order(element))])
-
-    def uncombine_if_held(self, accumulator: list[Any], value: Any) -> tuple[list[Any], bool]:
-        if self.can_uncombine and not has_order(extract(self.of, value)):
-            return accumulator, True
-        return super().uncombine_if_held(accumulator, value)
-
-    def merge(self, accumulators: Sequence[list[Any]]) -> list[Any]:
-        return self._kept(_OfList.merge(self, accumulators))
+    def _kept(self, elements: list[Any]) -> list[Any]:
+        ranked = in_order(elements, reverse=not self.smallest, nan_is_greatest=self.nan_is_greatest)
+        return ranked if self.retractable else ranked[: self.count]
 
     def extract(self, accumulator: list[Any]) -> Any:
         return accumulator[: self.count]
 
 
-def has_order(element: Any) -> bool:
+_ORDERED: Final = OF_PYTHON - {list, tuple, dict}
+
+
+def has_order(element: Any, *, nan_is_greatest: bool = False) -> bool:
+    """Return False for null, NaN unless it is the greatest, and lists with such a part; refuse types without order."""
     # Only a NaN differs from itself.
     if type(element) in _FREQUENT:
-        return bool(element == element)  # noqa: PLR0124
+        return nan_is_greatest or bool(element == element)  # noqa: PLR0124
+    element = as_python(element)
     if isinstance(element, list | tuple):
-        return all(map(has_order, element))
-    if isinstance(element, Decimal):
-        return not element.is_nan()
-    return element is not None and bool(element == element)  # noqa: PLR0124
+        return all(has_order(part, nan_is_greatest=nan_is_greatest) for part in element)
+    if element is None:
+        return False
+    if type(element) not in _ORDERED:
+        raise InvalidError(
+            "elements to put into order must be numbers, text, bytes, times, durations, UUIDs, or lists of these",
+            type=type(element).__qualname__,
+        )
+    return nan_is_greatest or not _is_nan(element)
 
 
-def _with_order(elements: list[Any]) -> list[Any]:
+def _is_nan(element: Any) -> bool:
+    return element.is_nan() if isinstance(element, Decimal) else bool(element != element)  # noqa: PLR0124
+
+
+def _with_nan_last(element: Any) -> Any:
+    if isinstance(element, list | tuple):
+        return [*map(_with_nan_last, element)]
+    is_nan = _is_nan(element)
+    return is_nan, 0 if is_nan else element
+
+
+def in_order(elements: list[Any], *, reverse: bool = False, nan_is_greatest: bool = False) -> list[Any]:
+    try:
+        return sorted(elements, key=_with_nan_last if nan_is_greatest else None, reverse=reverse)
+    except TypeError as cause:
+        types = sorted({type(element).__name__ for element in elements})
+        raise InvalidError("elements of these types have no order among each other", types=types) from cause
+
+
+def _with_order(elements: list[Any], *, nan_is_greatest: bool) -> list[Any]:
     try:
         total = sum(elements)
         has_all = total == total  # noqa: PLR0124 - only a NaN differs from itself, and a NaN makes the sum one
     except (TypeError, ArithmeticError):
         has_all = False
     # One sum is a tenth of the time of one look at each number.
-    return elements if has_all else list(filter(has_order, elements))
+    if has_all:
+        return elements
+    return [one for one in map(as_python, elements) if has_order(one, nan_is_greatest=nan_is_greatest)]
 
 
 @dataclass(frozen=True)
@@ -445,6 +582,65 @@ class Min(Max):
     """The smallest element; ``None`` if there is none. `TopN` explains ``retractable``."""
 
     smallest: bool = field(default=True, init=False, repr=False)
+
+
+@dataclass(frozen=True)
+class ArgMax(_OfSome):
+    """What ``of`` takes of the element in which ``by`` is greatest, maybe null; ``None`` if there is none.
+
+    Elements in which ``by`` is null or NaN are left out. If it is greatest in several elements, the least ``of`` counts:
+    numbers by their size, other values by their text. So the order of arrival does not matter. `TopN` explains
+    ``retractable`` and ``nan_is_greatest``.
+
+    Example:
+        >>> best = ArgMax("item", by="price")
+        >>> best.extract(best.add_all([], [{"item": "cup", "price": 3}, {"item": "pot", "price": 9}]))
+        'pot'
+    """
+
+    of: ValueExtractor
+    by: ValueExtractor
+    retractable: bool = False
+    nan_is_greatest: bool = False
+
+    is_of_smallest: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_extractor(self.by)
+        check_flags(retractable=self.retractable, nan_is_greatest=self.nan_is_greatest)
+
+    def _element(self, value: Any) -> list[Any]:
+        return [as_python(extract(self.by, value)), as_python(extract(self.of, value))]
+
+    def _usable(self, values: Iterable[Any]) -> list[list[Any]]:
+        elements = map(self._element, values)
+        return [one for one in elements if has_order(one[0], nan_is_greatest=self.nan_is_greatest)]
+
+    def _kept(self, elements: list[Any]) -> list[Any]:
+        return elements if self.retractable or len(elements) < 2 else [self._best(elements)]
+
+    def _best(self, elements: list[Any]) -> Any:
+        places = [place for place, _ in elements]
+        first, *_ = in_order(places, reverse=not self.is_of_smallest, nan_is_greatest=self.nan_is_greatest)
+        place = _with_nan_last(first)
+        return min((one for one in elements if _with_nan_last(one[0]) == place), key=_tie_breaker)
+
+    def extract(self, accumulator: list[Any]) -> Any:
+        return self._best(accumulator)[1] if accumulator else None
+
+
+def _tie_breaker(element: list[Any]) -> tuple[Any, ...]:
+    value = element[1]
+    is_number = type(value) in {int, float, Decimal} and has_order(value)
+    return not is_number, value if is_number else 0, encode_value(value)
+
+
+@dataclass(frozen=True)
+class ArgMin(ArgMax):
+    """What ``of`` takes of the element in which ``by`` is smallest; see `ArgMax`."""
+
+    is_of_smallest: ClassVar[bool] = True
 
 
 _AS_THEY_ARE: Final = frozenset({str, int, bool, type(None)})
@@ -499,6 +695,7 @@ def _canonical_decimal(number: Decimal) -> int | float | Decimal:
     return Decimal((sign, digits[:kept], exponent + len(digits) - kept))
 
 
+_NULL: Final = "null"
 _OF_TEXT: Final = frozenset('"')
 _OF_NUMBERS: Final = frozenset("-0123456789")
 # Texts that are canonical for sure: of text, whole numbers, fractions, and lone values of most other types.
@@ -534,23 +731,26 @@ def _joined(counts: dict[str, int]) -> dict[str, int]:
     return joined
 
 
-@dataclass(frozen=True)
-class CountDistinct(OfValue):
-    """Exact number of distinct values; memory grows with that number.
+class _OfDistinct(OfValue):
+    """A combine function whose accumulator counts elements by their text."""
 
-    Numbers that are equal are one, such as 1, 1.0 and ``Decimal("1.00")``, as are equal instants in two zones. ``True``
-    is not 1.
-    """
+    def _text(self, element: Any) -> str:
+        raise NotImplementedError
 
-    of: ValueExtractor = None
+    def _counted(self, counts: dict[str, int], value: Any, sign: int) -> dict[str, int]:
+        element = as_python(extract(self.of, value))
+        if element is not None:
+            name = self._text(element)
+            counts[name] = counts.get(name, 0) + sign
+            if not counts[name]:
+                del counts[name]
+        return counts
 
     def create(self) -> dict[str, int]:
         return {}
 
     def add(self, accumulator: dict[str, int], value: Any) -> dict[str, int]:
-        name = canonical_text(extract(self.of, value))
-        accumulator[name] = accumulator.get(name, 0) + 1
-        return accumulator
+        return self._counted(accumulator, value, 1)
 
     def merge(self, accumulators: Sequence[dict[str, int]]) -> dict[str, int]:
         merged: dict[str, int] = {}
@@ -559,33 +759,80 @@ class CountDistinct(OfValue):
                 merged[name] = merged.get(name, 0) + count
         return merged
 
-    def extract(self, accumulator: dict[str, int]) -> int:
-        # Early retractions leave negative counts.
-        return sum(count > 0 for count in _joined(accumulator).values())
-
     def uncombine(self, accumulator: dict[str, int], value: Any) -> dict[str, int]:
-        name = canonical_text(extract(self.of, value))
-        accumulator[name] = accumulator.get(name, 0) - 1
-        if not accumulator[name]:
-            del accumulator[name]
-        return accumulator
+        return self._counted(accumulator, value, -1)
+
+
+@dataclass(frozen=True)
+class CountDistinct(_OfDistinct):
+    """Exact number of distinct values; memory grows with that number.
+
+    Numbers that are equal are one, such as 1, 1.0 and ``Decimal("1.00")``, as are equal instants in two zones. ``True``
+    is not 1.
+    """
+
+    of: ValueExtractor = None
+
+    def _text(self, element: Any) -> str:
+        return canonical_text(element)
+
+    def extract(self, accumulator: dict[str, int]) -> int:
+        # Early retractions leave negative counts, and earlier versions counted nulls.
+        return sum(count > 0 and name != _NULL for name, count in _joined(accumulator).items())
+
+
+@dataclass(frozen=True)
+class ToSet(_OfDistinct):
+    """The distinct values as a list, least first; memory grows with their number.
+
+    `CountDistinct` explains which values are one; it is shown in the shortest of the forms that it came in. Values that
+    have no order among each other are in the order of their texts.
+
+    Example:
+        >>> kinds = ToSet()
+        >>> kinds.extract(kinds.add_all({}, [3, 1, None, 3.0]))
+        [1, 3]
+    """
+
+    of: ValueExtractor = None
+
+    def _text(self, element: Any) -> str:
+        return encode_value(element)
+
+    def extract(self, accumulator: dict[str, int]) -> list[Any]:
+        counts: dict[str, int] = {}
+        shown: dict[str, Any] = {}
+        for text, count in sorted(accumulator.items(), key=lambda one: (len(one[0]), one[0])):
+            value = decode_value(text)
+            name = canonical_text(value)
+            counts[name] = counts.get(name, 0) + count
+            if count > 0:
+                shown.setdefault(name, value)
+        values = [value for name, value in shown.items() if counts[name] > 0]
+        try:
+            return in_order(values, nan_is_greatest=True)
+        except InvalidError:
+            return values
 
 
 @dataclass(frozen=True)
 class Quantiles(ToList):
     """Exact quantiles ``at`` of numbers, each from 0 to 1, by nearest rank; null and NaN are left out.
 
-    Memory grows with the elements.
+    Memory grows with the elements. Durations, times and text have quantiles, too. `TopN` explains ``nan_is_greatest``.
     """
 
     at: tuple[float, ...] = (0.5,)
+    nan_is_greatest: bool = False
 
     def __post_init__(self) -> None:
         check_extractor(self.of)
         check_quantiles(self.at)
+        check_flags(nan_is_greatest=self.nan_is_greatest)
 
     def extract(self, accumulator: list[Any]) -> list[Any] | None:
-        ranked = sorted(_with_order(accumulator))
+        is_greatest = self.nan_is_greatest
+        ranked = in_order(_with_order(accumulator, nan_is_greatest=is_greatest), nan_is_greatest=is_greatest)
         if not ranked:
             return None
         last = len(ranked) - 1

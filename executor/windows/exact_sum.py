@@ -9,7 +9,7 @@ matter (J. R. Shewchuk, "Adaptive Precision Floating-Point Arithmetic", 1997).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from decimal import Decimal
@@ -17,16 +17,14 @@ from fractions import Fraction
 from operator import index, neg
 from typing import Any, Final, TypeAlias
 
-import numpy as np
-
 from millpond.statestore.durations import MICROSECOND
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.rows.value_text import decode_value, encode_value
+from millpond.statestore.rows.value_text import as_python
 
-Total: TypeAlias = int | float | dict[str, Any]
+Total: TypeAlias = int | float | dict[str, Any] | None
 """A sum as plain JSON data.
 
-It is an ``int`` as long as all numbers are whole, and otherwise an object with ``floats``, the number
+`NOTHING`, which is ``False``, is the total of no elements, and ``None`` that of nulls alone. Otherwise it is an ``int`` as long as all numbers are whole, and otherwise an object with ``floats``, the number
 of floats added, and ``parts``, their sum. Further fields stand only where they are needed: ``ints``, the sum of the
 whole numbers; ``inf``, ``-inf`` and ``nan``, the count of each; ``scales``, the count of decimals by the number of their
 digits behind the point, and ``digits``, their sum in units of the last of these digits; ``durations``, the count of durations,
@@ -35,6 +33,7 @@ in multiples of the smallest float as hexadecimal text, where it lies beyond the
 is a total that an earlier version has stored.
 """
 
+NOTHING: Final = False
 _FLOAT: Final = frozenset({float})
 _NUMBERS: Final = frozenset({int, float, bool})
 _FIELDS: Final = 3
@@ -53,7 +52,7 @@ _MORE_DIGITS: Final = 4
 def with_number(total: Total, number: Any) -> Total:
     # The most frequent cases first: whole numbers alone, floats alone, then both.
     kind = type(number)
-    if kind is int and type(total) is int:
+    if kind is int and isinstance(total, int):
         return _whole(total + number)
     if kind is float and isinstance(total, dict) and len(total) == _FIELDS_WITHOUT_INTS:
         summed = _parts([*total["parts"], number]) if "parts" in total else None
@@ -70,25 +69,30 @@ def with_number(total: Total, number: Any) -> Total:
 
 
 def with_numbers(total: Total, numbers: Sequence[Any]) -> Total:
-    return with_number(total, numbers[0]) if len(numbers) == 1 else _changed(total, numbers, 1)
+    if len(numbers) == 1:
+        return with_number(total, numbers[0])
+    return _changed(total, numbers, 1) if numbers else total
 
 
-def without(total: Total, number: Any) -> Total:
-    return _changed(total, (number,), -1)
+def without(total: Total, numbers: Sequence[Any]) -> Total:
+    return _changed(total, numbers, -1) if numbers else total
 
 
 def _changed(total: Total, numbers: Sequence[Any], sign: int) -> Total:
     kinds = set(map(type, numbers))
     if kinds <= _NUMBERS:
-        if float not in kinds and type(total) is int:
+        if float not in kinds and isinstance(total, int):
             return _whole(total + sign * sum(numbers))
         plain = _plain_fields(total)
         if plain is not None:
             changed = _changed_plainly(*plain, numbers, sign, is_all_floats=kinds == _FLOAT)
             if changed is not None:
                 return changed
+    known = [number for number in map(as_python, numbers) if number is not None]
+    if not known:
+        return None if total is NOTHING else total
     opened = _Opened.of(total)
-    for number in numbers:
+    for number in known:
         opened.add(_plain(number), sign)
     return opened.closed()
 
@@ -116,7 +120,10 @@ def _plain_total(floats: int, parts: list[float], ints: int) -> Total:
 
 
 def merged(totals: Sequence[Total]) -> Total:
-    plain = list(map(_plain_fields, totals))
+    numbers = [total for total in totals if total is not None and total is not NOTHING]
+    if not numbers:
+        return None if None in totals else NOTHING
+    plain = list(map(_plain_fields, numbers))
     if None not in plain:
         known = [fields for fields in plain if fields is not None]
         summed = _parts([part for _, parts, _ in known for part in parts])
@@ -124,18 +131,20 @@ def merged(totals: Sequence[Total]) -> Total:
             floats, ints = sum(fields[0] for fields in known), sum(fields[2] for fields in known)
             return _plain_total(floats, summed, ints)
     joined = _Opened()
-    for total in totals:
+    for total in numbers:
         joined.join(_Opened.of(total))
     return joined.closed()
 
 
-def number_of(total: Total) -> int | float | Decimal | timedelta:
+def number_of(total: Total) -> int | float | Decimal | timedelta | None:
     """Return the sum: whole, a decimal as long as no float is in it, else the float nearest to the exact sum; or a duration.
+
+    It is 0 of no elements, and ``None`` of nulls alone.
 
     As in IEEE 754, a sum beyond the range of floats is infinite; both infinities, or a NaN, make NaN.
     """
     if not isinstance(total, dict):
-        return total
+        return 0 if total is NOTHING else total
     plain = _plain_fields(total)
     if plain is not None:
         _, parts, ints = plain
@@ -157,7 +166,7 @@ def quotient(total: Total, count: int) -> float | Decimal | timedelta:
     It is the nearest float; of decimals one with four more digits behind the point, as in Spark's ``avg``; of durations
     the nearest in whole microseconds.
     """
-    if not isinstance(total, dict):
+    if isinstance(total, int | float):
         return total / count
     plain = _plain_fields(total)
     if plain is not None and len(plain[1]) <= 1 and not plain[2]:
@@ -192,6 +201,8 @@ class _Opened:
             return cls(ints=total)
         if isinstance(total, float):
             return cls(floats=1, finite=[total])
+        if total is None:
+            return cls()
         return cls(
             ints=int(total.get("ints", 0)),
             floats=total.get("floats", 0),
@@ -321,7 +332,7 @@ def _plain_fields(total: Total) -> tuple[int, Sequence[float], int] | None:
     """Return count and parts of the floats, and the sum of whole numbers; ``None`` for a total with other fields."""
     if isinstance(total, int):
         return 0, (), total
-    if isinstance(total, float) or "parts" not in total:
+    if not isinstance(total, dict) or "parts" not in total:
         return None
     size = len(total)
     if size == _FIELDS_WITHOUT_INTS:
@@ -384,13 +395,10 @@ def _stored_int(number: int) -> int | str:
 
 
 def _plain(number: Any) -> int | float | Decimal | timedelta:
-    """Convert a number or duration of another type, such as NumPy's, to Python's."""
     if isinstance(number, float):
         return float(number)
-    if isinstance(number, Decimal) or type(number) is timedelta:
+    if isinstance(number, Decimal | timedelta):
         return number
-    if isinstance(number, timedelta | np.timedelta64):
-        return _plain(decode_value(encode_value(number)))
     try:
         return int(index(number))
     except TypeError as cause:
@@ -398,3 +406,51 @@ def _plain(number: Any) -> int | float | Decimal | timedelta:
             "sums and means are of whole numbers, decimals, floats and durations",
             type=type(number).__qualname__,
         ) from cause
+
+
+def with_squares(squares: str, numbers: Iterable[Any], sign: int) -> str:
+    """Return the exact sum of the squares of finite numbers, with those of ``numbers`` added or removed."""
+    by_denominator: dict[int, int] = {}
+    for number in map(_plain, numbers):
+        if isinstance(number, timedelta):
+            raise InvalidError("standard deviations are of whole numbers, decimals and floats", value=number)
+        try:
+            numerator, denominator = number.as_integer_ratio()
+        except (OverflowError, ValueError):  # infinities and NaN
+            continue
+        by_denominator[denominator] = by_denominator.get(denominator, 0) + numerator**2
+    added = (Fraction(total, denominator**2) for denominator, total in by_denominator.items())
+    return _fraction_text(_fraction(squares) + sign * sum(added, Fraction()))
+
+
+def merged_squares(squares: Iterable[str]) -> str:
+    return _fraction_text(sum(map(_fraction, squares), Fraction()))
+
+
+def deviation(total: Total, squares: str, count: int, divisor: int) -> float:
+    """Return the square root, rounded once, of the sum of squared differences from the mean, divided by ``divisor``."""
+    opened = _Opened.of(total)
+    if opened.special():
+        return math.nan
+    # Retractions that came before their numbers can make it negative.
+    spread = max(Fraction(), _fraction(squares) - Fraction(*opened.ratio()) ** 2 / count)
+    return _root(spread / divisor)
+
+
+def _root(number: Fraction) -> float:
+    numerator, denominator = number.as_integer_ratio()
+    # At least 55 bits of the root, the last of which is set if any behind it is: then the quotient is rounded once.
+    shift = max(0, 112 - numerator.bit_length() + denominator.bit_length()) // 2 + 1
+    square, rest = divmod(numerator << 2 * shift, denominator)
+    root = math.isqrt(square)
+    return _ratio(root | (rest > 0 or root**2 < square), 1 << shift)
+
+
+def _fraction(text: str) -> Fraction:
+    numerator, denominator = text.split("/")
+    return Fraction(int(numerator, 16), int(denominator, 16))
+
+
+def _fraction_text(number: Fraction) -> str:
+    # Python refuses to write whole numbers of thousands of digits as decimal text.
+    return f"{number.numerator:x}/{number.denominator:x}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final
 
 from datasketches import hll_sketch, hll_union, tdigest_double
@@ -18,8 +19,8 @@ from millpond.executor.windows.combiners import (
     ValueExtractor,
     canonical_text,
     check_quantiles,
-    extract,
     has_order,
+    present,
 )
 from millpond.statestore.arguments import check_count
 from millpond.statestore.errors import InvalidError
@@ -63,8 +64,8 @@ class ApproximateCountDistinct(OfValue):
 
     def add_all(self, accumulator: str, values: Iterable[Any]) -> str:
         sketch = _hll(accumulator)
-        for value in values:
-            sketch.update(canonical_text(extract(self.of, value)))
+        for element in present(self.of, values):
+            sketch.update(canonical_text(element))
         return _text(sketch.serialize_compact())
 
     def merge(self, accumulators: Sequence[str]) -> str:
@@ -98,8 +99,9 @@ class ApproximateQuantiles(OfValue):
 
     def add_all(self, accumulator: str, values: Iterable[Any]) -> str:
         sketch = _tdigest(accumulator)
-        for value in values:
-            number = extract(self.of, value)
+        for number in present(self.of, values):
+            if not isinstance(number, int | float | Decimal):
+                raise InvalidError("estimated quantiles are of numbers", type=type(number).__qualname__)
             if has_order(number):
                 sketch.update(float(number))
         return _text(sketch.serialize())

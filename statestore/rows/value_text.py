@@ -309,7 +309,7 @@ class _Describer:
 
     def _other(self, value: Any, pointer: str) -> Any:
         try:
-            known = _of_array(value)
+            known = as_python(value)
         except InvalidError as error:
             raise _placed(error, pointer) from error
         # NumPy has numbers without a counterpart in Python, which stay unchanged.
@@ -367,7 +367,10 @@ def _placed(error: InvalidError, pointer: str) -> InvalidError:
     return InvalidError(error.message, part=part_name(pointer), **error.details)
 
 
-def _of_array(value: Any) -> Any:
+def as_python(value: Any) -> Any:
+    """Return a value of NumPy's or Pandas' as Python's, null if it is missing; any other stays as it is."""
+    if type(value) in OF_PYTHON:
+        return value
     if isinstance(value, np.ndarray | np.generic):
         return _of_numpy(value)
     return _of_pandas(value) if type(value).__module__.partition(".")[0] == "pandas" else value
@@ -405,6 +408,8 @@ def _with_nulls(parts: list[Any]) -> list[Any]:
     return [None if isinstance(part, float) and math.isnan(part) else part for part in parts]
 
 
+OF_PYTHON: Final = frozenset({*_OF_JSON, *_WORDS, list, tuple, dict}) - {type(None)}
+"""Types of values that are neither null nor of NumPy or Pandas."""
 _MISSING: Final = frozenset({"NaTType", "NAType"})
 _UNITS_WITHOUT_LENGTH: Final = ("Y", "M", "generic")
 

@@ -129,6 +129,49 @@ def test_composite_runs_on_both_runners(play: Any, tmp_path: Path) -> None:
     ]
 
 
+def test_nulls_are_skipped_as_in_sql_on_both_runners(play: Any, tmp_path: Path) -> None:
+    """Anna has two amounts among nulls, Ben only a null."""
+    combiners: dict[str, tuple[mp.CombineFn, pa.DataType]] = {
+        "visits": (mp.Count(), pa.int64()),
+        "known": (mp.Count("amount"), pa.int64()),
+        "total": (mp.Sum("amount"), pa.float64()),
+        "spread": (mp.StdDev("amount"), pa.float64()),
+        "last": (mp.Last("amount"), pa.float64()),
+        "dearest": (mp.ArgMax("item", by="amount"), pa.string()),
+        "cheapest": (mp.ArgMin("item", by="amount"), pa.string()),
+        "amounts": (mp.ToSet("amount"), pa.list_(pa.float64())),
+    }
+
+    def make() -> mp.Pipeline:
+        pipeline = mp.Pipeline("shop")
+        visits = pipeline.inject("visits", key="user", at="at", at_unit="us", watermark=mp.ManualWatermark())
+        figures = visits.window(mp.FixedWindows("1h"), trigger=_EACH["trigger"]).combine(
+            {name: combine for name, (combine, _) in combiners.items()}, name="figures"
+        )
+        columns = [(name, column) for name, (_, column) in combiners.items()]
+        schema = pa.schema([("key", pa.string()), *columns])
+        figures.sink("table", mp.DeltaSink(str(tmp_path / "figures"), schema, mode="upsert"))
+        return pipeline
+
+    def visit(second: int, item: str, amount: float | None, user: str = "anna") -> dict[str, Any]:
+        return {"user": user, "at": second * _SECOND_US, "item": item, "amount": amount}
+
+    running = play(make)
+    running.inject("visits", [visit(0, "cup", 1.5), visit(1, "tea", None), visit(2, "tea", None, "ben")])
+    running.settle()
+    running.restart()
+    running.inject("visits", [visit(3, "pot", 3.5), visit(4, "lid", 1.5), visit(5, "jar", None)])
+    running.settle()
+    summary = running.stop()
+    rows = DeltaTable(tmp_path / "figures").to_pyarrow_table().to_pylist()
+
+    assert summary.totals.dead_letters == 0
+    assert sorted([*row.values()] for row in rows) == [
+        ["anna", 5, 3, 6.5, 1.1547005383792515, 1.5, "pot", "cup", [1.5, 3.5]],
+        ["ben", 1, 0, None, None, None, None, None, []],
+    ]
+
+
 def test_values_that_json_lacks_reach_the_table_on_both_runners(play: Any, tmp_path: Path) -> None:
     """A NaN makes a sum and a mean NaN; it is no dead letter, and other fields keep their values."""
 
