@@ -14,7 +14,7 @@ import base64
 import json
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import partial
@@ -498,6 +498,10 @@ class MicroBatchExecutor(KeyExecutor):
     set wait for the next turn. Each is pending until its hook has returned, so a timer that is set again with the
     same time is gone afterwards.
     """
+
+    def _make_timers(self, clocks: Clocks) -> KeyTimers:
+        # Spark's watermark begins at 0, so a timer that is set to the first watermark is due.
+        return KeyTimers(replace(clocks, watermark=max(clocks.watermark, 0)))
 
     def _run_at_once(self, key: str, start: int, stop: int) -> StoredState | None:
         if stop > start:

@@ -15,7 +15,6 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from millpond.executor.computation.computation import Computation
 from millpond.executor.inputs.extraction import FieldExtractor
 from millpond.executor.pipeline.nodes import OnError
 from millpond.executor.pipeline.pipeline import EnginePipeline
@@ -35,7 +34,13 @@ from millpond.executor.spark_compat.group_state import (
     PandasFunction,
 )
 from millpond.executor.spark_compat.schema import parse_schema
-from millpond.executor.spark_compat.transform_with_state import INITIAL_STATE, RowsAs, TransformWithState
+from millpond.executor.spark_compat.transform_with_state import (
+    INITIAL_STATE,
+    ComputationOfRows,
+    FrameLimits,
+    RowsAs,
+    TransformWithState,
+)
 from millpond.executor.time.watermark_policies import IngressTime
 from millpond.statestore.arguments import check_flags
 from millpond.statestore.errors import InvalidError, did_you_mean
@@ -310,7 +315,7 @@ def _has_watermark(frame: DataFrame, timeout: str) -> bool:
 
 
 def _start_groups(
-    kind: Callable[..., Computation],
+    kind: Callable[..., ComputationOfRows],
     function: Callable[..., Any],
     output_schema: StructType | str,
     state_schema: StructType | str,
@@ -350,7 +355,7 @@ def _start_groups(
 
 
 def _start(
-    computation: Computation,
+    computation: ComputationOfRows,
     name: str,
     keys: Sequence[str],
     inputs: Mapping[str, DataFrame],
@@ -364,6 +369,9 @@ def _start(
     *,
     drops_late: bool = True,
 ) -> SparkRun:
+    # Spark's own object, because `conf.get` returns a size as the user wrote it, such as 64m.
+    conf = inputs[INPUT].sparkSession._jsparkSession.sessionState().conf()  # noqa: SLF001
+    computation.frame_limits = FrameLimits(conf.arrowMaxRecordsPerBatch(), conf.arrowMaxBytesPerBatch())
     # As in Spark, timers do not fire between the micro-batches of a bounded query.
     if trigger is not None and {"availableNow", "once"} & trigger.keys():
         options = {"tick": _NO_TICK, **options}

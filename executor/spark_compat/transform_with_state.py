@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
@@ -153,12 +154,35 @@ def _codec(name: str, schema: StructType | str) -> StructCodec:
     return StructCodec(parse_schema(schema), f"the state {name!r}")
 
 
+_UNLIMITED: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLimits:
+    """The size of a key's frames, by Spark's two settings and with their defaults; ``rows`` of 0 or less are no limit."""
+
+    rows: int = 10_000
+    bytes: int = _UNLIMITED
+
+    def rows_in(self, batch: pa.RecordBatch | None) -> int:
+        rows = self.rows if self.rows > 0 else _UNLIMITED
+        if batch is None or not batch.num_rows or self.bytes == _UNLIMITED:
+            return rows
+        # As in Spark, rows count with their average size, and the row that reaches the limit is the frame's last.
+        row_bytes: float = max(batch.get_total_buffer_size() / batch.num_rows, 1)
+        return min(rows, max(math.ceil(self.bytes / row_bytes), 1))
+
+
 class GivenRows:
     """The rows of a bundle, by their places in its columns."""
 
-    def __init__(self, columns: RecordColumns, time_zone: str, *, is_widened: bool) -> None:
+    def __init__(
+        self, columns: RecordColumns, time_zone: str, limits: FrameLimits, *, is_widened: bool
+    ) -> None:
         self.columns: RecordColumns = columns
         self._time_zone = time_zone
+        self._limits = limits
+        self._rows_max = limits.rows_in(None)
         self._is_widened = is_widened
         self.streams: frozenset[str] = frozenset(columns.streams)
         values = columns.values  # noqa: PD011 - no frame's
@@ -183,14 +207,17 @@ class GivenRows:
             yield row
 
     def frames(self, start: int, stop: int) -> Iterator[pd.DataFrame]:
-        """Yield the rows as one frame, or nothing if there are none."""
-        if stop == start:
-            return
+        """Yield the rows in frames within the limits, nothing if there are none."""
         values = self._values
-        if values is None:
-            yield pd.DataFrame([_fields(self.columns.value(index)) for index in range(start, stop)])
-            return
-        batch = self._taken(values)
+        batch = None if values is None or start == stop else self._taken(values)
+        for first in range(start, stop, self._rows_max):
+            end = min(first + self._rows_max, stop)
+            if batch is None:
+                yield pd.DataFrame([_fields(self.columns.value(index)) for index in range(first, end)])
+            else:
+                yield self._frame_part(batch, first, end)
+
+    def _frame_part(self, batch: pa.RecordBatch, start: int, stop: int) -> pd.DataFrame:
         if self._frame is None or start < self._given_until:
             # Keys come in order, so a smaller start is a retry of a key whose code may have changed its part.
             self._frame = _frame_of(batch, self._time_zone)
@@ -204,7 +231,7 @@ class GivenRows:
             column = batch.column(place).slice(start, stop - start)
             if not column.null_count:
                 part.isetitem(place, column.to_numpy(zero_copy_only=False))
-        yield part
+        return part
 
     def batches(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows as one record batch, or nothing if there are none."""
@@ -223,6 +250,7 @@ class GivenRows:
             rows = values.take(np.asarray(self.columns.sources, dtype=np.int64))
             columns = map(_widened, rows.columns.flatten()) if self._is_widened else rows.columns.flatten()
             self._batch = batch = pa.RecordBatch.from_arrays(list(columns), names=rows.names)
+            self._rows_max = self._limits.rows_in(batch)
             whole = (pa.types.is_integer, pa.types.is_boolean)
             self._with_nulls = [
                 place
@@ -240,6 +268,7 @@ class ComputationOfRows(Computation):
     time_zone: str = "UTC"
     """The session's time zone, which times in frames have."""
 
+    frame_limits: FrameLimits = FrameLimits()
     widens_frames: bool = False
     """Whether frames have all whole numbers as int64 and all floats as float64."""
 
@@ -254,7 +283,9 @@ class ComputationOfRows(Computation):
 
     def _given_of(self, records: Records) -> GivenRows:
         if self._given is None or self._given.columns is not records.columns:
-            self._given = GivenRows(records.columns, self.time_zone, is_widened=self.widens_frames)
+            self._given = GivenRows(
+                records.columns, self.time_zone, self.frame_limits, is_widened=self.widens_frames
+            )
         return self._given
 
 

@@ -55,7 +55,6 @@ from millpond.statestore.objects.disk_tier import without_keeping
 from millpond.statestore.store import Store
 from millpond.statestore.system import collector_paused
 from millpond.statestore.types import (
-    TIME_MIN_US,
     Clock,
     EventTimeMicros,
     Objects,
@@ -386,11 +385,10 @@ class Coordinator:
         retried = () if chosen is None else chosen.retried.get(computation, ())
         node, late_before = self.topology.computations[computation], None
         if node.computation.in_micro_batches:
-            # Spark's lateness rule is one superstep behind the watermark. It counts whole milliseconds, and the watermark
-            # itself is late.
-            late_before = former = watermarks.former_watermark(computation)
-            if former != TIME_MIN_US:
-                late_before = EventTimeMicros(former // 1_000 * 1_000 + 1)
+            # Spark's lateness rule is one superstep behind the watermark, which begins at 0. It counts whole milliseconds,
+            # and the watermark itself is late.
+            former = max(watermarks.former_watermark(computation), 0)
+            late_before = EventTimeMicros(former // 1_000 * 1_000 + 1)
         watermark = watermarks.input_watermark(computation)
         percentiles = watermarks.percentile_watermarks(computation)
         settled = watermarks.settled(computation, after) if after and node.time_sorted else None

@@ -153,6 +153,22 @@ def _untimed(key: str) -> Row:
     return {"k": key, "t": None, "set": (), "unset": ()}
 
 
+def test_first_watermark_is_1970_as_in_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """A row at or before it is late, and a timer set to it fires at once."""
+    batches = [
+        [
+            {**_timed("a", 0, [1]), "t": "1969-12-31T23:59:59Z"},
+            _timed("b", 0, [1]),
+            _timed("c", 0.001, [0]),
+            _timed("d", 5, [-7, 0, 1]),
+        ],
+        [_timed("c", 0.002)],
+    ]
+    job = Job(rocksdb, tmp_path, Timers(), batches, TIMED, time_mode="EventTime", delay="10 seconds")
+
+    assert job.in_millpond() == job.in_spark()
+
+
 def test_rows_without_event_time_equal_sparks(rocksdb: SparkSession, tmp_path: Path) -> None:
     """They are never late, and move no watermark; they neither fire nor keep a timer."""
     batches = [
@@ -206,8 +222,14 @@ def test_time_mode_none_has_no_late_rows_as_in_spark(rocksdb: SparkSession, tmp_
     assert job.in_millpond() == job.in_spark()
 
 
-def test_frames_equal_sparks(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """A missing value of ``transformWithStateInPandas`` is null."""
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [("maxRecordsPerBatch", "-1"), ("maxRecordsPerBatch", "2"), ("maxBytesPerBatch", "1b")],
+)
+def test_frames_equal_sparks(rocksdb: SparkSession, tmp_path: Path, limit: str, value: str) -> None:
+    """A missing value of ``transformWithStateInPandas`` is null. The code sees where a key's first frame ends."""
+    setting = f"spark.sql.execution.arrow.{limit}"
+    rocksdb.conf.set(setting, value)
     batches = [
         [
             {"k": key, "t": f"1970-01-01T00:00:{second:02d}Z", "n": second}
@@ -223,7 +245,10 @@ def test_frames_equal_sparks(rocksdb: SparkSession, tmp_path: Path) -> None:
         in_pandas=True,
     )
 
-    assert job.in_millpond() == job.in_spark()
+    try:
+        assert job.in_millpond() == job.in_spark()
+    finally:
+        rocksdb.conf.unset(setting)
 
 
 @pytest.mark.spark_all

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 import millpond as mp
 from millpond.executor.spark_compat.group_state import ApplyInArrowWithState, ApplyInPandasWithState
 from millpond.executor.spark_compat.schema import parse_schema
-from millpond.executor.spark_compat.transform_with_state import YieldedRows
+from millpond.executor.spark_compat.transform_with_state import FrameLimits, YieldedRows
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.value_text import decode_value
 from millpond.statestore.store import Store
@@ -233,3 +233,44 @@ def test_event_time_must_be_a_timestamp_column_of_the_output(schema: str, name: 
     """As in Spark, the check needs no rows."""
     with pytest.raises(InvalidError, match=reason):
         YieldedRows(parse_schema(schema), "row", name)
+
+
+@pytest.mark.parametrize("in_columns", [True, False])
+@pytest.mark.parametrize(
+    ("limits", "sizes"),
+    [
+        (FrameLimits(rows=3), [3, 3, 1]),
+        (FrameLimits(rows=7), [7]),
+        (FrameLimits(rows=0), [7]),
+        (FrameLimits(), [7]),
+    ],
+)
+def test_key_has_frames_within_the_limits(limits: FrameLimits, sizes: list[int], *, in_columns: bool) -> None:
+    assert _frame_sizes(limits, in_columns=in_columns) == [{"sizes": sizes}, {"sizes": [1]}]
+
+
+def test_frame_ends_with_the_row_that_reaches_the_bytes() -> None:
+    """A row of two numbers and one letter has about 22 bytes."""
+    in_bytes = [FrameLimits(bytes=limit) for limit in (1, 40, 60, 1_000)]
+
+    sizes = [_frame_sizes(limits, in_columns=True)[0]["sizes"] for limits in in_bytes]
+
+    assert sizes == [[1] * 7, [2, 2, 2, 1], [3, 3, 1], [7]]
+
+
+def _frame_sizes(limits: FrameLimits, *, in_columns: bool) -> list[Any]:
+    def sizes(_key: Any, frames: Any, _state: Any) -> Any:
+        yield pd.DataFrame({"sizes": [list(map(len, frames))]})
+
+    computation = ApplyInPandasWithState(sizes, "sizes array<long>", "s long")
+    computation.frame_limits = limits
+    kept = Kept()
+    pipeline = mp.Pipeline("p")
+    stream = pipeline.inject("in", key="k", at=mp.IngressTime())
+    stream.apply(computation, name="sizes", on_error="stop").sink("kept", kept)
+    run = mp.LocalRunner(Store.in_memory(), progress=False).start(pipeline, stepping=True)
+    rows = [{"k": key, "n": number, "m": number} for number, key in enumerate("aaabaaaa")]
+    run.inject("in", pa.Table.from_pylist(rows) if in_columns else rows)
+    run.run_until_quiet()
+    run.stop()
+    return sorted(kept.values, key=lambda value: -sum(value["sizes"]))
