@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import orjson
 import pyarrow as pa
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, ValueState
 from pyspark.sql.types import NullType, Row, StructType
@@ -131,13 +132,17 @@ class KeyTurn:
 class DeletedTurn(KeyTurn):
     """Stands for the key of a variable that ``init`` has deleted."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, form: StateForm) -> None:
         super().__init__()
         self._name = name
+        self._form = form
 
     @property
     def context(self) -> Context:
-        raise InvalidError("a variable that init has deleted must not be used", state=self._name)
+        # Spark's error, because code may catch it.
+        raise PySparkRuntimeError(
+            f"Error checking {self._form} state exists: init has deleted {self._name!r}, so it must not be used"
+        )
 
 
 class Variable:
@@ -154,7 +159,7 @@ class Variable:
 
     def delete(self) -> None:
         """Let each use fail from now on, because its values would be gone with the next turn."""
-        self._turn = DeletedTurn(self.name)
+        self._turn = DeletedTurn(self.name, self.form)
 
     def clear(self) -> None:
         self._turn.variables.delete(self.name)

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming.stateful_processor import (
     ExpiredTimerInfo,
     StatefulProcessor,
@@ -256,6 +257,32 @@ def test_deleted_variable_is_removed_when_its_key_is_processed() -> None:
     bench.take({"n": 1})
 
     assert bench.state() == {"other": {"n": 7}}
+
+
+def test_use_of_a_variable_that_init_has_deleted_raises_sparks_error() -> None:
+    """Spark's code may catch it, as its own tests do."""
+
+    def declare(processor: Any, handle: StatefulProcessorHandle) -> None:
+        processor.gone = [
+            handle.getValueState("value", "n int"),
+            handle.getListState("list", "n int"),
+            handle.getMapState("map", "k int", "n int"),
+        ]
+        for name in ("value", "list", "map"):
+            handle.deleteIfExists(name)
+
+    def act(processor: Any, _row: Mapping[str, Any]) -> None:
+        value, items, mapping = processor.gone
+        uses = [value.exists, value.get, lambda: value.update((1,)), value.clear, items.exists, items.get]
+        uses += [lambda: items.put([(1,)]), mapping.exists, mapping.keys, lambda: mapping.getValue((1,))]
+        for use in uses:
+            with pytest.raises(PySparkRuntimeError, match="state exists: init has deleted"):
+                use()
+
+    bench = Bench(Told(declare, act))
+    bench.take({"n": 1})
+
+    assert bench.state() is None
 
 
 class Counter(StatefulProcessor):
