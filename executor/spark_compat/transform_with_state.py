@@ -269,6 +269,8 @@ class ComputationOfRows(Computation):
     """The session's time zone, which times in frames have."""
 
     frame_limits: FrameLimits = FrameLimits()
+    """Where a key's frame ends and its next one begins."""
+
     widens_frames: bool = False
     """Whether frames have all whole numbers as int64 and all floats as float64."""
 
