@@ -26,13 +26,16 @@ from millpond.executor.windows.combiners import (
     CombineFn,
     Count,
     CountDistinct,
+    Last,
     Max,
     Mean,
     Min,
     Quantiles,
+    StdDev,
     Sum,
     ToList,
     TopN,
+    ToSet,
     ValueExtractor,
     extract,
 )
@@ -48,7 +51,9 @@ from millpond.statestore.rows.row import TimeDomain, is_envelope
 from millpond.statestore.rows.value_text import encode_value
 
 _OF_ONE_SIZE: Final = frozenset({FixedWindows, UnalignedFixedWindows, SlidingWindows})
-_OF_FIELD: Final = frozenset({Sum, Mean, Min, Max, TopN, ToList, CountDistinct, Quantiles})
+_OF_FIELD: Final = frozenset(
+    {Sum, Mean, StdDev, Min, Max, TopN, Last, ToList, ToSet, CountDistinct, Quantiles}
+)
 _END: Final = TriggerTimer("", "", TimeDomain.EVENT).to_text()
 _WAITING: Final = ["window", "accumulator", "news", "is_held", "timers"]
 _ENDED: Final = frozenset({"window", "accumulator", "index", "nonspeculative_index", "has_ended"})
@@ -287,7 +292,7 @@ def _fixed_starts(window_fn: WindowFn, columns: RecordColumns) -> list[int] | No
 
 def _by_column(combine: CombineFn, values: ArrowValues) -> tuple[list[Any] | None, CombineFn]:
     """Return the cells that are combined, and the combiner of bare cells; no cells where whole rows have to be read."""
-    if type(combine) is Count:
+    if type(combine) is Count and combine.of is None:
         return values.field(None), combine
     of = getattr(combine, "of", None)
     if type(combine) not in _OF_FIELD or not isinstance(of, str):

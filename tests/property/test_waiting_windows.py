@@ -18,15 +18,19 @@ from millpond.executor.interval.bundle import Deliveries
 from millpond.executor.interval.row_update import BundleResult
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.windows.combiners import (
+    ArgMax,
     CombineFields,
     CombineFn,
     Count,
     CountDistinct,
+    Last,
     Max,
     Mean,
     Quantiles,
+    StdDev,
     Sum,
     ToList,
+    ToSet,
 )
 from millpond.executor.windows.strategy import WindowingStrategy
 from millpond.executor.windows.time_triggers import AfterWatermark, Default
@@ -47,6 +51,11 @@ _COMBINERS: list[CombineFn] = [
     ToList("v"),
     CountDistinct("v"),
     Quantiles("v"),
+    Count("v"),
+    StdDev("v"),
+    ToSet("v"),
+    Last("v"),
+    ArgMax("v", by="v"),
     CombineFields({"n": Count(), "total": Sum("v")}),
     Sum(lambda value: value["v"]),
 ]
