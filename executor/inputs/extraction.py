@@ -179,9 +179,11 @@ def _not_ahead(
     if node.ahead is None or arrived_at is None:
         return at, {}
     latest = node.ahead.latest(arrived_at)
-    if node.ahead.is_clamped:
+    if node.ahead.on_ahead == "clamp":
         return np.minimum(at, latest), {}
-    return at, dict.fromkeys(np.flatnonzero(at > latest).tolist(), node.ahead.error)
+    return at, {} if node.ahead.on_ahead == "hold" else dict.fromkeys(
+        np.flatnonzero(at > latest).tolist(), node.ahead.error
+    )
 
 
 def _time_errors(node: InjectorNode, rows: Rows, times: InstantColumn) -> Mapping[int, str]:
@@ -313,6 +315,9 @@ def observe_times(
     count = len(at) if records is None else records
     if not len(at):
         return InputObservation(stream=watch.stream, records=count)
+    if watch.ahead is not None and watch.ahead.on_ahead == "hold" and watch.stamp_at is not None:
+        # The record keeps its time, but moves no watermark beyond the limit.
+        at = np.minimum(at, watch.ahead.latest(watch.stamp_at))
     by_member = {}
     if members is not None:
         senders = np.array(["" if member is None else member for member in members], dtype=object)

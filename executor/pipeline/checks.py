@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import cloudpickle
 
@@ -29,7 +29,7 @@ from millpond.executor.pipeline.topology import (
     holding_edges,
     is_in_cycle,
 )
-from millpond.executor.time.observations import AheadLimit
+from millpond.executor.time.observations import AheadLimit, OnAhead
 from millpond.executor.time.watermark_policies import IngressTime, WatermarkPolicy
 from millpond.statestore.arguments import check_instance
 from millpond.statestore.durations import Duration, duration_us
@@ -345,7 +345,7 @@ def check_ingress(
         )
 
 
-def ahead_limit(stream: str, ahead_max: Duration | None, on_ahead: str) -> AheadLimit | None:
+def ahead_limit(stream: str, ahead_max: Duration | None, on_ahead: OnAhead) -> AheadLimit | None:
     if on_ahead not in _ON_AHEAD:
         raise InvalidError(
             f"no such choice{did_you_mean(on_ahead, _ON_AHEAD)}",
@@ -357,12 +357,10 @@ def ahead_limit(stream: str, ahead_max: Duration | None, on_ahead: str) -> Ahead
         if on_ahead != _ON_AHEAD[0]:
             raise InvalidError("on_ahead needs an ahead_max", stream=stream, on_ahead=on_ahead)
         return None
-    return AheadLimit(
-        max_us=positive_us("ahead_max", ahead_max, stream=stream), is_clamped=on_ahead == "clamp"
-    )
+    return AheadLimit(max_us=positive_us("ahead_max", ahead_max, stream=stream), on_ahead=on_ahead)
 
 
-_ON_AHEAD: Final = ["dead_letter", "clamp"]
+_ON_AHEAD: Final = list(get_args(OnAhead))
 
 
 def check_members(stream: str, members: Sequence[str], member: FieldExtractor | None) -> None:

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, Self, Unpack, cast, get_args
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, Unpack, cast, get_args
 
 from typing_extensions import TypeVar
 
@@ -52,6 +52,7 @@ from millpond.executor.pipeline.topology import Topology, cycle_of, holding_edge
 from millpond.executor.sinks.sink import Sink
 from millpond.executor.time.clocks import declared_percentiles, horizon_us
 from millpond.executor.time.instants import TimeReading, TimeUnit
+from millpond.executor.time.observations import OnAhead
 from millpond.executor.time.watermark_policies import BoundedDisorder, IngressTime, WatermarkPolicy
 from millpond.statestore.arguments import check_count, check_flag
 from millpond.statestore.durations import Duration, duration_ms, with_new_names
@@ -212,7 +213,7 @@ class EnginePipeline(Generic[StreamT_co]):
         payload: Payload | None = None,
         max_record_bytes: int | None = RECORD_BYTES_MAX,
         ahead_max: Duration | None = None,
-        on_ahead: Literal["dead_letter", "clamp"] = "dead_letter",
+        on_ahead: OnAhead = "dead_letter",
     ) -> StreamT_co:
         """Declare a stream of records from outside (MillWheel §4.3, §5.2).
 
@@ -266,8 +267,9 @@ class EnginePipeline(Generic[StreamT_co]):
             ahead_max: how far a record's event time may lie ahead of its arrival, by the clock of this machine, so that
                 a sender whose clock is fast does not move the watermark past all others. A replay of the commits uses
                 the recorded arrival. ``None`` sets no bound.
-            on_ahead: what becomes of a record beyond ``ahead_max``: ``"dead_letter"``, which can be retried, or
-                ``"clamp"``: its event time is the latest that is allowed, and its value stays as it is.
+            on_ahead: what becomes of a record beyond ``ahead_max``: ``"dead_letter"``, which can be retried;
+                ``"clamp"``: its event time is the latest that is allowed, and its value stays as it is; or ``"hold"``:
+                it keeps its time, and holds the watermark back to the latest that is allowed.
 
         Example:
             ``pipeline.inject("clicks", key="user", at="clicked_at", id="uuid", watermark=BoundedDisorder("30s"))``

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from inspect import signature
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn, Self, Unpack
+from typing import Any, Final, NoReturn, Self, Unpack
 from weakref import WeakValueDictionary
 
 from pyspark.sql import DataFrame
@@ -41,6 +41,7 @@ from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.runner import SparkRunner
 from millpond.executor.spark.session import INSTEAD, refuse_connect
 from millpond.executor.time.instants import TimeUnit
+from millpond.executor.time.observations import OnAhead
 from millpond.executor.time.watermark_policies import IngressTime, WatermarkPolicy
 from millpond.statestore.durations import Duration, with_new_names
 from millpond.statestore.errors import (
@@ -404,7 +405,7 @@ class ForeachBatchOptions(SparkRunnerOptions, total=False):
     payload: Payload | None
     max_record_bytes: int | None
     ahead_max: Duration | None
-    on_ahead: Literal["dead_letter", "clamp"]
+    on_ahead: OnAhead
     idle_after: Duration | None
     members: Sequence[str]
     member: FieldExtractor | None

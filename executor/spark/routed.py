@@ -94,13 +94,13 @@ class RoutedRecords:
 
     def _not_ahead(self, table: pa.Table, watch: Watch) -> tuple[pa.Table, dict[int, str]]:
         """Return a table without times beyond the stream's `AheadLimit`, or the errors of its rows that are beyond."""
-        if watch.ahead is None or watch.stamp_at is None:
+        if watch.ahead is None or watch.stamp_at is None or watch.ahead.on_ahead == "hold":
             return table, {}
         times, latest = _times(table, self._columns.at), watch.ahead.latest(watch.stamp_at)
         is_beyond = pc.and_(pc.greater(times, latest).fill_null(False), readable_rows(table.column(TARGET)))
         if not pc.any(is_beyond).as_py():
             return table, {}
-        if not watch.ahead.is_clamped:
+        if watch.ahead.on_ahead == "dead_letter":
             return table, dict.fromkeys(np.flatnonzero(is_beyond.to_numpy()).tolist(), watch.ahead.error)
         if self._columns.at in table.column_names and self._columns.at != AT:
             # The input's own column stays what it is: it is a part of the value.

@@ -511,7 +511,7 @@ class LetterRetries:
             text, types = described.text, dict(described.types)
         own_id = None if read.ids is None else read.ids[0].as_py()
         read_at = int(read.at[0])
-        if stamp_at is not None and injector.ahead is not None and injector.ahead.is_clamped:
+        if stamp_at is not None and injector.ahead is not None and injector.ahead.on_ahead == "clamp":
             # It was clamped when it arrived, and a day later its own time would no longer be.
             read_at = min(read_at, stamp_at)
         return RetriedLetter(

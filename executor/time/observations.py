@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -107,16 +107,20 @@ DEFAULT_MEMBER: Final = ""
 """The name under which a stream without members observes itself."""
 
 
+OnAhead: TypeAlias = Literal["dead_letter", "clamp", "hold"]
+"""What becomes of a record ahead of its arrival; `Pipeline.inject` explains it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AheadLimit:
     """How far event times may lie ahead of the arrival of their records; `Pipeline.inject` explains it.
 
     Attributes:
-        is_clamped: a time beyond becomes the latest allowed one. Otherwise its record becomes a dead letter.
+        on_ahead: what becomes of a record beyond.
     """
 
     max_us: int
-    is_clamped: bool
+    on_ahead: OnAhead
 
     @property
     def error(self) -> str:

@@ -209,7 +209,8 @@ class Facts:
         assert run.watermark("c") == START_US + 8
 
     @pytest.mark.parametrize(
-        ("on_ahead", "at"), [("dead_letter", "t"), ("clamp", "t"), ("clamp", lambda row: row["t"])]
+        ("on_ahead", "at"),
+        [("dead_letter", "t"), ("clamp", "t"), ("clamp", lambda row: row["t"]), ("hold", "t")],
     )
     def test_times_ahead_of_their_arrival_move_no_watermark(self, play: Open, on_ahead: str, at: Any) -> None:
         """Neither beyond the limit of 10; the value keeps its own time, and a dead letter can be retried."""
@@ -229,6 +230,8 @@ class Facts:
         seen = [[0, 0], [10, 10], [6, 6]]
         if on_ahead == "clamp":
             seen.insert(1, [10, 500])
+        elif on_ahead == "hold":
+            seen.insert(2, [500, 500])
         else:
             assert [letter["error"].partition(":")[0] for letter in letters] == [
                 "the time lies more than 10us ahead of the record's arrival"

@@ -640,9 +640,10 @@ class TestBounded:
             ({"watermark": BoundedDisorder("2h")}, 3 * 8 * 49, 0),
             ({"watermark": BoundedDisorder("2h"), "ahead_max": "10m"}, 0, 4 * 12),
             ({"watermark": BoundedDisorder("2h"), "ahead_max": "10m", "on_ahead": "clamp"}, 0, 0),
+            ({"watermark": BoundedDisorder("2h"), "ahead_max": "10m", "on_ahead": "hold"}, 0, 0),
             ({"watermark": ObservedPercentile(95)}, 0, 0),
         ],
-        ids=["unbounded", "dead_letter", "clamp", "percentile"],
+        ids=["unbounded", "dead_letter", "clamp", "hold", "percentile"],
     )
     def test_device_that_is_a_day_ahead_drops_no_other_readings(self, options, dropped, letters):
         """Four nights of 50 devices, each run when its 12 hours are over; without a bound, eight of the next are lost."""
@@ -662,11 +663,12 @@ class TestBounded:
 
         assert (summed["dropped"], summed["letters"]) == (dropped, letters)
 
-    def test_clamped_record_of_a_bounded_input_is_not_late(self, monkeypatch):
+    @pytest.mark.parametrize("on_ahead", ["clamp", "hold"])
+    def test_record_ahead_in_a_bounded_input_is_not_late(self, monkeypatch, on_ahead):
         """Its own time is the only one that remains, so it must not become the watermark."""
         monkeypatch.setattr("millpond.executor.local.bounded.BUNDLE_RECORDS_MAX", 2)
         pond = Pond()
-        pipeline, stream = injected(ahead_max="10us", on_ahead="clamp")
+        pipeline, stream = injected(ahead_max="10us", on_ahead=on_ahead)
         stream.apply(Late(), name="late")
         stream.apply(Collect(), name="times", time_sorted=True)
         start = pond.clock.now_us()
@@ -678,7 +680,8 @@ class TestBounded:
 
     def test_limit_ahead_of_arrival_is_checked(self):
         with pytest.raises(
-            InvalidError, match=r"no such choice; did you mean 'clamp'.*choices=`\['dead_letter', 'clamp'\]`"
+            InvalidError,
+            match=r"no such choice; did you mean 'clamp'.*choices=`\['dead_letter', 'clamp', 'hold'\]`",
         ):
             injected(ahead_max="10m", on_ahead="clamps")
         with pytest.raises(InvalidError, match="ahead_max must be positive"):

@@ -99,7 +99,7 @@ def test_replay_of_the_same_code_is_equal(pond: Path, zookeeper_hosts: str, begi
     assert (done.version, done.supersteps > 0) == (version, begins < 24 or done.supersteps > 0)
 
 
-@pytest.mark.parametrize("on_ahead", ["clamp", "dead_letter"])
+@pytest.mark.parametrize("on_ahead", ["clamp", "hold", "dead_letter"])
 def test_replay_uses_the_recorded_arrival(tmp_path: Path, zookeeper_hosts: str, on_ahead: Any) -> None:
     """Every look at this clock is at another time, and the machine's shows a later one when the replay runs."""
 
