@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 import json
+import sys
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,6 +108,68 @@ def test_set_refuses_a_value_that_cannot_be_encoded() -> None:
 def test_state_does_not_depend_on_the_size_of_bundles(size: int) -> None:
     """The computation stores tuples and changes objects after `set`."""
     assert _read(size) == _read(6)
+
+
+class _Kind(enum.StrEnum):
+    BUS = "bus"
+
+
+NONSENSE: dict[str, Callable[[], Any]] = {
+    "an object": object,
+    "a class": lambda: _Kind,
+    "an enumeration's member": lambda: _Kind.BUS,
+    "a set": lambda: {1, 2},
+    "a function": lambda: len,
+    "a generator": lambda: (number for number in range(3)),
+    "a complex number": lambda: 1j,
+    "half a character": lambda: "\ud800",
+    "nanoseconds": lambda: pd.Timestamp(1),
+    "a month's length": lambda: np.timedelta64(1, "M"),
+    "a frame": lambda: pd.DataFrame({"a": [1]}),
+    "an open file": lambda: sys.stdout,
+}
+
+
+class _Nonsensical(mp.Computation):
+    """Tries each kind of nonsense and goes on; tells what was refused, and what the state is."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str, str | None, Any]] = []
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        kind = record.value["kind"]
+        context.state.set({"before": kind})
+        value = {"items": [{}, {}, {}, {"price": NONSENSE[kind]()}]}
+        for name, hand_over in (
+            ("set", lambda: context.state.set(value)),
+            ("produce", lambda: context.produce("out", value)),
+        ):
+            part = "not refused"
+            try:
+                hand_over()
+            except mp.InvalidError as error:
+                part = error.details["part"]
+            self.told.append((kind, name, part, context.state.get()))
+
+
+@pytest.mark.parametrize("size", [1, 3, len(NONSENSE)])
+def test_nonsense_is_refused_at_the_call_with_its_part_in_any_cut(size: int) -> None:
+    """The state stays as it was, the hook goes on, and nothing is produced."""
+    code = _Nonsensical()
+    pipeline = mp.Pipeline("p")
+    pipeline.inject("in", key="key", at="at").apply(code, name="tries", produces="out")
+    rows = [{"key": "a", "at": at, "kind": kind} for at, kind in enumerate(NONSENSE)]
+    with mp.LocalRunner(mp.Store.in_memory(), progress=False).start(pipeline, stepping=True) as run:
+        for start in range(0, len(rows), size):
+            run.inject("in", rows[start : start + size])
+            run.run_until_quiet()
+        totals = run.summary().totals
+
+    assert (totals.records, totals.productions, totals.dead_letters) == (len(rows), 0, 0)
+    part = "value.items[3].price"
+    assert code.told == [
+        (kind, name, part, {"before": kind}) for kind in NONSENSE for name in ("set", "produce")
+    ]
 
 
 def _shape(value: Any) -> Any:
