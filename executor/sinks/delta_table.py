@@ -140,7 +140,7 @@ FIRST_TAG: Final = "millpond.first"
 
 _RECENT_MAX: Final = 32
 _RECENT_BYTES_MAX: Final = 1 << 16
-_OWN_NAME: Final = re.compile(r"(?:.*-)?(\d{10,})-[0-9a-f]{32}\.parquet")
+OWN_NAME: Final = re.compile(r"(?:.*-)?(\d{10,})-[0-9a-f]{32}\.parquet")
 
 
 class TableWriter:
@@ -211,7 +211,7 @@ class TableWriter:
         tiers = defaultdict[int, list[LiveFile]](list)
         for file in sorted(snapshot.files, key=lambda file: file.path):
             # Files of other engines are theirs to compact.
-            if file.size_bytes <= FILE_BYTES_MAX and _OWN_NAME.fullmatch(file.path):
+            if file.size_bytes <= FILE_BYTES_MAX and OWN_NAME.fullmatch(file.path):
                 tiers[COMPACTION.tier(file.size_bytes)].append(file)
         full = [tier for tier, files in tiers.items() if len(files) >= COMPACTION.fan_in]
         return _fitting(tiers[min(full)]) if full else ()
@@ -261,7 +261,7 @@ def _fitting(files: Sequence[LiveFile]) -> Sequence[LiveFile]:
 
 
 def superstep_of(files: Sequence[LiveFile]) -> Superstep:
-    matches = (_OWN_NAME.fullmatch(file.path) for file in files)
+    matches = (OWN_NAME.fullmatch(file.path) for file in files)
     return Superstep(max((int(match[1]) for match in matches if match), default=0))
 
 

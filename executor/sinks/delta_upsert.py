@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.sinks.columns import ROW_SCHEMA_BY_WINDOW, SinkRecord, retractions, sink_table
-from millpond.executor.sinks.delta_table import FIRST_TAG, TableWriter, read_file, superstep_of
+from millpond.executor.sinks.delta_table import FIRST_TAG, OWN_NAME, TableWriter, read_file, superstep_of
 from millpond.executor.sinks.table_upkeep import COMPACTION
 from millpond.statestore.errors import ConflictError, DataError, InvalidError
 from millpond.statestore.log.action import Add
@@ -81,6 +81,17 @@ class UpsertSinkWriter(TableWriter):
         self._keys = tuple(keys)
         self._leaf_rows_max = leaf_rows_max
         self._known: dict[str, _Leaf] = {}
+
+    def _required_in(self, snapshot: Snapshot) -> frozenset[str]:
+        appended = (OWN_NAME.fullmatch(file.path) and FIRST_TAG not in file.tags for file in snapshot.files)
+        if self._record.delivered(snapshot.txns) and any(appended):
+            raise InvalidError(
+                "the sink has appended to its table, in which a key may have several rows: keep "
+                'mode="append", or give the sink another path',
+                sink=self._name,
+                path=self._objects.url,
+            )
+        return super()._required_in(snapshot)
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
         """Update the table with a superstep's productions, unless it has the superstep already.

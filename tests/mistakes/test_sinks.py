@@ -242,21 +242,30 @@ def test_two_sinks_by_other_paths_of_a_folder(told: Told, tmp_path: Path, other:
         pipeline.check()
 
 
-@pytest.mark.mistake("upsert-becomes-append")
-def test_table_of_an_upsert_is_appended_to(told: Told, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        pytest.param("upsert", "append", marks=pytest.mark.mistake("upsert-becomes-append")),
+        pytest.param("append", "upsert", marks=pytest.mark.mistake("append-becomes-upsert")),
+    ],
+)
+def test_mode_of_a_sink_changes(told: Told, tmp_path: Path, before: str, now: str) -> None:
     """Panes would stand next to the rows that they replace."""
     table = str(tmp_path / "counts")
+    columns = pa.schema(
+        [("key", pa.string()), ("window_start", pa.timestamp("us", "UTC")), ("value", pa.int64())]
+    )
 
     def pipeline(mode: Any) -> mp.Pipeline:
         made = mp.Pipeline("searches")
         panes = made.inject("queries", key="query", at="at").window(
             mp.FixedWindows("1s"), accumulation="accumulating"
         )
-        panes.combine(mp.Count(), name="counter").sink("table", mp.DeltaSink(table, mode=mode))
+        panes.combine(mp.Count(), name="counter").sink("table", mp.DeltaSink(table, columns, mode=mode))
         return made
 
     with mp.Store.in_memory() as store:
         runner = mp.LocalRunner(store, progress=False)
-        runner.run(pipeline("upsert"), {"queries": ROWS}, finish=False)
+        runner.run(pipeline(before), {"queries": ROWS}, finish=False)
         with told.by_error("table", table):
-            runner.run(pipeline("append"), {"queries": ROWS}, finish=False)
+            runner.run(pipeline(now), {"queries": ROWS}, finish=False)
