@@ -6,13 +6,16 @@ value on first access, so a computation that only counts pays for neither.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.executor.computation.values import Values
+from millpond.executor.computation.values import ArrowValues, Values
+from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.types import EventTimeMicros
 
 
@@ -47,6 +50,8 @@ class RecordColumns:
     # value is decoded when its record is made, which is cheaper than on demand.
     values_are_wanted: bool = False
     read: Callable[[int], Any] = field(init=False)
+    _fields: dict[str, pa.Array] = field(init=False, default_factory=dict)
+    _times: npt.NDArray[np.int64] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.read = self.values.value
@@ -62,6 +67,20 @@ class RecordColumns:
     def value(self, index: int) -> Any:
         return self.read(self.sources[index])
 
+    def times(self) -> npt.NDArray[np.int64]:
+        if self._times is None:
+            self._times = np.array(self.at, np.int64)
+        return self._times
+
+    def field(self, name: str, start: int, stop: int) -> pa.Array:
+        """Return a field of the records ``start`` to ``stop``; columns are sorted once for all keys."""
+        if not isinstance(self.values, ArrowValues):
+            return _field_of([self.value(index) for index in range(start, stop)], name)
+        whole = self._fields.get(name)
+        if whole is None:
+            whole = self._fields[name] = self.values.column(name).take(pa.array(self.sources, pa.int64()))
+        return whole.slice(start, stop - start)
+
     def scoped_id(self, index: int) -> bytes | None:
         """Return the record's id with its stream's scope, the form that is deduplicated."""
         scoped: bytes | None = None if self.ids is None else self.ids[self.sources[index]].as_py()
@@ -71,6 +90,23 @@ class RecordColumns:
         scoped = self.scoped_id(index)
         # With several streams, each id begins with its stream's name: see `Topology.id_scope`.
         return None if scoped is None else scoped.removeprefix(f"{self.streams[index]}\0".encode())
+
+
+def _field_of(values: Sequence[Any], name: str) -> pa.Array:
+    cells = []
+    for value in values:
+        if not isinstance(value, Mapping) or name not in value:
+            fields = sorted(map(str, value)) if isinstance(value, Mapping) else []
+            raise InvalidError(
+                f"the value has no such field{did_you_mean(name, fields)}", field=name, fields=fields
+            )
+        cells.append(value[name])
+    try:
+        return pa.array(cells)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise InvalidError(
+            "the values of the field make no column: read the records one by one", field=name, reason=error
+        ) from error
 
 
 @dataclass(slots=True)
@@ -126,6 +162,14 @@ class Records(Sequence[Record]):
     With ``in_order_of_arrival`` only arrival counts. The sequence is valid until its hook returns; single
     records stay valid. During iteration a production gets the time of the current record by default; before
     and after the iteration, the time of the newest record. No production may be before the oldest record.
+
+    `column`, `at`, `late` and `ids` have the same records as columns, in the same order, and make no `Record`.
+
+    Example::
+
+        def process_records(self, context, records):
+            volume = pc.sum(records.column("volume")).as_py() or 0
+            context.state.set(context.state.get(0) + volume)
     """
 
     __slots__ = ("_columns", "_input", "_key", "_start", "_stop")
@@ -153,6 +197,28 @@ class Records(Sequence[Record]):
     def range(self) -> tuple[int, int]:
         """The first record's index in `columns`, and one past the last, for the engine."""
         return self._start, self._stop
+
+    def column(self, name: str) -> pa.Array:
+        """Return a field of all values, in Arrow's type: of an outside column its own, otherwise that of the values.
+
+        Raises `InvalidError` if a value lacks the field, or if the values have no common type.
+        """
+        return self._columns.field(name, self._start, self._stop)
+
+    @property
+    def at(self) -> npt.NDArray[np.int64]:
+        """The event times, in microseconds since 1970 UTC."""
+        return self._columns.times()[self._start : self._stop]
+
+    @property
+    def late(self) -> npt.NDArray[np.bool_]:
+        """Whether each record is before the low watermark that the hook sees."""
+        return self.at < self._columns.watermark
+
+    @property
+    def ids(self) -> pa.BinaryArray:
+        """The publishers' ids; null where a record has none."""
+        return pa.array(map(self._columns.id, range(self._start, self._stop)), pa.binary())
 
     def __len__(self) -> int:
         return self._stop - self._start

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.time.instants import INSTANT_MAX_US, INSTANT_MIN_US
-from millpond.statestore.errors import DataError, InvalidError
+from millpond.statestore.errors import DataError, InvalidError, did_you_mean
 from millpond.statestore.rows.row import change_envelope, has_envelope_fields
 from millpond.statestore.rows.value_text import PlainObject, decode_value, has_marks, has_utf8
 
@@ -191,6 +191,14 @@ class ArrowValues:
         for column in self._nested:
             value[column.name] = column.value(index)
         return value
+
+    def column(self, name: str) -> pa.Array:
+        """Return a field of all rows as it is, null where the struct is; raise `InvalidError` if no field has the name."""
+        if self.names.count(name) != 1:
+            raise InvalidError(
+                f"the value has no such field{did_you_mean(name, self.names)}", field=name, fields=self.names
+            )
+        return self.columns.flatten()[self.names.index(name)]
 
     def field(self, name: str | None) -> list[Any] | None:
         """Return a plain field of all rows, or ``None`` for each row without a name, if no row holds what Python cannot.

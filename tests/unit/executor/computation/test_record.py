@@ -6,12 +6,13 @@ import copy
 import pickle
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from millpond.executor.computation.records import InputTime, Record, RecordColumns, Records
-from millpond.executor.computation.values import JsonValues
-from millpond.statestore.errors import DataError
+from millpond.executor.computation.values import ArrowValues, JsonValues, Values
+from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.types import EventTimeMicros
 
 
@@ -114,3 +115,39 @@ def test_unknown_attribute_is_an_attribute_error() -> None:
     """The lazily filled fields must not swallow typing mistakes."""
     with pytest.raises(AttributeError, match="valeu"):
         _ = records_of(columns_of())[0][0].valeu  # type: ignore[attr-defined]
+
+
+AMOUNTS = {
+    "arrow": ArrowValues(pa.table({"n": pa.array([3, None, 2], pa.int32()), "s": ["c", "a", "b"]})),
+    "json": JsonValues(pa.array(['{"n":3,"s":"c"}', '{"n":null,"s":"a"}', '{"n":2,"s":"b"}'])),
+}
+
+
+@pytest.mark.parametrize("values", AMOUNTS.values(), ids=AMOUNTS)
+def test_columns_have_the_records_in_their_order(values: Values) -> None:
+    """Outside columns keep their type."""
+    columns = columns_of()
+    columns.values = values
+    columns.read = values.value
+    records, _ = records_of(columns)
+    others, _ = records_of(columns, 1, 2)
+
+    assert records.column("n").to_pylist() == [record.value["n"] for record in records] == [None, 2, 3]
+    assert records.column("s").to_pylist() == ["a", "b", "c"]
+    assert others.column("n").to_pylist() == [2]
+    assert isinstance(values, JsonValues) or records.column("n").type == pa.int32()
+    assert records.at.tolist() == [record.at for record in records]
+    assert records.late.tolist() == [record.late for record in records]
+    assert records.late.dtype == np.bool_
+    assert records.ids.to_pylist() == [record.id for record in records]
+    with pytest.raises(InvalidError, match="no such field; did you mean 'n'"):
+        records.column("nn")
+
+
+def test_only_records_with_a_common_type_make_a_column() -> None:
+    numbers_and_text, _ = records_of(columns_of(['{"n":"x"}', '{"n":1}', '{"n":2}']))
+    with pytest.raises(InvalidError, match="make no column: read the records one by one"):
+        numbers_and_text.column("n")
+    lacking, _ = records_of(columns_of(['{"n":3}', '{"n":1}', "7"]))
+    with pytest.raises(InvalidError, match="no such field"):
+        lacking.column("n")
