@@ -20,8 +20,6 @@ from decimal import Decimal
 from operator import itemgetter
 from typing import Any, ClassVar, Final, TypeAlias
 
-import numpy as np
-
 from millpond.executor.pipeline.checks import check_overrides
 from millpond.executor.windows.exact_sum import (
     NOTHING,
@@ -504,8 +502,13 @@ class TopN(_OfSome):
         )
 
     def _usable(self, values: Iterable[Any]) -> list[Any]:
-        is_greatest = self.nan_is_greatest
-        return [one for one in present(self.of, values) if has_order(one, nan_is_greatest=is_greatest)]
+        return [
+            one
+            for one in present(self.of, values)
+            # Asked here because a call would take as long again.
+            if (type(one) in _FREQUENT and one == one)  # noqa: PLR0124 - only a NaN differs from itself
+            or has_order(one, nan_is_greatest=self.nan_is_greatest)
+        ]
 
     def _kept(self, elements: list[Any]) -> list[Any]:
         ranked = in_order(elements, reverse=not self.smallest, nan_is_greatest=self.nan_is_greatest)
@@ -654,6 +657,7 @@ def canonical_text(value: Any) -> str:
 
 
 def _canonical(value: Any) -> Any:
+    value = as_python(value)
     if isinstance(value, float):
         return int(value) if value.is_integer() else value
     if isinstance(value, Decimal):
@@ -666,8 +670,6 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, Mapping):
         parts = ((_canonical(name), _canonical(part)) for name, part in value.items())
         return dict(sorted(parts, key=lambda part: repr(part[0])))
-    if isinstance(value, np.generic | np.ndarray):
-        return _canonical(decode_value(encode_value(value)))
     return value
 
 
@@ -734,23 +736,18 @@ def _joined(counts: dict[str, int]) -> dict[str, int]:
 class _OfDistinct(OfValue):
     """A combine function whose accumulator counts elements by their text."""
 
-    def _text(self, element: Any) -> str:
+    @staticmethod
+    def _text(value: Any) -> str:
         raise NotImplementedError
-
-    def _counted(self, counts: dict[str, int], value: Any, sign: int) -> dict[str, int]:
-        element = as_python(extract(self.of, value))
-        if element is not None:
-            name = self._text(element)
-            counts[name] = counts.get(name, 0) + sign
-            if not counts[name]:
-                del counts[name]
-        return counts
 
     def create(self) -> dict[str, int]:
         return {}
 
     def add(self, accumulator: dict[str, int], value: Any) -> dict[str, int]:
-        return self._counted(accumulator, value, 1)
+        name = self._text(extract(self.of, value))
+        if name != _NULL:
+            accumulator[name] = accumulator.get(name, 0) + 1
+        return accumulator
 
     def merge(self, accumulators: Sequence[dict[str, int]]) -> dict[str, int]:
         merged: dict[str, int] = {}
@@ -760,7 +757,12 @@ class _OfDistinct(OfValue):
         return merged
 
     def uncombine(self, accumulator: dict[str, int], value: Any) -> dict[str, int]:
-        return self._counted(accumulator, value, -1)
+        name = self._text(extract(self.of, value))
+        if name != _NULL:
+            accumulator[name] = accumulator.get(name, 0) - 1
+            if not accumulator[name]:
+                del accumulator[name]
+        return accumulator
 
 
 @dataclass(frozen=True)
@@ -773,8 +775,7 @@ class CountDistinct(_OfDistinct):
 
     of: ValueExtractor = None
 
-    def _text(self, element: Any) -> str:
-        return canonical_text(element)
+    _text = staticmethod(canonical_text)
 
     def extract(self, accumulator: dict[str, int]) -> int:
         # Early retractions leave negative counts, and earlier versions counted nulls.
@@ -796,8 +797,7 @@ class ToSet(_OfDistinct):
 
     of: ValueExtractor = None
 
-    def _text(self, element: Any) -> str:
-        return encode_value(element)
+    _text = staticmethod(encode_value)
 
     def extract(self, accumulator: dict[str, int]) -> list[Any]:
         counts: dict[str, int] = {}
@@ -829,6 +829,15 @@ class Quantiles(ToList):
         check_extractor(self.of)
         check_quantiles(self.at)
         check_flags(nan_is_greatest=self.nan_is_greatest)
+
+    def add(self, accumulator: list[Any], value: Any) -> list[Any]:
+        element = extract(self.of, value)
+        before = next((one for one in reversed(accumulator) if one is not None), element)
+        if type(element) is not type(before) or type(element) not in _FREQUENT:
+            # Refused now, because it would be in the way of every later pane.
+            in_order([one for one in map(as_python, (before, element)) if has_order(one)])
+        accumulator.append(element)
+        return accumulator
 
     def extract(self, accumulator: list[Any]) -> list[Any] | None:
         is_greatest = self.nan_is_greatest
