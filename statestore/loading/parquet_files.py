@@ -90,11 +90,17 @@ def read_parquet(path: Path, start: int, rows_max: int) -> Iterator[pa.Table]:
 def without_views(table: pa.Table) -> pa.Table:
     """Return a table without views and runs, also within other types, from which Arrow cannot take rows."""
     for place, field in enumerate(table.schema):
+        column = table.column(place)
         if pa.types.is_run_end_encoded(field.type):
-            plain = pc.run_end_decode(table.column(place))
-            table = table.set_column(place, field.with_type(plain.type), plain)
-    schema = pa.schema([field.with_type(_without_views(field.type)) for field in table.schema])
-    return table if schema == table.schema else table.cast(schema)
+            plain = pc.run_end_decode(column)
+        elif (kind := _without_views(field.type)) != field.type:
+            # Copied, because Arrow's cast of a slice of structs takes a wrong part of a null column in it.
+            copies = [pa.concat_arrays([chunk, chunk.slice(0, 0)]) for chunk in column.chunks]
+            plain = pa.chunked_array([copy.cast(kind) for copy in copies], kind)
+        else:
+            continue
+        table = table.set_column(place, field.with_type(plain.type), plain)
+    return table
 
 
 def _without_views(kind: pa.DataType) -> pa.DataType:

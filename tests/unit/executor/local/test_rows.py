@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, time
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -29,6 +30,42 @@ def test_tables_of_every_kind_become_arrow_tables():
     assert rows_from(pa.record_batch({"n": [1, 2]})) == table
     assert rows_from(SpeaksArrow(table)) == table
     assert rows_from(pd.DataFrame({"n": [1, 2]}, index=["x", "y"])).column_names == ["n"]
+
+
+VIEWS = pa.struct(
+    [
+        ("text", pa.list_(pa.string_view())),
+        ("blob", pa.binary_view()),
+        ("none", pa.struct([("x", pa.null())])),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.string_view(), ["a", None, "c"]),
+        (pa.map_(pa.string_view(), pa.binary_view()), [[("a", b"b")], None, []]),
+        (pa.list_(pa.large_list(pa.string_view())), [[["a"], None], None, []]),
+        (pa.run_end_encoded(pa.int32(), pa.string()), ["a", "a", None]),
+        (
+            VIEWS,
+            [
+                {"text": ["a"], "blob": b"b", "none": {"x": None}},
+                None,
+                {"text": None, "blob": None, "none": None},
+            ],
+        ),
+    ],
+)
+def test_rows_can_be_taken_of_views_and_runs_in_any_slice(kind: pa.DataType, values: list[Any]) -> None:
+    """Arrow itself takes none of views, and its cast of a slice of structs loses nulls."""
+    for start in range(len(values)):
+        rows = rows_from(pa.table({"v": pa.array(values, kind)}).slice(start))
+
+        assert isinstance(rows, pa.Table)
+        order = pa.array(range(len(values) - start), pa.int64())
+        assert rows.take(order).column("v").to_pylist() == values[start:]
 
 
 def test_mappings_are_copied_when_read():
