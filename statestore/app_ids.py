@@ -102,6 +102,9 @@ class AppId(StrEnum):
     SINK_OWNER = "millpond/sink_owner/"
     # Pipeline, sink: a superstep that the sink has, and where its destination is. See `sink_reached`.
     SINK_REACHED = "millpond/sink_reached/"
+    # Pipeline, sink ("" for the pipeline itself): twice a superstep that the sink was served with, plus one once the
+    # pipeline has it no more: the last that it may have.
+    SINK_SERVED = "millpond/sink_served/"
     # Incarnation of a fork, identity of a sink's destination: the fork writes there itself.
     SINK_TAKEN = "millpond/sink_taken/"
 
@@ -116,6 +119,7 @@ class AppId(StrEnum):
 # The kinds whose readers take an id apart.
 _PARTS: Final = {
     AppId.SINK_REACHED: 2,
+    AppId.SINK_SERVED: 2,
     **dict.fromkeys((AppId.INCARNATION, AppId.FORK, AppId.SINK_TAKEN, AppId.ENSEMBLE), 2),
     **dict.fromkeys((AppId.CODEC, AppId.STATE_VERSION, AppId.KEY_COLUMNS, AppId.STATE_COLUMNS), 2),
     **dict.fromkeys((AppId.DECLARED_INTERVALS, AppId.PIPELINE_NAME, AppId.FINGERPRINT), 2),

@@ -61,6 +61,8 @@ class SinkDelivery:
         self._writers: list[tuple[str, SinkWriter]] = []
         # Of each sink: the name of its record in the store, its destination, and the superstep that it had when opened.
         self._opened: list[tuple[str, str, Superstep]] = []
+        # The writers of sinks that begin with the next superstep.
+        self._newcomers: list[SinkWriter] = []
         self._executor: ThreadPoolExecutor | None = None
         self._upkeep: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None
@@ -68,14 +70,14 @@ class SinkDelivery:
 
     def open(self, superstep: Superstep) -> None:
         nodes = self._topology.sinks.values()
-        self._opened = []
+        self._opened, self._newcomers = [], []
         self._writers = [(node.stream, self._open_sink(node, superstep)) for node in nodes]
 
     def records(
         self, superstep: Superstep, txns: Mapping[str, int], produced: Collection[str]
     ) -> dict[str, int]:
         """Return what a superstep's commit records of the sinks, once a run: a later run finds their tables gone by it."""
-        records: dict[str, int] = {}
+        records = self._served(superstep, txns)
         for (stream, _), (app_id, identity, had) in zip(self._writers, self._opened, strict=True):
             stored = txns.get(app_id, 0)
             if had and sink_reached(had, identity) > stored:
@@ -85,12 +87,23 @@ class SinkDelivery:
                 records[app_id] = sink_reached(superstep, identity)
         return records
 
+    def _served(self, superstep: Superstep, txns: Mapping[str, int]) -> dict[str, int]:
+        """Return which sinks the pipeline begins or ceases to serve with this superstep."""
+        pipeline, served = self._topology.name, AppId.SINK_SERVED
+        names = ["", *self._topology.sinks]
+        begun = {served.of(pipeline, name): superstep << 1 for name in names}
+        known = {app_id: at for app_id, at in txns.items() if app_id.startswith(served.of(pipeline, ""))}
+        ceased = {app_id: superstep - 1 << 1 | 1 for app_id, at in known.items() if not at & 1}
+        return {app_id: at for app_id, at in begun.items() if known.get(app_id, 1) & 1} | {
+            app_id: at for app_id, at in ceased.items() if app_id not in begun
+        }
+
     def catch_up(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
-        """Deliver the last superstep to the sinks that lack it, because of a crash or because they are new."""
+        """Deliver the last superstep to the sinks that lack it because of a crash."""
         if self._in_background and self._writers:
             self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="millpond-sinks")
             self._upkeep = ThreadPoolExecutor(max_workers=1, thread_name_prefix="millpond-sink-upkeep")
-        self._write(superstep, sources)
+        self._write(superstep, sources, without=self._newcomers)
 
     def deliver(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
         """Start to write a committed superstep's productions; `wait` raises the errors."""
@@ -160,7 +173,27 @@ class SinkDelivery:
                 sink.identity,
             )
         self._opened.append((app_id, sink.identity, had))
+        if self._begins(node, superstep, is_known=bool(had or stored)):
+            self._newcomers.append(writer)
         return writer
+
+    def _begins(self, node: SinkNode, superstep: Superstep, *, is_known: bool) -> bool:
+        """Return True if the pipeline did not have the sink in the last superstep, so that the next is its first."""
+        txns, pipeline = self._store.committer.snapshot.txns, self._topology.name
+        served = txns.get(AppId.SINK_SERVED.of(pipeline, node.name))
+        if served is None:
+            # Stores of earlier versions do not tell.
+            return not is_known and AppId.SINK_SERVED.of(pipeline, "") in txns
+        if not served & 1 or served >> 1 >= superstep:
+            return False
+        _LOG.warning(
+            "the sink was not in the pipeline for some supersteps, and lacks the results of these; a new store has all of "
+            "them (millpond replay): sink=`%s` path=`%s` supersteps=`%d`",
+            node.name,
+            node.sink.identity,
+            superstep - (served >> 1),
+        )
+        return True
 
     def _expected(self, stored: int, identity: str) -> int:
         """Return the superstep that a sink must have: of what the original had delivered before, a copy's sinks have none."""
@@ -168,9 +201,18 @@ class SinkDelivery:
         expected = superstep_reached(stored, identity)
         return expected if expected > lineage.forks.get((lineage.copied.id, self._topology.name), 0) else 0
 
-    def _write(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
+    def _write(
+        self,
+        superstep: Superstep,
+        sources: Sequence[ProductionSource],
+        without: Collection[SinkWriter] = (),
+    ) -> None:
         # A sink knows the last superstep that it has: after a crash a sink that has this one skips it.
-        behind = [(stream, writer) for stream, writer in self._writers if writer.delivered < superstep]
+        behind = [
+            (stream, writer)
+            for stream, writer in self._writers
+            if writer not in without and writer.delivered < superstep
+        ]
         if not behind:
             return
         names = [kept for stream, _ in behind for kept in _kept_as(stream)]

@@ -215,8 +215,10 @@ def test_refused_update_leaves_the_run_unchanged(start: Callable[..., Play], cha
     assert (counts(play, "first"), counts(play, "other")) == ({"k": 2}, {"k": 2})
 
 
-def test_sinks_come_and_go_without_repeating_productions(start: Callable[..., Play], tmp_path: Path) -> None:
-    """An added sink begins with the last superstep, and the others miss nothing."""
+def test_sinks_come_and_go_without_repeating_productions(
+    start: Callable[..., Play], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An added sink begins with the next superstep, one that comes back too, with a warning; the others miss nothing."""
     first, second = tmp_path / "first", tmp_path / "second"
     play = start(tallies("first", sinks={"a": first}))
     play.inject("s", rows(1))
@@ -234,8 +236,24 @@ def test_sinks_come_and_go_without_repeating_productions(start: Callable[..., Pl
     play.run.stop()
 
     assert (update.change.sinks_added, update.change.sinks_removed) == (("b",), ())
-    assert written(second) == [2, 3, 4, 5, 6]
-    assert written(first) == [1, 2, 3, 5, 6]
+    assert written(second) == [3, 4, 5, 6]
+    assert written(first) == [1, 2, 3, 6]
+    told = [record.message for record in caplog.records if "lacks the results" in record.message]
+    assert [f"sink=`a` path=`{first}` supersteps=`2`" in message for message in told] == [True]
+
+
+def test_sink_with_another_name_repeats_nothing(start: Callable[..., Play], tmp_path: Path) -> None:
+    """The last superstep, which might have been lost in a crash, is in the table under the former name."""
+    play = start(tallies("first", sinks={"a": tmp_path / "out"}))
+    play.inject("s", rows(1))
+    play.inject("s", rows(2))
+
+    play.update(tallies("first", sinks={"b": tmp_path / "out"}))
+    play.inject("s", rows(3))
+    play.settle()
+    play.run.stop()
+
+    assert written(tmp_path / "out") == [1, 2, 3]
 
 
 def test_update_keeps_the_watermark(start: Callable[..., Play]) -> None:

@@ -37,6 +37,7 @@ _STORED = [
     (AppId.ENSEMBLE, ("4e5f", "z1:2181,z2:2181"), "millpond/ensemble/4e5f/z1%3A2181%2Cz2%3A2181"),
     (AppId.SINK_OWNER, ("51d0", "p", "s", "77ab"), "millpond/sink_owner/51d0/p/s/77ab"),
     (AppId.SINK_REACHED, ("flights", "out"), "millpond/sink_reached/flights/out"),
+    (AppId.SINK_SERVED, ("flights", "out"), "millpond/sink_served/flights/out"),
     (AppId.SINK_TAKEN, ("77ab", "/out/s"), "millpond/sink_taken/77ab/%2Fout%2Fs"),
 ]
 
