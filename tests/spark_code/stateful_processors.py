@@ -250,7 +250,10 @@ class Seeded(StatefulProcessor):
 
 
 class Keys(StatefulProcessor):
-    """Yields the values and types of its key, for rows and for timers."""
+    """Yields the values and types of its key, for rows and for timers.
+
+    The fields of its rows are read by name: some are not in the output schema, and some rows lack the schema's.
+    """
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._handle = handle
@@ -261,7 +264,8 @@ class Keys(StatefulProcessor):
         count = (0 if found is None else found[0]) + len(list(rows))
         self._count.update((count,))
         self._handle.registerTimer(1)
-        yield Row(seen=f"{_told(key)} {count}")
+        yield Row(other="left out", seen=f"{_told(key)} {count}")
+        yield Row(other="left out")
 
     def handleExpiredTimer(
         self,
