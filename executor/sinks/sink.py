@@ -32,7 +32,7 @@ from millpond.statestore.objects.obstore import (
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import DURABILITIES, Clock, Durability, Rng, Superstep
 
-_ROW_KEYS: Final = ("window_start", "window_end", "key")
+WINDOW_KEYS: Final = ("window_start", "window_end", "key")
 
 
 class SinkWriter(Protocol):
@@ -97,7 +97,8 @@ class DeltaSink:
     With ``mode="append"`` every production is appended, in order; from a windowed step, each pane and each
     retraction (``pane.is_retraction``, or the column ``is_retraction``). With ``mode="upsert"`` the table has
     one row per value of ``keys``: a new pane replaces the row, a retraction deletes it, and each version of
-    the table holds the current results.
+    the table holds the current results. A windowed step without ``accumulation=`` retracts where a new pane may not
+    replace each row of the last one: ``keys`` with a field of the value, or a ``flat_map`` in between.
 
     The running pipeline writes checkpoints of the table's log, merges small files, and deletes replaced files and old
     log entries when Delta's properties of the table permit it (docs/windows.md). Readers, streaming ones too, and
@@ -151,7 +152,7 @@ class DeltaSink:
 
     def _row_keys(self) -> tuple[str, ...]:
         schema = ROW_SCHEMA_BY_WINDOW if self.schema is None else self.schema
-        names = (name for name in _ROW_KEYS if name in schema.names) if self.keys is None else self.keys
+        names = (name for name in WINDOW_KEYS if name in schema.names) if self.keys is None else self.keys
         keys = (names,) if isinstance(names, str) else tuple(names)
         if not keys or len(set(keys)) < len(keys) or not set(keys) <= set(schema.names):
             unknown = [name for name in keys if name not in schema.names]

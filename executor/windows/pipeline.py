@@ -12,10 +12,10 @@ from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.signals import with_signals
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.sinks.columns import PANE_COLUMNS
-from millpond.executor.sinks.sink import DeltaSink
+from millpond.executor.sinks.sink import WINDOW_KEYS, DeltaSink
 from millpond.executor.windows.combiners import CombineFields
 from millpond.executor.windows.strategy import Accumulation
-from millpond.executor.windows.stream import DataflowStream, passes_values_on
+from millpond.executor.windows.stream import DataflowStream, OfWindow, passes_values_on
 from millpond.executor.windows.windowed_computation import (
     ElementWise,
     PaneKey,
@@ -106,8 +106,11 @@ def _with_whole_panes(topology: Topology, node: ComputationNode) -> ComputationN
     code = node.computation
     if not isinstance(code, WindowedComputation) or code.strategy.is_accumulation_given:
         return node
-    upserts, others = _readers_of_panes(topology, [node.production_names[code.stream]])
-    if not upserts:
+    upserts, others, replaces_rows = _readers_of_panes(topology, [node.production_names[code.stream]])
+    # A merged window is another row, so the rows of its sources must be retracted.
+    replaces_rows &= not code.strategy.window_fn.is_merging and not isinstance(code.finish, OfWindow)
+    accumulation = Accumulation.ACCUMULATING if replaces_rows else Accumulation.RETRACTING
+    if not upserts or code.strategy.accumulation is accumulation:
         return node
     if others:
         raise InvalidError(
@@ -118,31 +121,38 @@ def _with_whole_panes(topology: Topology, node: ComputationNode) -> ComputationN
             sink=upserts[0],
             others=others,
         )
-    # A merged window is another row, so the rows of its sources must be retracted.
-    is_merging = code.strategy.window_fn.is_merging
-    accumulation = Accumulation.RETRACTING if is_merging else Accumulation.ACCUMULATING
     whole = copy(code)
     whole.strategy = replace(code.strategy, accumulation=accumulation)
     return replace(node, computation=whole)
 
 
-def _readers_of_panes(topology: Topology, produced: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the upsert sinks and the other readers of panes, also behind steps that pass each pane on."""
+def _readers_of_panes(topology: Topology, produced: Iterable[str]) -> tuple[list[str], list[str], bool]:
+    """Return the upsert sinks and the other readers of panes, also behind steps that pass each pane on.
+
+    And True if a pane has the rows of the pane before it in every upsert. Otherwise rows would be left behind: of
+    results that a function makes no more, of another key, or of another value of a field among the sink's keys.
+    """
     streams = list(produced)
     upserts: list[str] = []
     others: list[str] = []
+    replaces_rows = True
     # The list grows while it is read, by each stream at most once.
     for stream in streams:
         for sink in topology.sinks_of(stream):
-            is_upsert = isinstance(sink.sink, DeltaSink) and sink.sink.mode == "upsert"
-            (upserts if is_upsert else others).append(sink.name)
+            if isinstance(sink.sink, DeltaSink) and sink.sink.mode == "upsert":
+                upserts.append(sink.name)
+                keys = sink.sink.keys or ()
+                replaces_rows &= set(WINDOW_KEYS).issuperset((keys,) if isinstance(keys, str) else keys)
+            else:
+                others.append(sink.name)
         for consumer in topology.consumers_of(stream):
-            node = consumer.computation
-            if isinstance(node.computation, ElementWise | TimestampShift):
+            node, code = consumer.computation, consumer.computation.computation
+            if isinstance(code, ElementWise | TimestampShift):
                 streams += [one for one in node.produces if one not in streams]
+                replaces_rows &= code.is_one_to_one and consumer.subscription.key is None
             else:
                 others.append(node.name)
-    return upserts, others
+    return upserts, others, replaces_rows
 
 
 def _refuse_hidden_fields(topology: Topology, node: ComputationNode) -> None:

@@ -89,8 +89,8 @@ class DataflowStream(Stream):
             trigger: by default, when the watermark passes the window's end, and again for each late record.
             accumulation: ``"discarding"``: a pane has the elements since the previous pane of its window;
                 ``"accumulating"``: all so far; ``"retracting"``: all, after a retraction of the previous pane. By default
-                discarding; accumulating (retracting, if windows merge) where all panes go to sinks with
-                ``mode="upsert"``, which keep the last one.
+                discarding; accumulating where all panes go to sinks with ``mode="upsert"``, which keep the last one;
+                retracting if a new pane may leave a row of the last one behind (docs/windows.md).
             incremental: retract the previous pane in any other mode, too. Downstream steps then hold the last pane of
                 each window, such as its latest change with ``"discarding"``.
             allowed_lateness: how long after its end a window still accepts late records.
@@ -194,7 +194,8 @@ class DataflowStream(Stream):
     ) -> DataflowStream:
         """Replace each value by one value; see `flat_map`."""
         check_function("function", function, computation=name)
-        return self.flat_map(lambda value: (function(value),), name=name, key=key, **options)
+        code = ElementWise(lambda value: (function(value),), name, is_one_to_one=True)
+        return self.apply(code, name=name, key=PaneKey.of(key, name), **options)
 
     def union(
         self, *others: DataflowStream, name: str, **options: Unpack[ComputationOptions]
@@ -212,7 +213,7 @@ class DataflowStream(Stream):
         if any(stream.pipeline is not self.pipeline for stream in others):
             raise InvalidError("a union is of streams of one pipeline", computation=name)
         produced = self.pipeline.add(
-            ElementWise(_itself, name),
+            ElementWise(_itself, name, is_one_to_one=True),
             name=name,
             subscribes={stream.name: None for stream in streams},
             produces=(name,),
@@ -403,6 +404,8 @@ class WindowedStream:
             # A retraction and its replacement arrive in one bundle: a list between them would lack the key.
             asked="bundle",
         )
+        # `Pipeline.check` may still choose to retract lists whose entries are rows of an upsert.
+        object.__setattr__(every, "is_accumulation_given", self.strategy.is_accumulation_given)
         best = TopN(count, of=ranked, smallest=smallest, retractable=True)
         return WindowedStream(entries, every).combine(
             best, name=name, key=group_of(among), result=_listed, **options
@@ -423,7 +426,7 @@ class WindowedStream:
         """
         check_function("function", function, computation=name)
         computation = WindowedComputation(
-            self.strategy, ToList(), name, of=self.of, finish=_OfWindow(function)
+            self.strategy, ToList(), name, of=self.of, finish=OfWindow(function)
         )
         return self.stream.apply(computation, name=name, key=PaneKey.of(key, name), **options)
 
@@ -495,7 +498,7 @@ class _Result:
 
 
 @dataclass(frozen=True, slots=True)
-class _OfWindow:
+class OfWindow:
     """A user's function of elements, window and pane as a `Finish`."""
 
     function: Callable[[list[Any], Window, Pane], Iterable[Any]]

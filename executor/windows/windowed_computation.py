@@ -205,9 +205,12 @@ class ElementWise(Computation):
 
     in_order_of_arrival = True
 
-    def __init__(self, function: Callable[[Any], Iterable[Any]], stream: str) -> None:
+    def __init__(
+        self, function: Callable[[Any], Iterable[Any]], stream: str, *, is_one_to_one: bool = False
+    ) -> None:
         self.function = function
         self.stream = stream
+        self.is_one_to_one = is_one_to_one
 
     def process_record(self, context: Context, record: Record) -> None:
         value = record.value
@@ -223,6 +226,7 @@ class TimestampShift(Computation):
     """A step that gives each value a new event time (the windowing patent's timestamp setter)."""
 
     in_order_of_arrival = True
+    is_one_to_one = True
 
     def __init__(
         self, function: Callable[[Any, int], Instant], stream: str, late_data_horizon: LateDataHorizon

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from millpond.executor.computation.records import Record
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.sinks.sink import DeltaSink, read_table
 from millpond.executor.time.watermark_policies import BoundedDisorder, ManualWatermark
-from millpond.executor.windows.combiners import Count, Sum
+from millpond.executor.windows.combiners import Count, Max, Sum
 from millpond.executor.windows.composite_triggers import AfterEach, Never, Repeatedly
 from millpond.executor.windows.count_triggers import AfterCount
 from millpond.executor.windows.pane import Pane, Timing, WindowedValue
@@ -27,6 +29,7 @@ from millpond.executor.windows.window import Window, WindowFn
 from millpond.executor.windows.window_fns import FixedWindows, GlobalWindows, Sessions
 from millpond.executor.windows.windowed_computation import PaneKey
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.rows.row import TIMESTAMP
 from millpond.statestore.store import Store
 from millpond.statestore.types import Superstep
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
@@ -84,6 +87,72 @@ def test_upsert_holds_whole_windows_unless_told_otherwise(
     tmp_path: Path, windows: WindowFn, given: dict[str, Any], rows: list[tuple[int, str]]
 ) -> None:
     assert _to_upsert(tmp_path / "out", windows, **given) == rows
+
+
+def _late_fields(scores: DataflowStream, **options: Any) -> DataflowStream:
+    return scores.window(FixedWindows("20us"), allowed_lateness="100us", **options).combine(
+        best=Max("score"), total=Sum("score"), name="best"
+    )
+
+
+def _above(fields: Any) -> list[Any]:
+    return [fields] if fields["total"] > 10 else []
+
+
+def _having(scores: DataflowStream, **options: Any) -> DataflowStream:
+    return _late_fields(scores, **options).flat_map(_above, name="above")
+
+
+def _having_of_elements(scores: DataflowStream) -> DataflowStream:
+    windows = scores.window(FixedWindows("20us"), allowed_lateness="100us", of="score")
+    return windows.process_windows(
+        lambda given, _window, _pane: _above({"best": max(given), "total": sum(given)}), name="above"
+    )
+
+
+def _rekeyed(scores: DataflowStream) -> DataflowStream:
+    return _late_fields(scores).map(
+        lambda fields: fields, name="keyed", key=lambda fields: str(fields["best"])
+    )
+
+
+def _places(scores: DataflowStream) -> DataflowStream:
+    best = scores.window(FixedWindows("20us"), allowed_lateness="100us").top(1, Sum("score"), name="best")
+    return best.flat_map(
+        lambda ranked: [{"who": one["key"], "best": one["value"]} for one in ranked], name="places"
+    )
+
+
+@pytest.mark.parametrize(
+    ("results", "sink", "late", "rows"),
+    [
+        (_having, {}, ("a", -5), []),
+        (_having_of_elements, {}, ("a", -5), []),
+        (_rekeyed, {}, ("a", 20), [20]),
+        (_late_fields, {"keys": ["window_start", "best"]}, ("a", 20), [20]),
+        (_late_fields, {"keys": "best"}, ("a", 20), [20]),
+        (_places, {"keys": ["window_start", "who"]}, ("b", 20), [20]),
+        (partial(_having, accumulation="accumulating"), {}, ("a", -5), [12]),
+    ],
+)
+def test_upsert_keeps_no_row_that_a_correction_moves_or_leaves_out(
+    tmp_path: Path,
+    results: Callable[[DataflowStream], DataflowStream],
+    sink: dict[str, Any],
+    late: tuple[str, int],
+    rows: list[int],
+) -> None:
+    columns = [("window_start", TIMESTAMP), ("key", pa.string()), ("who", pa.string()), ("best", pa.int64())]
+    pipeline = Pipeline("p")
+    table = DeltaSink(str(tmp_path / "out"), pa.schema(columns), mode="upsert", **sink)
+    results(_injected(pipeline)).sink("out", table)
+    with LocalRunner(Store.in_memory(), progress=False).start(pipeline, stepping=True) as run:
+        for who, score in (("a", 12), late):
+            run.inject("scores", _rows((who, "t", score, 5)))
+            run.run_until_quiet()
+            run.advance_watermark("scores", 30)
+            run.run_until_quiet()
+    assert [row["best"] for row in table.read().to_pylist()] == rows
 
 
 def test_panes_that_others_read_are_discarding_by_default() -> None:
