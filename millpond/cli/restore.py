@@ -32,6 +32,7 @@ from millpond.executor.replay.repair_plan import (
 from millpond.executor.replay.spark_checkpoint import Reached, by_query, reached_batches, rewind_checkpoints
 from millpond.executor.run.options import CHECKPOINTS_FOLDER
 from millpond.executor.sinks.delta_table import TakenBack, begin_anew, take_back_sink, take_over_sink
+from millpond.executor.sinks.fork import SINKS_FOLDER
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.statestore.app_ids import AppId, supersteps_of
 from millpond.statestore.catalog.catalog import Catalog
@@ -351,6 +352,12 @@ def take_over(store: StoreAt, sinks: tuple[str, ...], *, keep_rows: bool, as_jso
             say(
                 f"{sink} is written by {store.path} from now on"
                 + (f"; {removed} files removed" if removed else "")
+            )
+        begun = {pipeline: at for (copy, pipeline), at in lineage.forks.items() if copy == lineage.copied.id}
+        if is_fork and any(at > begun.get(name, 0) for name, at in supersteps_of(snapshot.txns).items()):
+            note(
+                f"the fork has run before: what it delivered then stays in {store.path}/{SINKS_FOLDER}, and is "
+                "missing from here on; take sinks over before a fork's first run, or copy the rows"
             )
 
 

@@ -136,8 +136,10 @@ def test_fork_takes_a_sink_over_and_the_original_takes_it_back(pond: Path, zooke
         command = ["take-over", store, theirs, "--zookeeper", zookeeper_hosts, "--json", *more]
         result = CliRunner().invoke(main, [*map(str, command)])
         assert result.exit_code == 0, result.output
+        assert ("the fork has run before" in result.stderr) == has_run
         return json.loads(result.stdout)
 
+    has_run = False
     assert take_over(new)["sinks"][0]["files"] == 0
     consume(new, zookeeper_hosts, 4, sink=theirs)
     assert (counts_in(theirs), (new / "sinks").exists()) == ([1, 2, 3, 4, 5], False)
@@ -146,6 +148,8 @@ def test_fork_takes_a_sink_over_and_the_original_takes_it_back(pond: Path, zooke
     assert take_over(pond)["sinks"][0]["files"] == 1
     consume(pond, zookeeper_hosts, 5, sink=theirs)
     assert counts_in(theirs) == [1, 2, 3, 4, 5]
+    has_run = True
+    take_over(new)
 
 
 def test_fork_of_fork_begins_with_sinks_of_first(pond: Path, zookeeper_hosts: str) -> None:
