@@ -250,9 +250,29 @@ def check_fields(node: InjectorNode, keys: Iterable[KeyExtractor], rows: Sequenc
     for extractor in {node.key if key is None else key for key in keys}:
         for name in key_names(extractor):
             _check_key_cells(node.stream, name, _check_field(node.stream, "key", name, mappings))
-    for use, field_of in (("time", node.at), ("id", node.id)):
+    for use, field_of in (("time", node.at), ("id", node.id), ("member", node.member)):
         if isinstance(field_of, str):
             _check_field(node.stream, use, field_of, mappings)
+    if isinstance(node.watermark, MarkColumn) and isinstance(node.watermark.column, str):
+        _check_marks(node, node.watermark.column, mappings)
+
+
+def _check_marks(node: InjectorNode, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse marks none of which is a time; a source may give its first mark after any number of rows."""
+    cells = [row[name] for row in rows if row.get(name) is not None]
+    if not cells and did_you_mean(name, [field for field in rows[0] if isinstance(field, str)]):
+        _check_field(node.stream, "mark", name, rows)
+    for number, cell in enumerate(cells, 1):
+        try:
+            parse_instant_us(cell, node.times)
+        except InvalidError as error:
+            if number == len(cells):
+                reason = str(error)
+                raise InvalidError(
+                    "no row has a mark that is a time", stream=node.stream, field=name, reason=reason
+                ) from error
+        else:
+            return
 
 
 def _check_field(stream: str, use: str, name: str, rows: Sequence[Mapping[str, Any]]) -> list[Any]:

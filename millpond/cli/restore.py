@@ -354,7 +354,9 @@ def take_over(store: StoreAt, sinks: tuple[str, ...], *, keep_rows: bool, as_jso
                 + (f"; {removed} files removed" if removed else "")
             )
         begun = {pipeline: at for (copy, pipeline), at in lineage.forks.items() if copy == lineage.copied.id}
-        if is_fork and any(at > begun.get(name, 0) for name, at in supersteps_of(snapshot.txns).items()):
+        if is_fork and any(
+            at > begun.get(name, 0) for name, at in supersteps_of(opened.committer.snapshot.txns).items()
+        ):
             note(
                 f"the fork has run before: what it delivered then stays in {store.path}/{SINKS_FOLDER}, and is "
                 "missing from here on; take sinks over before a fork's first run, or copy the rows"

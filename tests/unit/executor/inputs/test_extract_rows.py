@@ -10,6 +10,7 @@ import pytest
 
 from millpond.executor.inputs.extraction import check_fields, read_injected, row_count, row_values
 from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.time.watermark_policies import MarkColumn
 from millpond.statestore.errors import InvalidError
 
 ROWS = [
@@ -138,6 +139,32 @@ def test_rows_that_all_lack_a_field_are_refused(rows: list[Any], words: str) -> 
 
     with pytest.raises(InvalidError, match=words):
         check_fields(queries, [None], rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"member": "sendr", "members": ("a",)},
+            r"no row has the field of the member; did you mean 'sender'\?",
+        ),
+        ({"watermark": MarkColumn("marc")}, r"no row has the field of the mark; did you mean 'mark'\?"),
+        ({"watermark": MarkColumn("mark")}, "no row has a mark that is a time.*field=`mark`.*reason="),
+    ],
+)
+def test_senders_and_marks_that_no_row_has_are_refused(options: dict[str, Any], words: str) -> None:
+    """Otherwise the watermark would never move, without a word."""
+    rows = [{"query": "cat", "t": 1, "sender": "a", "mark": "2001-09-09T02:00:00"}]
+
+    with pytest.raises(InvalidError, match=words):
+        check_fields(node(key="query", at="t", id=None, **options), [None], rows)
+
+
+def test_marks_may_come_later_and_be_wrong() -> None:
+    marked = node(key="query", at="t", id=None, watermark=MarkColumn("mark"))
+
+    check_fields(marked, [None], [{"query": "cat", "t": 1}])
+    check_fields(marked, [None], [{"query": "cat", "t": 1, "mark": mark} for mark in (None, "soon", 7)])
 
 
 def test_one_readable_row_passes_the_check() -> None:
