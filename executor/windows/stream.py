@@ -51,6 +51,7 @@ from millpond.executor.windows.windowed_computation import (
     TimestampShift,
     WindowedComputation,
     element_of,
+    many,
 )
 from millpond.statestore.arguments import check_function
 from millpond.statestore.durations import Duration, accepts_old_durations, duration_us
@@ -173,7 +174,7 @@ class DataflowStream(Stream):
         key: KeyExtractor = None,
         **options: Unpack[ComputationOptions],
     ) -> DataflowStream:
-        """Replace each value by any number of values; windows, panes and retractions are kept.
+        """Replace each value by an iterable of any number of values; windows, panes and retractions are kept.
 
         The function must be deterministic, so that a retraction yields the values it retracts. ``name`` names the
         step and its output stream. ``key`` extracts the key under which the step runs; the record's key by default.
@@ -504,7 +505,7 @@ class OfWindow:
     function: Callable[[list[Any], Window, Pane], Iterable[Any]]
 
     def __call__(self, key: str, value: Any, window: Window, pane: Pane) -> Iterable[Any]:  # noqa: ARG002 - a Finish
-        return self.function(value, window, pane)
+        return many(self.function(value, window, pane), "process_windows")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from types import GeneratorType
+from typing import Any, Final
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
@@ -40,6 +41,7 @@ from millpond.executor.windows.key_windows import (
 from millpond.executor.windows.strategy import WindowingStrategy, described
 from millpond.executor.windows.waiting_windows import WaitingWindows, only_wait
 from millpond.executor.windows.window import Element, Window
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain, is_envelope
 from millpond.statestore.rows.value_text import PlainObject
 
@@ -200,6 +202,21 @@ class PaneKey:
         return extractor if extractor is None else cls(settled_key(extractor))
 
 
+_MANY: Final = frozenset({list, tuple, GeneratorType})
+
+
+def many(results: Iterable[Any], method: str) -> Iterable[Any]:
+    """Return a function's results, or refuse one value in their place: its letters or field names would be the results."""
+    if type(results) in _MANY:
+        return results
+    # Frames and tables would give the names of their columns, or the columns.
+    if isinstance(results, str | bytes | bytearray | Mapping) or hasattr(results, "columns"):
+        raise InvalidError(
+            f"{method}'s function must return an iterable of values, such as a list, got a {type(results).__name__}"
+        )
+    return results
+
+
 class ElementWise(Computation):
     """A step that replaces each value by any number of values, each in the envelope of the value if it has one."""
 
@@ -214,11 +231,13 @@ class ElementWise(Computation):
 
     def process_record(self, context: Context, record: Record) -> None:
         value = record.value
-        if is_envelope(value):
-            for result in self.function(value["value"]):
+        is_pane = is_envelope(value)
+        results = many(self.function(value["value"] if is_pane else value), "flat_map")
+        if is_pane:
+            for result in results:
                 context.produce(self.stream, {**value, "value": result})
             return
-        for result in self.function(value):
+        for result in results:
             context.produce(self.stream, PlainObject(result) if is_envelope(result) else result)
 
 

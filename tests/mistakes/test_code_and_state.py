@@ -38,6 +38,17 @@ def test_production_of_no_value(told: Told) -> None:
         run_code(lambda context, _: context.produce("counter", {1, 2}), on_error="stop")
 
 
+@pytest.mark.mistake("flat-map-of-one-value")
+def test_dict_in_place_of_a_list(told: Told) -> None:
+    """Its field names would be the records."""
+    pipeline = mp.Pipeline("searches")
+    queries = pipeline.inject("queries", key="query", at="at")
+    queries.flat_map(lambda row: {"n": row["query"]}, name="counter")
+
+    with told.by_error("counter", "queries", "dict"):
+        run(pipeline, ROWS * 100)
+
+
 @dataclass
 class Visits:
     count: int

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pytest
@@ -488,3 +490,47 @@ def test_with_timestamps_moves_the_time_of_a_late_pane(by: int, expected: int) -
         (1, expected, "on_time"),
         (1, expected, "late"),
     ]
+
+
+_ONE_VALUES: dict[str, Callable[..., Any]] = {
+    "dict": lambda *_: {"n": 1},
+    "str": lambda *_: "ab",
+    "bytes": lambda *_: b"ab",
+    "mappingproxy": lambda *_: MappingProxyType({"n": 1}),
+    "Table": lambda *_: pa.table({"n": [1]}),
+    "NoneType": lambda *_: None,
+}
+
+
+@pytest.mark.parametrize("kind", _ONE_VALUES)
+@pytest.mark.parametrize("method", ["flat_map", "process_windows"])
+def test_one_value_in_place_of_an_iterable_is_a_dead_letter(method: str, kind: str) -> None:
+    pipeline = Pipeline("p")
+    scores = _injected(pipeline)
+    steps = scores if method == "flat_map" else scores.window(FixedWindows("10us"))
+    getattr(steps, method)(_ONE_VALUES[kind], name="wrong")
+    store = Store.in_memory()
+    with LocalRunner(store, progress=False, dead_letter_limit=None).start(pipeline, stepping=True) as run:
+        run.inject("scores", _rows(("a", "t", 1, 5)))
+        run.finish("scores")
+        run.run_until_quiet()
+    letters = store.rows_view("dead_letters").to_arrow().to_pylist()
+    assert {kind in str(letter) for letter in letters} == {True}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda _: [1, 2],
+        lambda _: (1, 2),
+        lambda _: iter([1, 2]),
+        lambda _: (one for one in (1, 2)),
+        lambda _: {1: 0, 2: 0}.keys(),
+        lambda _: np.array([1, 2]),
+    ],
+)
+def test_flat_map_takes_any_iterable_of_values(function: Any) -> None:
+    shelf, pipeline = _Shelf(), Pipeline("p")
+    _injected(pipeline).flat_map(function, name="each").sink("out", shelf)
+    _run(pipeline, _rows(("a", "t", 1, 5)))
+    assert [orjson.loads(row["value"]) for row in shelf.rows] == [1, 2]
