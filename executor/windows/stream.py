@@ -383,7 +383,7 @@ class WindowedStream:
             among: takes a key and returns the group within which it is ranked; by default all keys are one
                 group, which is one row of the store.
             smallest: rank the smallest first instead.
-            options: see `ComputationOptions`; for both steps.
+            options: see `ComputationOptions`; for both steps. ``renamed_from`` is the former ``name``.
 
         Returns:
             The stream of panes, by group: lists of ``{"key": …, "value": …}``. Keys with equal values are
@@ -394,8 +394,11 @@ class WindowedStream:
         """
         check_function("among", among, optional=True, computation=name)
         each = replace(self.strategy, accumulation=Accumulation.RETRACTING)
+        of_each = options.copy()
+        if former := options.get("renamed_from"):
+            of_each["renamed_from"] = f"{former}_each"
         entries = replace(self, strategy=each).combine(
-            combine, name=f"{name}_each", key=key, result=entry_of, **options
+            combine, name=f"{name}_each", key=key, result=entry_of, **of_each
         )
         is_retracting = self.strategy.accumulation is Accumulation.RETRACTING
         every = replace(

@@ -104,6 +104,25 @@ def test_late_element_that_changes_the_order_emits_one_new_list() -> None:
     assert _run(pipeline, "sales", first, late, passes=20) == {"all": {"0": [_listed(("c", 7), ("b", 5)), 2]}}
 
 
+def test_renamed_top_continues_both_of_its_steps() -> None:
+    """The open window keeps the sums of the former name."""
+    store = Store.in_memory()
+    for name, former, piece in (("best", None, [_sale("a", 9, 1)]), ("top", "best", [_sale("a", 4, 2)])):
+        pipeline = Pipeline("p")
+        sales = pipeline.inject("sales", key="shop", at="at", watermark=ManualWatermark())
+        best = sales.window(FixedWindows("10us")).top(
+            2, Sum("amount"), name=name, key="product", renamed_from=former
+        )
+        best.apply(_Standing(), name="standing")
+        with LocalRunner(store, progress=False).start(pipeline, stepping=True) as run:
+            run.inject("sales", piece)
+            if former:
+                run.finish("sales")
+            run.run_until_quiet()
+    rows = store.rows_view("standing").to_arrow().to_pylist()
+    assert [orjson.loads(row["state"]) for row in rows] == [{"0": [_listed(("a", 13)), 1]}]
+
+
 def test_top_refuses_a_count_below_one_and_a_plain_function() -> None:
     stream = Pipeline("p").inject("s", key="k", at="at").window(FixedWindows("10us"))
     with pytest.raises(InvalidError):
