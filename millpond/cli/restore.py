@@ -6,7 +6,7 @@ folder and the catalog have gone back, too. Otherwise a pipeline could start in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -37,7 +37,7 @@ from millpond.executor.sinks.sink import DeltaSink
 from millpond.statestore.app_ids import AppId, supersteps_of
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.engine import default_catalog_url
-from millpond.statestore.errors import ConflictError, DataError, InvalidError, MillpondError
+from millpond.statestore.errors import ConflictError, DataError, InvalidError, MillpondError, did_you_mean
 from millpond.statestore.history.lineage import ROWS_FOLDER, Lineage, Origin, place_of
 from millpond.statestore.history.replayed_log import read_histories
 from millpond.statestore.history.savepoint import open_savepoints
@@ -45,12 +45,12 @@ from millpond.statestore.leases.lease import Leases
 from millpond.statestore.leases.zookeeper_client import security_of
 from millpond.statestore.leases.zookeeper_service import ZooKeeperService, connect_leases
 from millpond.statestore.log.high_water import Mark, later_mark, list_marks, newest_mark
-from millpond.statestore.log.log import Log
+from millpond.statestore.log.log import LOG_FOLDER, Log
 from millpond.statestore.log.rules import CommitRequest
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.log.table import STORE_ID_KEY, store_id_of
 from millpond.statestore.objects.hadoop import scheme_of
-from millpond.statestore.objects.obstore import open_objects
+from millpond.statestore.objects.obstore import local_path, open_objects
 from millpond.statestore.store import rebuild_catalog
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Objects, Superstep, TableVersion
@@ -95,6 +95,7 @@ def adopt(store: StoreAt, kind: str, sinks: tuple[str, ...], *, as_json: bool) -
     if sinks and kind != "restored":
         raise InvalidError("only for a restored store a sink is taken back", adopt=kind)
     options = read_options(store.storage_options)
+    _check_tables(sinks, options)
     with (
         result_as_json(as_json) as result,
         store.to_write(adopt=kind, clock=SystemClock(), rng=SystemRng()) as opened,
@@ -266,6 +267,7 @@ def rewind(
 
     Stop the pipelines of the store before. If a rewind is killed, run it again to finish it.
     """
+    _check_tables(sinks, read_options(store.storage_options))
     with result_as_json(as_json) as result, _held(store) as held:
         # Before the table, as for a repair.
         reached = held.reached()
@@ -361,6 +363,21 @@ def take_over(store: StoreAt, sinks: tuple[str, ...], *, keep_rows: bool, as_jso
                 f"the fork has run before: what it delivered then stays in {store.path}/{SINKS_FOLDER}, and is "
                 "missing from here on; take sinks over before a fork's first run, or copy the rows"
             )
+
+
+def _check_tables(sinks: Iterable[str], options: Mapping[str, str]) -> None:
+    """Refuse a misspelt table before the store has changed: the user would have to find out what is left to do."""
+    for sink in sinks:
+        folder = local_path(sink)
+        # Opening a missing folder would create it.
+        may_exist = folder is None or folder.is_dir()
+        if may_exist and Log(open_objects(sink, options)).latest_version() is not None:
+            continue
+        known = [] if folder is None else [log.parent.name for log in folder.parent.glob(f"*/{LOG_FOLDER}")]
+        hint = did_you_mean(Path(sink).name, known)
+        raise InvalidError(
+            f"there is no Delta table at this path{hint}: name the folder or URL of a sink's table", path=sink
+        )
 
 
 def _take_back(

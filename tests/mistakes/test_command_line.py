@@ -99,6 +99,20 @@ def test_query_of_an_unknown_table(told: Told, folder: Path) -> None:
     told.by_command("sql", "pond", "select * from countr", names=["countr", "counter"])
 
 
+@pytest.mark.mistake("take-back-misspelt")
+def test_table_to_take_back_that_is_none(told: Told, folder: Path) -> None:
+    """The store is as it was, and no folder of that name is made."""
+    for table in ("counts", "out"):
+        (folder / table / "_delta_log").mkdir(parents=True)
+    before = sorted((folder / "pond" / "rows" / "_delta_log").iterdir())
+    told.by_command(
+        "rewind", "pond", "--version", "1", "--take-back", "count", "--yes", names=["count", "'counts'"]
+    )
+
+    assert sorted((folder / "pond" / "rows" / "_delta_log").iterdir()) == before
+    assert not (folder / "count").exists()
+
+
 @pytest.mark.mistake("version-of-no-savepoint")
 def test_version_that_is_no_savepoint(told: Told, folder: Path) -> None:
     told.by_command("rows", "pond", "counter", "--version", "yesterday", names=["yesterday", "none"])
