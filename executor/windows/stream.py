@@ -51,7 +51,7 @@ from millpond.executor.windows.windowed_computation import (
     TimestampShift,
     WindowedComputation,
     element_of,
-    many,
+    refuse_one_value,
 )
 from millpond.statestore.arguments import check_function
 from millpond.statestore.durations import Duration, accepts_old_durations, duration_us
@@ -508,7 +508,9 @@ class OfWindow:
     function: Callable[[list[Any], Window, Pane], Iterable[Any]]
 
     def __call__(self, key: str, value: Any, window: Window, pane: Pane) -> Iterable[Any]:  # noqa: ARG002 - a Finish
-        return many(self.function(value, window, pane), "process_windows")
+        results = self.function(value, window, pane)
+        refuse_one_value(results, "process_windows")
+        return results
 
 
 @dataclass(frozen=True)

@@ -205,16 +205,12 @@ class PaneKey:
 _MANY: Final = frozenset({list, tuple, GeneratorType})
 
 
-def many(results: Iterable[Any], method: str) -> Iterable[Any]:
-    """Return a function's results, or refuse one value in their place: its letters or field names would be the results."""
-    if type(results) in _MANY:
-        return results
-    # Frames and tables would give the names of their columns, or the columns.
+def refuse_one_value(results: Iterable[Any], method: str) -> None:
+    """Refuse one value in place of several: its letters, field names or columns would be the results."""
     if isinstance(results, str | bytes | bytearray | Mapping) or hasattr(results, "columns"):
         raise InvalidError(
             f"{method}'s function must return an iterable of values, such as a list, got a {type(results).__name__}"
         )
-    return results
 
 
 class ElementWise(Computation):
@@ -232,7 +228,9 @@ class ElementWise(Computation):
     def process_record(self, context: Context, record: Record) -> None:
         value = record.value
         is_pane = is_envelope(value)
-        results = many(self.function(value["value"] if is_pane else value), "flat_map")
+        results = self.function(value["value"] if is_pane else value)
+        if type(results) not in _MANY:
+            refuse_one_value(results, "flat_map")
         if is_pane:
             for result in results:
                 context.produce(self.stream, {**value, "value": result})
