@@ -1,4 +1,4 @@
-"""Turns of keys whose windows do nothing but wait for their end, in a tenth of the time of `KeyWindows`.
+"""Turns of keys whose windows do nothing but wait for their end, in a fraction of the time of `KeyWindows`.
 
 Most windows get elements before their end, emit one pane when the watermark passes it, and expire. `KeyWindows` has
 the whole semantics: it makes objects of windows, triggers and timers, and asks each. Here the same turn is arithmetic on
