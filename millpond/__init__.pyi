@@ -47,11 +47,9 @@ from .executor.time.watermark_policies import MarkColumn as MarkColumn
 from .executor.time.watermark_policies import Monotone as Monotone
 from .executor.time.watermark_policies import Perfect as Perfect
 from .executor.windows.combiners import ArgMax as ArgMax
-from .executor.windows.combiners import ArgMin as ArgMin
 from .executor.windows.combiners import CombineFn as CombineFn
 from .executor.windows.combiners import Count as Count
 from .executor.windows.combiners import CountDistinct as CountDistinct
-from .executor.windows.combiners import Last as Last
 from .executor.windows.combiners import LastN as LastN
 from .executor.windows.combiners import Max as Max
 from .executor.windows.combiners import Mean as Mean
@@ -61,7 +59,6 @@ from .executor.windows.combiners import StdDev as StdDev
 from .executor.windows.combiners import Sum as Sum
 from .executor.windows.combiners import ToList as ToList
 from .executor.windows.combiners import TopN as TopN
-from .executor.windows.combiners import ToSet as ToSet
 from .executor.windows.composite_triggers import AfterAll as AfterAll
 from .executor.windows.composite_triggers import AfterAny as AfterAny
 from .executor.windows.composite_triggers import AfterEach as AfterEach

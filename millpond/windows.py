@@ -1,5 +1,8 @@
 """Names of windows, triggers, combiners and panes that few pipelines need; the common ones are in `millpond`."""
 
+from millpond.executor.windows.combiners import ArgMin as ArgMin
+from millpond.executor.windows.combiners import Last as Last
+from millpond.executor.windows.combiners import ToSet as ToSet
 from millpond.executor.windows.combiners import ValueExtractor as ValueExtractor
 from millpond.executor.windows.composite_triggers import Never as Never
 from millpond.executor.windows.composite_triggers import OrFinally as OrFinally

@@ -136,10 +136,10 @@ def test_nulls_are_skipped_as_in_sql_on_both_runners(play: Any, tmp_path: Path) 
         "known": (mp.Count("amount"), pa.int64()),
         "total": (mp.Sum("amount"), pa.float64()),
         "spread": (mp.StdDev("amount"), pa.float64()),
-        "last": (mp.Last("amount"), pa.float64()),
+        "last": (mp.windows.Last("amount"), pa.float64()),
         "dearest": (mp.ArgMax("item", by="amount"), pa.string()),
-        "cheapest": (mp.ArgMin("item", by="amount"), pa.string()),
-        "amounts": (mp.ToSet("amount"), pa.list_(pa.float64())),
+        "cheapest": (mp.windows.ArgMin("item", by="amount"), pa.string()),
+        "amounts": (mp.windows.ToSet("amount"), pa.list_(pa.float64())),
     }
 
     def make() -> mp.Pipeline:

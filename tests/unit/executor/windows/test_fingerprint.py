@@ -173,9 +173,9 @@ REFUSED: dict[str, tuple[mp.Pipeline, mp.Pipeline, str, str]] = {
     "field": (step({"n": C(), "s": S("v")}), step({"n": C(), "s": mp.Max("v")}), "Sum(of='v')", "Max(of='v')"),
     "last": (step(mp.LastN(3)), step(mp.LastN(3, S("v"))), "LastN(3, combine=ToList())", "LastN(3, combine=Sum(of='v'))"),
     "values": (step(), step(C("v")), "Count()", "Count(of='v')"),
-    "set": (step(mp.CountDistinct("v")), step(mp.ToSet("v")), "CountDistinct(of='v')", "ToSet(of='v')"),
-    "latest": (step(mp.Last("v")), step(mp.Last("v", retractable=True)), "Last(of='v')", "Last(of='v', retractable=True)"),
-    "greatest": (step(mp.ArgMax("w", by="v")), step(mp.ArgMin("w", by="v")), "ArgMax('w', 'v')", "ArgMin('w', 'v')"),
+    "set": (step(mp.CountDistinct("v")), step(mp.windows.ToSet("v")), "CountDistinct(of='v')", "ToSet(of='v')"),
+    "latest": (step(mp.windows.Last("v")), step(mp.windows.Last("v", retractable=True)), "Last(of='v')", "Last(of='v', retractable=True)"),
+    "greatest": (step(mp.ArgMax("w", by="v")), step(mp.windows.ArgMin("w", by="v")), "ArgMax('w', 'v')", "ArgMin('w', 'v')"),
     "deviation": (
         step(mp.StdDev("v")), step(mp.StdDev("v", population=True)), "StdDev(of='v')", "StdDev(of='v', population=True)",
     ),
