@@ -160,14 +160,23 @@ class TimerQueue:
         event: dict[float, dict[str, int]] = {percentile: {} for percentile in self._event}
         wall: dict[str, int] = {}
         hold: dict[str, int] = {}
+        exact = event[EXACT]
+        # For each timer of a bundle's keys: a call for each would take as long again.
         for key, timers in timers_by_key.items():
-            if (held := hold_of(timers)) is not None:
+            held: int | None = None
+            for _, domain, at, output_at, percentile, holds in timers:
+                if holds and (held is None or output_at < held):
+                    held = output_at
+                if domain is TimeDomain.WALL:
+                    wall.setdefault(key, at)
+                elif domain is TimeDomain.HOLD:
+                    continue
+                elif percentile == EXACT:
+                    exact.setdefault(key, at)
+                else:
+                    event.setdefault(percentile, {}).setdefault(key, at)
+            if held is not None:
                 hold[key] = held
-            for timer in timers:
-                if timer.domain is TimeDomain.WALL:
-                    wall.setdefault(key, timer.at)
-                elif timer.domain is not TimeDomain.HOLD:
-                    event.setdefault(timer.percentile, {}).setdefault(key, timer.at)
         touched = timers_by_key.keys()
         queues = [(self._event.setdefault(each, EarliestByKey()), times) for each, times in event.items()]
         for queue, times in (*queues, (self._wall, wall), (self._hold, hold)):

@@ -137,7 +137,7 @@ class WaitingWindows:
         if start == stop and not is_due:
             return turn
         windows = {} if stored is None else self._windows_of(stored)
-        pending = self._fire(timers, windows, turn) if is_due else [*timers]
+        pending = self._fire(timers, windows, turn) if is_due else list(timers)
         for window, values in self._assigned(key, start, stop).items() if stop > start else ():
             fields = windows.get(window)
             if fields is None:
@@ -155,36 +155,42 @@ class WaitingWindows:
     def _fire(self, timers: Timers, windows: dict[int, dict[str, Any]], turn: QuickTurn) -> list[Timer]:
         """Fire the timers that are due, which are the first, and return those that are pending then."""
         size_us, lateness_us, watermark = self._size_us, self._lateness_us, self._watermark
-        pending = {timer.tag: timer for timer in timers}
-        for timer in timers:
-            at = timer.at
-            if at > watermark:
-                break
-            turn.fired += 1
-            del pending[timer.tag]
-            if timer.tag.startswith(EXPIRY):
+        due = [timer for timer in timers if timer.at <= watermark]
+        turn.fired = len(due)
+        pending, ended = list(timers[turn.fired :]), set[int]()
+        for tag, _, at, output_at, *_ in due:
+            if tag[0] == EXPIRY:
                 window = at - lateness_us - size_us
-                if timer.tag != _expiry_tag(window, size_us) or not _ENDED.issuperset(windows.pop(window)):
+                if tag != _expiry_tag(window, size_us) or not _ENDED.issuperset(windows.pop(window)):
                     raise _OtherTurnError
+                ended.discard(window)
                 continue
             window = at - size_us
-            if timer.tag != _end_tag(window, size_us) or timer.output_at != at - 1:
+            if tag != _end_tag(window, size_us) or output_at != at - 1:
                 raise _OtherTurnError
             self._end(window, windows[window], turn)
+            if at + lateness_us <= watermark:
+                ended.add(window)
+                continue
             # From now on only a late pane can come, so no consumer has to wait for one.
-            expiry = pending[_expiry_tag(window, size_us)]
-            if expiry.at != at + lateness_us:
+            expiry = _expiry_tag(window, size_us)
+            late_at = at + lateness_us
+            (place,) = [place for place, timer in enumerate(pending) if timer.tag == expiry]
+            if pending[place].at != late_at:
+                # Code with another lateness has set it.
                 raise _OtherTurnError
-            pending[expiry.tag] = expiry._replace(output_at=min(expiry.at, INSTANT_MAX_US))
-        return list(pending.values())
+            pending[place] = pending[place]._replace(output_at=min(late_at, INSTANT_MAX_US))
+        if ended:
+            raise _OtherTurnError
+        return pending
 
     def _end(self, window: int, fields: dict[str, Any], turn: QuickTurn) -> None:
         """Emit the pane of a window whose end has come."""
         self._check_waiting(fields, window)
         end = window + self._size_us
         value = self._combine.extract(fields["accumulator"])
-        text = encode_value(value)
-        if text.startswith(_MARK):
+        text = _text_of_value(value)
+        if text[0] == _MARK:
             text = encode_value({"value": value, "window": [window, end], "at": end - 1, "pane": self._pane})
         else:
             text = f'{{"value":{text},"window":[{window},{end}],"at":{end - 1},"pane":{self._pane_text}}}'
@@ -268,6 +274,10 @@ class WaitingWindows:
         is_waiting = list(fields) == _WAITING and fields["is_held"] is True
         if not is_waiting or fields["timers"] != {_END: window + self._size_us}:
             raise _OtherTurnError
+
+
+def _text_of_value(value: Any) -> str:
+    return str(value) if type(value) is int and _INT_MIN <= value <= _INT_MAX else encode_value(value)
 
 
 def _text_of_window(fields: dict[str, Any]) -> str:

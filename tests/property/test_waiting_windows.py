@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from millpond.executor.computation.values import ArrowValues, JsonValues, PythonValues, Values
 from millpond.executor.interval.bundle import Deliveries
+from millpond.executor.interval.processor import IntervalProcessor
 from millpond.executor.interval.row_update import BundleResult
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.windows.combiners import (
@@ -127,17 +129,26 @@ _scripts = st.lists(
 )
 
 
-def _results(
-    strategy: WindowingStrategy, combine: CombineFn, script: Sequence[tuple[list[Deliveries], int, bool]]
-) -> list[BundleResult]:
-    node = ComputationNode(
+def _node(strategy: WindowingStrategy, combine: CombineFn) -> ComputationNode:
+    return ComputationNode(
         name="c",
         computation=WindowedComputation(strategy, combine, "panes"),
         subscriptions=(),
         produces=("panes",),
         retries=0,
     )
-    run = IntervalRun(node, Interval("c"), workers=2, row_format=IpcRowFormat())
+
+
+def _results(
+    strategy: WindowingStrategy,
+    combine: CombineFn,
+    script: Sequence[tuple[list[Deliveries], int, bool]],
+    later: str = "0us",
+) -> list[BundleResult]:
+    """Run bundles on two workers, of which one has code with another lateness."""
+    run = IntervalRun(_node(strategy, combine), Interval("c"), workers=2, row_format=IpcRowFormat())
+    other = _node(replace(strategy, allowed_lateness=later), combine)
+    run._workers[1].processor = IntervalProcessor(other, run.interval, run.soft_state(1))
     watermark, results = 0, []
     for deliveries, step, is_moved in [*script, ([], TIME_MAX_US, False)]:
         watermark = min(watermark + step, TIME_MAX_US)
@@ -146,9 +157,17 @@ def _results(
 
 
 @settings(max_examples=100, deadline=None)
-@given(strategy=_strategies, combine=st.sampled_from(_COMBINERS), script=_scripts)
+@given(
+    strategy=_strategies,
+    combine=st.sampled_from(_COMBINERS),
+    script=_scripts,
+    later=st.sampled_from(["0us", "3us", "9us"]),
+)
 def test_short_turns_give_the_rows_of_the_hooks(
-    strategy: WindowingStrategy, combine: CombineFn, script: list[tuple[list[Deliveries], int, bool]]
+    strategy: WindowingStrategy,
+    combine: CombineFn,
+    script: list[tuple[list[Deliveries], int, bool]],
+    later: str,
 ) -> None:
     """Late elements, retracting panes, odd values, redelivered ids and moved workers included."""
     taken: list[bool] = []
@@ -160,9 +179,9 @@ def test_short_turns_give_the_rows_of_the_hooks(
         return result
 
     with patch.object(WaitingWindows, "turn", counted):
-        short = _results(strategy, combine, script)
+        short = _results(strategy, combine, script, later)
     with patch.object(WaitingWindows, "turn", lambda *_: None):
-        long = _results(strategy, combine, script)
+        long = _results(strategy, combine, script, later)
 
     event(
         f"short turns: {'some' if True in taken else 'none'}, long turns: {'some' if False in taken else 'none'}"
