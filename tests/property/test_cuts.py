@@ -95,6 +95,7 @@ def test_panes_do_not_depend_on_how_the_input_is_cut(
     assert played(LocalWindowRun(specs, row_format=row_format), specs, pieces) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @given(
     specs=st.lists(_BY_ELEMENT, min_size=_SPARK_STEPS, max_size=_SPARK_STEPS), moves=_SCRIPTS, data=st.data()

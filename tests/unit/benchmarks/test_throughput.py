@@ -54,6 +54,7 @@ def test_percentile_is_one_of_the_values(share: float, expected: float) -> None:
     assert percentile([4.0, 1.0, 3.0, 2.0], share) == expected
 
 
+@pytest.mark.slow
 def test_both_engines_count_every_record_once(spark: SparkSession, tmp_path: Path) -> None:
     inputs = write_batches(tmp_path / "inputs", LOAD)
     ours = millpond_spark.measure(spark, tmp_path / "pond", LOAD, inputs)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 SECOND = 1_000_000
 ROWS: list[dict[str, Any]] = [{"k": "ab"[n % 2], "at": n * SECOND, "n": n} for n in range(24)]
