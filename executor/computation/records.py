@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.executor.computation.values import ArrowValues, Values
-from millpond.statestore.errors import InvalidError, did_you_mean
+from millpond.executor.computation.values import ArrowValues, Values, no_such_field
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import EventTimeMicros
 
 
@@ -96,10 +96,7 @@ def _field_of(values: Sequence[Any], name: str) -> pa.Array:
     cells = []
     for value in values:
         if not isinstance(value, Mapping) or name not in value:
-            fields = sorted(map(str, value)) if isinstance(value, Mapping) else []
-            raise InvalidError(
-                f"the value has no such field{did_you_mean(name, fields)}", field=name, fields=fields
-            )
+            raise no_such_field(name, value)
         cells.append(value[name])
     try:
         return pa.array(cells)

@@ -36,6 +36,14 @@ _SIZED: Final = frozenset({str, bytes})
 _Indices = npt.NDArray[np.int64]
 
 
+def no_such_field(name: str, value: object) -> InvalidError:
+    """Return the error about a value without a field of this name, which names the nearest one."""
+    if isinstance(value, Mapping):
+        hint = did_you_mean(name, value)
+        return InvalidError(f"the value has no such field{hint}", field=name, fields=sorted(map(str, value)))
+    return InvalidError("the value has no such field", field=name, type=type(value).__name__)
+
+
 class Values(Protocol):
     """Record values of a delivery, decoded only when user code asks for one."""
 
@@ -195,9 +203,7 @@ class ArrowValues:
     def column(self, name: str) -> pa.Array:
         """Return a field of all rows as it is, null where the struct is; raise `InvalidError` if no field has the name."""
         if self.names.count(name) != 1:
-            raise InvalidError(
-                f"the value has no such field{did_you_mean(name, self.names)}", field=name, fields=self.names
-            )
+            raise no_such_field(name, dict.fromkeys(self.names))
         return self.columns.flatten()[self.names.index(name)]
 
     def field(self, name: str | None) -> list[Any] | None:

@@ -63,6 +63,9 @@ class SinkDelivery:
         self._opened: list[tuple[str, str, Superstep]] = []
         # The writers of sinks that begin with the next superstep.
         self._newcomers: list[SinkWriter] = []
+        # The records of the pipeline's sinks, and of sinks that it had before.
+        self._serving: list[str] = []
+        self._ceasing: list[str] = []
         self._executor: ThreadPoolExecutor | None = None
         self._upkeep: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None
@@ -72,6 +75,11 @@ class SinkDelivery:
         nodes = self._topology.sinks.values()
         self._opened, self._newcomers = [], []
         self._writers = [(node.stream, self._open_sink(node, superstep)) for node in nodes]
+        record_of = partial(AppId.SINK_SERVED.of, self._topology.name)
+        self._serving = [record_of(""), *(record_of(node.name) for node in nodes)]
+        # Once a start: a store may have thousands of records.
+        known = (app_id for app_id in self._store.committer.snapshot.txns if app_id.startswith(record_of("")))
+        self._ceasing = [app_id for app_id in known if app_id not in self._serving]
 
     def records(
         self, superstep: Superstep, txns: Mapping[str, int], produced: Collection[str]
@@ -89,13 +97,9 @@ class SinkDelivery:
 
     def _served(self, superstep: Superstep, txns: Mapping[str, int]) -> dict[str, int]:
         """Return which sinks the pipeline begins or ceases to serve with this superstep."""
-        pipeline, served = self._topology.name, AppId.SINK_SERVED
-        names = ["", *self._topology.sinks]
-        begun = {served.of(pipeline, name): superstep << 1 for name in names}
-        known = {app_id: at for app_id, at in txns.items() if app_id.startswith(served.of(pipeline, ""))}
-        ceased = {app_id: superstep - 1 << 1 | 1 for app_id, at in known.items() if not at & 1}
-        return {app_id: at for app_id, at in begun.items() if known.get(app_id, 1) & 1} | {
-            app_id: at for app_id, at in ceased.items() if app_id not in begun
+        begun = {app_id: superstep << 1 for app_id in self._serving if txns.get(app_id, 1) & 1}
+        return begun | {
+            app_id: superstep - 1 << 1 | 1 for app_id in self._ceasing if not txns.get(app_id, 1) & 1
         }
 
     def catch_up(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:

@@ -108,7 +108,7 @@ DEFAULT_MEMBER: Final = ""
 
 
 OnAhead: TypeAlias = Literal["dead_letter", "clamp", "hold"]
-"""What becomes of a record ahead of its arrival; `Pipeline.inject` explains it."""
+"""The fate of a record ahead of its arrival; `Pipeline.inject` explains it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class AheadLimit:
     """How far event times may lie ahead of the arrival of their records; `Pipeline.inject` explains it.
 
     Attributes:
-        on_ahead: what becomes of a record beyond.
+        on_ahead: the fate of a record beyond the limit.
     """
 
     max_us: int

@@ -20,6 +20,7 @@ from decimal import Decimal
 from operator import itemgetter
 from typing import Any, ClassVar, Final, TypeAlias
 
+from millpond.executor.computation.values import no_such_field
 from millpond.executor.pipeline.checks import check_overrides
 from millpond.executor.windows.exact_sum import (
     NOTHING,
@@ -34,7 +35,7 @@ from millpond.executor.windows.exact_sum import (
     without,
 )
 from millpond.statestore.arguments import check_count, check_flags, check_number
-from millpond.statestore.errors import InvalidError, did_you_mean
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.value_text import OF_PYTHON, as_python, decode_value, encode_value
 
 ValueExtractor: TypeAlias = str | Callable[[Any], Any] | None
@@ -53,10 +54,7 @@ def extract(of: ValueExtractor, value: Any) -> Any:
         return of(value)
     if isinstance(value, Mapping) and of in value:
         return value[of]
-    if isinstance(value, Mapping):
-        hint = did_you_mean(of, value)
-        raise InvalidError(f"the value has no such field{hint}", field=of, fields=sorted(map(str, value)))
-    raise InvalidError("the value has no such field", field=of, type=type(value).__name__)
+    raise no_such_field(of, value)
 
 
 def present(of: ValueExtractor, values: Iterable[Any]) -> list[Any]:

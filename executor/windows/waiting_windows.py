@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-import numpy as np
 import orjson
 
 from millpond.executor.computation.quick_turn import QuickTurn
@@ -295,7 +294,7 @@ def _text_of_window(fields: dict[str, Any]) -> str:
 def _fixed_starts(window_fn: WindowFn, columns: RecordColumns) -> list[int] | None:
     if type(window_fn) is not FixedWindows:
         return None
-    at = np.array(columns.at, np.int64)
+    at = columns.times()
     starts: list[int] = (at - (at - duration_us(window_fn.offset)) % duration_us(window_fn.size)).tolist()
     return starts
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -156,6 +157,21 @@ def _results(
     return results
 
 
+@contextmanager
+def _turns() -> Iterator[list[bool]]:
+    """Note of each turn whether it takes the short way."""
+    taken: list[bool] = []
+    turn = WaitingWindows.turn
+
+    def noted(self: WaitingWindows, *arguments: Any) -> Any:
+        result = turn(self, *arguments)
+        taken.append(result is not None)
+        return result
+
+    with patch.object(WaitingWindows, "turn", noted):
+        yield taken
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     strategy=_strategies,
@@ -170,15 +186,7 @@ def test_short_turns_give_the_rows_of_the_hooks(
     later: str,
 ) -> None:
     """Late elements, retracting panes, odd values, redelivered ids and moved workers included."""
-    taken: list[bool] = []
-    turn = WaitingWindows.turn
-
-    def counted(self: WaitingWindows, *arguments: Any) -> Any:
-        result = turn(self, *arguments)
-        taken.append(result is not None)
-        return result
-
-    with patch.object(WaitingWindows, "turn", counted):
+    with _turns() as taken:
         short = _results(strategy, combine, script, later)
     with patch.object(WaitingWindows, "turn", lambda *_: None):
         long = _results(strategy, combine, script, later)
@@ -203,14 +211,6 @@ def test_most_turns_are_short() -> None:
     delivery = Deliveries(
         stream="in", keys=pa.array(["k"] * 100), at=np.arange(100), values=ArrowValues(table), ids=None
     )
-    taken: list[bool] = []
-    turn = WaitingWindows.turn
-
-    def counted(self: WaitingWindows, *arguments: Any) -> Any:
-        result = turn(self, *arguments)
-        taken.append(result is not None)
-        return result
-
-    with patch.object(WaitingWindows, "turn", counted):
+    with _turns() as taken:
         _results(WindowingStrategy(window_fn=FixedWindows("10us")), Sum("v"), [([delivery], 0, False)])
     assert taken == [True, True]
