@@ -38,9 +38,13 @@ _STARTS_MAX: Final = 5
 _CONFLICTS: Final = (
     "CONCURRENT_STREAM_LOG_UPDATE",
     "CONCURRENT_QUERY",
-    "SparkConcurrentModificationException",
+    # The other query has begun a new checkpoint between two looks of this one.
+    "STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY",
+    "STREAMING_CHECKPOINT_MISSING_METADATA_FILE",
+    # An error without a name.
+    "Multiple streaming queries are concurrently using",
 )
-"""Names in Spark's errors when another query writes the same checkpoint."""
+"""Parts of Spark's errors when another query writes the same checkpoint."""
 
 
 @dataclass(slots=True)
@@ -100,8 +104,7 @@ class Queries:
         except Exception as error:
             if feed not in self._feeds:
                 return True  # an update has removed its stream
-            if not _is_conflict(error):
-                raise
+            self._raise_unless_conflict(error)
             return not self._start_again(feed, query, error)
 
     def revive(self) -> None:
@@ -139,6 +142,14 @@ class Queries:
                 self._start(feed, error)
             return True
 
+    def _raise_unless_conflict(self, error: Exception) -> None:
+        if _is_conflict(error):
+            return
+        if not self._is_stopped:
+            # Because what two drivers write at once can fail in any way: the one that is fenced says so.
+            self._check_owner()
+        raise error
+
     def _start(self, feed: _Feed, error: Exception | None = None) -> None:
         while feed.starts < _STARTS_MAX:
             # A fenced driver must not start a query: it would disturb the owner's.
@@ -149,12 +160,12 @@ class Queries:
                     feed.query = feed.start()
                     return
             except Exception as failure:
-                if not _is_conflict(failure):
-                    raise
+                self._raise_unless_conflict(failure)
                 error = failure
         raise ConflictError(
             "another query writes the checkpoint of this input, though this process holds the pipeline: stop it",
             input=feed.stream,
+            reason=next(iter(str(error).splitlines()), ""),
         ) from error
 
 

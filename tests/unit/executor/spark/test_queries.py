@@ -17,9 +17,7 @@ class SparkError(Exception):
 CONFLICT = SparkError(
     "[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple jobs detected for 4."
 )
-METADATA = SparkError(
-    "org.apache.spark.SparkConcurrentModificationException: Multiple streaming queries are …"
-)
+METADATA = SparkError("[STREAM_FAILED] Multiple streaming queries are concurrently using file:/pond/sources/0.")
 OTHER = SparkError("[STREAM_FAILED] the folder is gone")
 
 
@@ -66,6 +64,12 @@ def taken() -> None:
     raise FencedError("another process has taken the pipeline")
 
 
+def once_own() -> Callable[[], None]:
+    """Another process takes it after the first check."""
+    answers = iter([own, taken])
+    return lambda: next(answers)()
+
+
 def test_owner_restarts_a_query_after_a_checkpoint_conflict() -> None:
     """Another driver writes the checkpoint, so Spark refuses the start or ends the query later."""
     queries = Queries(own)
@@ -89,12 +93,7 @@ def test_former_owner_does_not_start_or_restart_a_query() -> None:
     with pytest.raises(FencedError):
         Queries(taken).start("s", started)
 
-    answers = iter([own, taken])
-
-    def check() -> None:
-        next(answers)()
-
-    queries = Queries(check)
+    queries = Queries(once_own())
     queries.start("s", started)
     with pytest.raises(FencedError):
         queries.await_all(lambda: False)
@@ -115,6 +114,16 @@ def test_other_spark_errors_are_not_retried() -> None:
         queries.await_all(lambda: False)
     with pytest.raises(SparkError, match="the folder is gone"):
         queries.start("t", starting(OTHER, Query(None)))
+
+
+def test_former_owner_says_that_it_is_fenced_whatever_its_query_failed_with() -> None:
+    queries = Queries(once_own())
+    queries.start("s", starting(Query(OTHER)))
+    with pytest.raises(FencedError) as raised:
+        queries.await_all(lambda: False)
+    assert raised.value.__context__ is OTHER
+    with pytest.raises(FencedError):
+        Queries(once_own()).start("s", starting(OTHER))
 
 
 def test_stopped_queries_are_not_started_again() -> None:
