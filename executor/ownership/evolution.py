@@ -249,9 +249,9 @@ def _fingerprint(snapshot: Snapshot, computation: str) -> dict[str, str] | None:
 
 
 def _changed(stored: Mapping[str, str], declared: Mapping[str, str]) -> list[str]:
-    """Return the parts that differ; a field of several combiners may come or go, as long as others are there."""
-    fields = [{part for part in one if "." in part} for one in (stored, declared)]
-    free = fields[0] ^ fields[1] if all(fields) else set()
+    """Return the parts that differ; a field of several combiners may come or go, as long as another one stays."""
+    former, now = ({part for part in one if "." in part} for one in (stored, declared))
+    free = former ^ now if former & now else set()
     parts = dict.fromkeys([*stored, *declared])
     return [part for part in parts if stored.get(part) != declared.get(part) and part not in free]
 

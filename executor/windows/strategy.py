@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum, StrEnum
+from functools import partial
+from operator import attrgetter, itemgetter, methodcaller
 from typing import Any, Final, Literal, TypeAlias
 
 from millpond.executor.pipeline.checks import check_overrides
@@ -168,7 +170,8 @@ _NORMAL: Final[Mapping[str, Callable[[Any], Any]]] = {
 def described(value: object) -> str:
     """Return a value of a declaration as text that equal declarations share, without the arguments left at default.
 
-    Functions and other objects count by their names, because their code may change without another meaning.
+    Functions and other objects count by their names, because their code may change without another meaning. A partial
+    function and a getter have arguments.
 
     Example:
         >>> described(Default()), described(WindowingStrategy(allowed_lateness="60s").window_fn)
@@ -190,6 +193,10 @@ def described(value: object) -> str:
     if isinstance(value, Collection):
         each = map(described, value)
         return f"[{', '.join(sorted(each) if isinstance(value, set | frozenset) else each)}]"
+    if isinstance(value, partial):
+        return f"partial({described(value.func)}, {described(value.args)}, {described(value.keywords)})"
+    if isinstance(value, attrgetter | itemgetter | methodcaller):
+        return repr(value)
     return str(getattr(value, "__name__", type(value).__qualname__))
 
 

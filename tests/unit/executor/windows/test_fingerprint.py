@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -143,6 +145,10 @@ def top(count: int = 2, combine: mp.CombineFn | None = None) -> mp.Pipeline:
     return pipeline
 
 
+def part(name: str, value: Any) -> Any:
+    return value[name]
+
+
 def all_elements() -> mp.Pipeline:
     pipeline, stream = source()
     windowed = stream.window(mp.FixedWindows("10s"))
@@ -171,6 +177,12 @@ REFUSED: dict[str, tuple[mp.Pipeline, mp.Pipeline, str, str]] = {
     "part of the value": (step(of="v"), step(of="u"), "'v'", "'u'"),
     "several": (step(), step({"n": C(), "s": S("v")}), "Count()", "Count(), Sum(of='v')"),
     "field": (step({"n": C(), "s": S("v")}), step({"n": C(), "s": mp.Max("v")}), "Sum(of='v')", "Max(of='v')"),
+    "all fields": (step({"n": C()}), step({"s": S("v")}), "Count()", "Sum(of='v')"),
+    "getter": (step(S(itemgetter("v"))), step(S(itemgetter("u"))), "Sum(of=operator.itemgetter('v'))", "Sum(of=operator.itemgetter('u'))"),
+    "partial function": (
+        step(S(partial(part, "v"))), step(S(partial(part, "u"))),
+        "Sum(of=partial(part, ['v'], {}))", "Sum(of=partial(part, ['u'], {}))",
+    ),
     "last": (step(mp.LastN(3)), step(mp.LastN(3, S("v"))), "LastN(3, combine=ToList())", "LastN(3, combine=Sum(of='v'))"),
     "values": (step(), step(C("v")), "Count()", "Count(of='v')"),
     "set": (step(mp.CountDistinct("v")), step(mp.windows.ToSet("v")), "CountDistinct(of='v')", "ToSet(of='v')"),
