@@ -329,10 +329,14 @@ def observe_times(
     members: Sequence[str | None] | None = None,
     *,
     records: int | None = None,
-    in_1970: int | None = None,
+    counted: npt.NDArray[np.bool_] | None = None,
 ) -> InputObservation:
-    """Summarise the times of readable records; ``records`` and ``in_1970`` override counts, ``members`` names the senders."""
+    """Summarise the times of readable records; ``records`` overrides their number, ``members`` names the senders.
+
+    Where ``at`` repeats a record, ``counted`` marks the one time that counts.
+    """
     count = len(at) if records is None else records
+    once = np.ones(len(at), np.bool_) if counted is None else counted
     if not len(at):
         return InputObservation(stream=watch.stream, records=count)
     if watch.ahead is not None and watch.ahead.on_ahead == "hold" and watch.stamp_at is not None:
@@ -342,14 +346,15 @@ def observe_times(
     if members is not None:
         senders = np.array(["" if member is None else member for member in members], dtype=object)
         for name in sorted({member for member in members if member is not None}):
-            by_member[name] = times_seen(watch, at[senders == name], name)
-    times = times_seen(watch, at, DEFAULT_MEMBER)
+            own = senders == name
+            by_member[name] = _times_seen(watch, at[own], name, once[own])
+    times = _times_seen(watch, at, DEFAULT_MEMBER, once)
     return InputObservation(
         stream=watch.stream,
         records=count,
         times=times,
         members=by_member,
-        in_1970=count_in_1970(at) if in_1970 is None else in_1970,
+        in_1970=count_in_1970(at) and count_in_1970(at[once]),
     )
 
 
@@ -363,13 +368,15 @@ def count_in_1970(at: npt.NDArray[np.int64]) -> int:
     return int(np.count_nonzero((at >= 0) & (at < _YEAR_US)))
 
 
-def times_seen(watch: Watch, at: npt.NDArray[np.int64], member: str) -> TimesSeen:
+def _times_seen(
+    watch: Watch, at: npt.NDArray[np.int64], member: str, once: npt.NDArray[np.bool_]
+) -> TimesSeen:
     known = watch.newest.get(member)
     delays = None
     # Without a committed record there was no watermark to be late for.
     if watch.with_delays and known is not None:
         delays = DelaySketch()
-        delays.add(np.maximum(known - at, 0))
+        delays.add(np.maximum(known - at[once], 0))
     return TimesSeen(
         newest_at=EventTimeMicros(int(at.max())), oldest_at=EventTimeMicros(int(at.min())), delays=delays
     )

@@ -26,7 +26,6 @@ from pyspark import TaskContext
 from millpond.executor.computation.values import ArrowValues, ChangedValues, JsonValues, Values
 from millpond.executor.inputs.changes import change_signs, in_commit_order, signed_ids
 from millpond.executor.inputs.extraction import (
-    count_in_1970,
     member_names,
     mended_texts,
     observe_times,
@@ -216,7 +215,7 @@ class RoutedRecords:
         return None
 
     def observation(self) -> InputObservation:
-        """Return the number of records, each counted for its first consumer only, and the times of all."""
+        """Return number and delays of records, each counted for its first consumer only, and the bounds of all times."""
         readable = self._table.filter(readable_rows(self._table.column(TARGET)))
         first = pc.is_in(readable.column(TARGET), pa.array(sorted(self._source.first_targets), pa.int32()))
         records = pc.sum(first).as_py() or 0
@@ -225,16 +224,15 @@ class RoutedRecords:
             # A time that is null moves no watermark.
             readable, first = readable.filter(times.is_valid()), first.filter(times.is_valid())
             times = times.drop_null()
-        at = times.to_numpy()
-        in_1970 = count_in_1970(at) and count_in_1970(at[first.to_numpy()])
+        at, counted = times.to_numpy(), first.to_numpy()
         if self._source.injector is None:
-            return observe_times(self._source.watch, at, records=records, in_1970=in_1970)
+            return observe_times(self._source.watch, at, records=records, counted=counted)
         node = cloudpickle.loads(self._source.injector)  # written by the driver of this run
         rows = rows_to_extract(
             node, readable.select(self._columns.own) if self._columns.sign is None else readable
         )
         members = member_names(node, rows)
-        seen = observe_times(self._source.watch, at, members, records=records, in_1970=in_1970)
+        seen = observe_times(self._source.watch, at, members, records=records, counted=counted)
         return with_marks(seen, node, rows, members, self._source.watch.stamp_at)
 
     def _own_ids(self, table: pa.Table) -> pa.Array | None:

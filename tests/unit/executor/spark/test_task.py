@@ -18,6 +18,7 @@ from millpond.executor.computation.records import Record
 from millpond.executor.interval.bundle import IntervalPlan
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.spark.hand_over import HandedOver
+from millpond.executor.spark.routed import RoutedRecords
 from millpond.executor.spark.task import _serve, make_task, run_slot
 from millpond.executor.spark.task_plan import (
     TARGET,
@@ -32,7 +33,7 @@ from millpond.executor.spark.task_plan import (
 )
 from millpond.executor.spark.worker_process import WorkerProcess
 from millpond.executor.superstep.delivery import ProductionSource
-from millpond.executor.time.observations import Watch
+from millpond.executor.time.observations import DEFAULT_MEMBER, Watch
 from millpond.statestore.errors import InternalError, InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile
@@ -152,6 +153,25 @@ def test_slot_reports_its_own_intervals_and_letters(tmp_path: Path) -> None:
         ("first", "the key is null")
     ]
     assert [report.inputs[0].records for report in (low, high)] == [2, 1]
+
+
+def test_delay_of_a_record_is_measured_once_for_all_its_consumers(tmp_path: Path) -> None:
+    """Otherwise a percentile watermark leaves the low watermark sooner, the more consumers a stream has."""
+    source = plan(tmp_path, 1, [LOW, SECOND_LOW]).input
+    assert source is not None
+    watch = Watch(stream="in", newest={DEFAULT_MEMBER: EventTimeMicros(10)}, with_delays=True)
+    source = replace(source, first_targets=frozenset({0}), watch=watch)
+    only_second = batch((unreadable_target(0), None, 12), (1, "c", 12))
+
+    records = RoutedRecords.read(
+        source, [batch((0, "a", 4), (1, "b", 4), (0, "a", 9), (1, "b", 9)), only_second]
+    )
+
+    assert records is not None
+    seen = records.observation()
+    assert seen.times is not None
+    assert seen.times.delays is not None
+    assert (seen.records, len(seen.times.delays), seen.times.newest_at) == (2, 2, 12)
 
 
 def test_garbage_collection_after_a_task_skips_older_objects(tmp_path: Path) -> None:

@@ -35,6 +35,17 @@ def test_delays_are_not_measured_before_the_first_commit():
     assert observe_times(Watch(stream="s", with_delays=True), np.array([4])).times.delays is None
 
 
+def test_delay_of_a_repeated_record_is_measured_once():
+    watch = Watch(stream="s", newest={DEFAULT_MEMBER: 10, "a": 10, "b": 10}, with_delays=True)
+    counted = np.array([True, False, True, False])
+
+    seen = observe_times(watch, np.array([4, 4, 9, 12]), ["a", "a", "b", "a"], records=2, counted=counted)
+
+    delays = [one.delays for one in (seen.times, seen.members["a"], seen.members["b"])]
+    assert [(len(each), each.at(100)) for each in delays] == [(2, 6), (1, 6), (1, 1)]
+    assert (seen.records, seen.in_1970, seen.times.newest_at) == (2, 2, 12)
+
+
 def test_members_have_their_own_times_and_delays():
     """Records of unknown members are not observed."""
     watch = Watch(stream="s", newest={"a": 10, "b": 100}, with_delays=True)

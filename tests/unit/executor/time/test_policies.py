@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from millpond.executor.inputs.extraction import times_seen
+from millpond.executor.inputs.extraction import observe_times
 from millpond.executor.time.observations import DEFAULT_MEMBER, TimesSeen, Watch
 from millpond.executor.time.watermark_policies import (
     MarkColumn,
@@ -119,9 +119,9 @@ def test_observed_percentile_waits_for_records_min():
     logic = ObservedPercentile(50, records_min=3).start()
     watch = Watch(stream="s", newest={DEFAULT_MEMBER: 1_000}, with_delays=True)
 
-    logic.observe(times_seen(watch, np.array([900, 1_000]), DEFAULT_MEMBER))
+    logic.observe(observe_times(watch, np.array([900, 1_000])).times)
     assert logic.watermark == TIME_MIN_US
-    logic.observe(times_seen(watch, np.array([900, 900, 1_100]), DEFAULT_MEMBER))
+    logic.observe(observe_times(watch, np.array([900, 900, 1_100])).times)
 
     assert logic.watermark == 1_000
 
@@ -138,7 +138,7 @@ def test_observed_percentile_leaves_its_share_of_late_records(percentile):
     for start in range(0, count, size):
         batch = at[start : start + size]
         late.append(batch < logic.watermark)
-        logic.observe(times_seen(Watch(stream="s", newest=newest, with_delays=True), batch, DEFAULT_MEMBER))
+        logic.observe(observe_times(Watch(stream="s", newest=newest, with_delays=True), batch).times)
         newest = {DEFAULT_MEMBER: max(newest.get(DEFAULT_MEMBER, 0), int(batch.max()))}
 
     share = 100 * float(np.concatenate(late[40:]).mean())
