@@ -104,7 +104,8 @@ class Queries:
         except Exception as error:
             if feed not in self._feeds:
                 return True  # an update has removed its stream
-            self._raise_unless_conflict(error)
+            if not self._may_start_again(error):
+                raise
             return not self._start_again(feed, query, error)
 
     def revive(self) -> None:
@@ -142,13 +143,12 @@ class Queries:
                 self._start(feed, error)
             return True
 
-    def _raise_unless_conflict(self, error: Exception) -> None:
-        if _is_conflict(error):
-            return
-        if not self._is_stopped:
+    def _may_start_again(self, error: Exception) -> bool:
+        is_conflict = _is_conflict(error)
+        if not (is_conflict or self._is_stopped):
             # Because what two drivers write at once can fail in any way: the one that is fenced says so.
             self._check_owner()
-        raise error
+        return is_conflict
 
     def _start(self, feed: _Feed, error: Exception | None = None) -> None:
         while feed.starts < _STARTS_MAX:
@@ -160,7 +160,8 @@ class Queries:
                     feed.query = feed.start()
                     return
             except Exception as failure:
-                self._raise_unless_conflict(failure)
+                if not self._may_start_again(failure):
+                    raise
                 error = failure
         raise ConflictError(
             "another query writes the checkpoint of this input, though this process holds the pipeline: stop it",

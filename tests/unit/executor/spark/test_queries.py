@@ -17,7 +17,9 @@ class SparkError(Exception):
 CONFLICT = SparkError(
     "[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple jobs detected for 4."
 )
-METADATA = SparkError("[STREAM_FAILED] Multiple streaming queries are concurrently using file:/pond/sources/0.")
+METADATA = SparkError(
+    "[STREAM_FAILED] Multiple streaming queries are concurrently using file:/pond/sources/0."
+)
 OTHER = SparkError("[STREAM_FAILED] the folder is gone")
 
 
@@ -67,7 +69,11 @@ def taken() -> None:
 def once_own() -> Callable[[], None]:
     """Another process takes it after the first check."""
     answers = iter([own, taken])
-    return lambda: next(answers)()
+
+    def check() -> None:
+        next(answers)()
+
+    return check
 
 
 def test_owner_restarts_a_query_after_a_checkpoint_conflict() -> None:
