@@ -43,6 +43,18 @@ def check_instance(
         given = value.__qualname__ if inspect.isclass(value) else type(value).__name__
         expected = f"{kind.__name__} instance{' or None' if optional else ''}"
         raise InvalidError(f"{name} must be a {expected}", **subject, type=given)
+    check_own_members(name, value, kind, **subject)
+
+
+def check_own_members(name: str, value: object, protocol: type, **subject: object) -> None:
+    """Refuse a subclass of a protocol that inherits one of its members: their bodies are empty, and return None."""
+    members = vars(protocol).items() if getattr(protocol, "_is_protocol", False) else ()
+    for member, empty in members:
+        if not member.startswith("_") and getattr(type(value), member, None) is empty:
+            given = type(value).__name__
+            raise InvalidError(
+                f"{name} must define {member}: that of {protocol.__name__} is empty", **subject, type=given
+            )
 
 
 def check_function(name: str, value: object, *, optional: bool = False, **subject: object) -> None:

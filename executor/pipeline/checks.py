@@ -31,7 +31,7 @@ from millpond.executor.pipeline.topology import (
 )
 from millpond.executor.time.observations import AheadLimit, OnAhead
 from millpond.executor.time.watermark_policies import IngressTime, WatermarkPolicy
-from millpond.statestore.arguments import check_instance
+from millpond.statestore.arguments import check_flag, check_instance
 from millpond.statestore.durations import Duration, duration_us
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.rows.codec import Codec
@@ -450,7 +450,7 @@ STATE_VERSION_MAX: Final = 2**31 - 1
 
 
 def check_state_version(name: str, computation: Computation) -> None:
-    check_instance("codec", computation.codec, Codec, computation=name)
+    _check_codec("codec", computation.codec, computation=name)
     version, codecs = computation.state_version, computation.codecs
     if type(version) is not int or not 0 <= version <= STATE_VERSION_MAX:
         raise InvalidError(
@@ -470,7 +470,14 @@ def check_state_version(name: str, computation: Computation) -> None:
                 version=of_version,
                 state_version=version,
             )
-        check_instance("each codec", codec, Codec, computation=name, version=of_version)
+        _check_codec("each codec", codec, computation=name, version=of_version)
+
+
+def _check_codec(name: str, codec: Codec, **subject: Any) -> None:
+    check_instance(name, codec, Codec, **subject)
+    if not isinstance(codec.name, str):
+        raise InvalidError("the name of a codec must be text", **subject, name=codec.name)
+    check_flag("is_text of a codec", codec.is_text, **subject)
 
 
 @contextmanager

@@ -122,7 +122,8 @@ class _Description:
 
     def _contents(self, value: object) -> object:
         """Return an object's attributes, or else its pickled form."""
-        names = [name for one in type(value).__mro__ for name in copyreg._slotnames(one)]  # type: ignore[attr-defined]  # noqa: SLF001
+        # Of the bases too. Asked of a base, it would leave an attribute there, for which a protocol would then ask.
+        names = copyreg._slotnames(type(value))  # type: ignore[attr-defined]  # noqa: SLF001
         attributes = {name: getattr(value, name) for name in names if hasattr(value, name)}
         members = (member for one in type(value).__mro__ for member in vars(one).items())
         cached = {name for name, member in members if isinstance(member, cached_property)}

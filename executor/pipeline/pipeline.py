@@ -54,7 +54,7 @@ from millpond.executor.time.clocks import declared_percentiles, horizon_us
 from millpond.executor.time.instants import TimeReading, TimeUnit
 from millpond.executor.time.observations import OnAhead
 from millpond.executor.time.watermark_policies import BoundedDisorder, IngressTime, WatermarkPolicy
-from millpond.statestore.arguments import check_count, check_flag
+from millpond.statestore.arguments import check_count, check_flag, check_own_members
 from millpond.statestore.durations import Duration, duration_ms, with_new_names
 from millpond.statestore.errors import InvalidError, did_you_mean
 
@@ -302,6 +302,7 @@ class EnginePipeline(Generic[StreamT_co]):
             raise InvalidError(
                 "watermark must be a WatermarkPolicy instance", stream=name, watermark=watermark
             )
+        check_own_members("watermark", watermark, WatermarkPolicy, stream=name)
         check_members(name, members, member)
         check_record_size(name, max_record_bytes)
         self._injectors[name] = InjectorNode(
@@ -398,6 +399,7 @@ class EnginePipeline(Generic[StreamT_co]):
             raise InvalidError(
                 "sink must be a Sink instance, such as DeltaSink('out')", sink=name, type=type_name(sink)
             )
+        check_own_members("sink", sink, Sink, sink=name)
         self._sinks[name] = SinkNode(name=name, stream=stream, sink=sink)
 
     def stream(self, name: str) -> StreamT_co:

@@ -20,7 +20,7 @@ from millpond.statestore.log import table
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.rows.codec import JsonCodec, MsgpackCodec
+from millpond.statestore.rows.codec import Codec, JsonCodec, MsgpackCodec
 from millpond.statestore.rows.row import STATE_VERSION
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
@@ -198,6 +198,11 @@ def test_upgrade_that_returns_none_is_refused():
         ({"codecs": [JsonCodec()]}, "codecs must map"),
         ({"codecs": {0: JsonCodec()}}, "codecs must name versions earlier than state_version"),
         ({"state_version": 1, "codecs": {0: "json"}}, "each codec must be a Codec instance"),
+        (
+            {"codec": type("Mine", (Codec,), {"name": "mine", "is_text": True, "encode": str})()},
+            "codec must define decode",
+        ),
+        ({"codec": type("Mine", (JsonCodec,), {"name": 5})()}, "name of a codec must be text"),
     ],
 )
 def test_invalid_versions_and_codecs_are_refused(attributes: dict[str, Any], message: str):

@@ -15,6 +15,7 @@ from millpond.executor.pipeline.code_fingerprint import code_fingerprint
 from millpond.executor.windows.combiners import CombineFn, Count, Sum
 from millpond.executor.windows.pipeline import Pipeline
 from millpond.executor.windows.window_fns import FixedWindows
+from millpond.statestore.rows.codec import Codec, JsonCodec
 
 CODE = """
 import enum
@@ -142,3 +143,16 @@ def test_fingerprint_includes_key_extractors() -> None:
     """An extractor decides which records a key gets."""
     assert code_fingerprint(1, [lambda value: value["a"]]) != code_fingerprint(1, [lambda value: value["b"]])
     assert code_fingerprint(1, ["a"]) != code_fingerprint(1, ["b"])
+
+
+def test_fingerprint_leaves_nothing_on_a_protocol() -> None:
+    """Python 3.11 would take an attribute there for a member, and find that no other codec has it."""
+
+    class Mine(Codec):
+        name = "mine"
+        is_text = True
+        encode = decode = staticmethod(str)
+
+    code_fingerprint(Mine())
+
+    assert isinstance(JsonCodec(), Codec)

@@ -11,7 +11,8 @@ import pytest
 from millpond.executor.computation.computation import Computation
 from millpond.executor.pipeline.nodes import DEAD_LETTERS, is_addressed
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.time.watermark_policies import BoundedDisorder, IngressTime
+from millpond.executor.sinks.sink import Sink
+from millpond.executor.time.watermark_policies import BoundedDisorder, IngressTime, WatermarkPolicy
 from millpond.statestore.errors import InvalidError
 
 
@@ -149,6 +150,16 @@ class TestDeclarations:
             pipeline.add(Pass(), name=name, subscribes={"queries": None})
         with pytest.raises(InvalidError, match="name"):
             pipeline.add(Pass(), name="fine", subscribes={"queries": None}, produces=[name])
+
+    def test_members_of_a_protocol_that_are_left_out_are_refused(self):
+        pipeline = EnginePipeline("p")
+        with pytest.raises(
+            InvalidError, match="watermark must define start: that of WatermarkPolicy is empty"
+        ):
+            pipeline.inject("a", key="k", at="t", watermark=type("Mine", (WatermarkPolicy,), {})())
+        queries = pipeline.inject("queries", key="k", at="t")
+        with pytest.raises(InvalidError, match="sink must define open: that of Sink is empty"):
+            queries.sink("s", type("Mine", (Sink,), {"identity": "x"})())
 
     @pytest.mark.parametrize("name", ["", "a b", None])
     def test_invalid_names_of_sinks_and_references_are_refused(self, name):
