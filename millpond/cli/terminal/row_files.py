@@ -17,13 +17,14 @@ import re
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
 from io import TextIOWrapper
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, AnyStr, Final, TypeAlias, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, AnyStr, Final, TypeAlias, cast
 
 import orjson
 import pyarrow as pa
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-_Read = TypeVar("_Read")
 _Part: TypeAlias = tuple[Rows, int]
 """Rows, and their size in memory in bytes."""
 
@@ -66,11 +66,12 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _CHUNK: Final = 1 << 20
 _BLANK_LINES: Final = re.compile(rb"\n\s*\n")
 # The first type whose pattern matches a whole column of text. With leading zeros it is no number, but a code; whole
-# numbers of more than 64 bits stay text, because a float would lose their digits.
+# numbers of more than 64 bits stay text, because a float would lose their digits, as it would those of more than 16
+# digits before a point.
 _WHOLE: Final = "0|[1-9][0-9]{0,17}|[1-8][0-9]{18}"
 _PATTERNS: Final = {
     pa.int64(): rf"^-?(?:{_WHOLE})$",
-    pa.float64(): rf"^-?(?:{_WHOLE}|(?:0|[1-9][0-9]*)(?:\.[0-9]+(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+))$",
+    pa.float64(): rf"^-?(?:{_WHOLE}|(?:0|[1-9][0-9]{{0,15}})(?:\.[0-9]+(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+))$",
     pa.bool_(): r"^(?:true|True|TRUE|false|False|FALSE)$",
 }
 _KIND_NAMES: Final = {"int64": "whole numbers", "double": "numbers", "bool": "truth values"}
@@ -193,7 +194,8 @@ class Parquet(FileFormat):
         from pyarrow import parquet
 
         for path in paths:
-            metadata = parquet.read_metadata(path)
+            with _reading(path):
+                metadata = parquet.read_metadata(path)
             refuse_lost_types(metadata.schema.to_arrow_schema())
             yield int(metadata.num_rows)
 
@@ -218,13 +220,14 @@ class JsonLines(FileFormat):
 
     def counts(self, paths: Sequence[Path]) -> Iterator[int]:
         for path in paths:
-            lines = self._lines(path)
-            first = next(lines, None)
+            with _reading(path):
+                lines = self._lines(path)
+                first, others = next(lines, None), sum(1 for _ in lines)
             if first is not None and first.lstrip().startswith(b"["):
                 raise InvalidError(
                     "JSON files have an object on each line, and no array around them", file=path
                 )
-            yield (first is not None) + sum(1 for _ in lines)
+            yield (first is not None) + others
 
     def read(self, path: Path, start: int, records_max: int) -> Iterator[_Part]:
         waiting, size_bytes = list[Any](), 0
@@ -421,11 +424,12 @@ class Csv(FileFormat):
         odd, found = list[_OddCell](), list[int]()
         for path in paths:
             count, last = 0, None
-            for batch in self._batches(path):
-                for name, cells in zip(batch.schema.names, batch.columns, strict=True):
-                    odd += self._narrow(name, cells, path, count)
-                count += batch.num_rows
-                last = batch.column(batch.num_columns - 1)[-1].as_py() if batch.num_rows else None
+            with _reading(path):
+                for batch in self._batches(path):
+                    for name, cells in zip(batch.schema.names, batch.columns, strict=True):
+                        odd += self._narrow(name, cells, path, count)
+                    count += batch.num_rows
+                    last = batch.column(batch.num_columns - 1)[-1].as_py() if batch.num_rows else None
             self._refuse_open_quote(path, last)
             found.append(count)
         self._types = {name: column.kinds[0] for name, column in self._columns.items() if column.kinds}
@@ -655,7 +659,7 @@ class RowFiles(RowSource):
 
     def _counted(self, first: int, stop: int, start: int) -> list[_File]:
         paths, found = self._paths[first:stop], list[_File]()
-        counts = _readable(paths, self._format.counts(paths)) if paths else ()
+        counts = self._format.counts(paths) if paths else ()
         for listed, (path, count) in enumerate(zip(paths, counts, strict=True), first):
             if count:
                 name = path.relative_to(self._root).as_posix()
@@ -669,11 +673,11 @@ class RowFiles(RowSource):
             left = file.stop - file.start - skipped
             if left <= 0:
                 continue
-            parts = _readable([file.path], self._format.read(file.path, skipped, records_max))
-            for rows, size_bytes in parts:
-                if left:
-                    yield rows_between(rows, 0, left), size_bytes
-                    left -= min(left, row_count(rows))
+            with _reading(file.path):
+                for rows, size_bytes in self._format.read(file.path, skipped, records_max):
+                    if left:
+                        yield rows_between(rows, 0, left), size_bytes
+                        left -= min(left, row_count(rows))
             if left:
                 raise DataError("a file has lost rows since it was counted", file=file.path, missing=left)
 
@@ -781,17 +785,22 @@ def _joined(parts: list[Rows]) -> Rows:
     return [row for part in parts for row in part]
 
 
-def _readable(paths: list[Path], read: Iterator[_Read]) -> Iterator[_Read]:
-    """Turn errors of the formats and of the system into `InvalidError` and `UnavailableError`."""
-    named = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} files)"
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn errors of the formats and of the system into `InvalidError` and `UnavailableError` that name the file."""
     try:
-        yield from read
+        yield
     except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         # Arrow and gzip report damage as an `OSError` too, without a number of the system.
         if isinstance(error, EOFError) or getattr(error, "errno", None) is not None:
-            raise UnavailableError("a file cannot be read", file=named, reason=error) from error
+            raise UnavailableError("a file cannot be read", file=path, reason=error) from error
+        ways = (
+            "" if path.suffix == ".parquet" else "; --delimiter and --encoding say how text files are written"
+        )
         raise InvalidError(
-            "a file is not of its format", file=named, reason=str(error).partition("\n")[0]
+            f"a file is not of its format: mend it, or take it out of the input{ways}",
+            file=path,
+            reason=str(error).partition("\n")[0],
         ) from error
 
 

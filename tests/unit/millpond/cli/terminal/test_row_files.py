@@ -198,6 +198,7 @@ def column_of(cells: list[str]) -> str:
         (["1", '""', "2"], "is text, although most cells are whole numbers: line 3 of {} has ``"),
         (["True", "False", "?"], "is text, although most cells are truth values: line 4 of {} has `?`"),
         (["12345678901234567890", "5", "7"], "is text, although most cells are whole numbers: line 2 of {}"),
+        (["0.5", "2", "12345678901234567.25"], "is text, although most cells are numbers: line 4 of {}"),
         (["0.5", "9007199254740993"], "loses digits, because it has fractions too: line 3 of {}"),
         (["-9007199254740993", "0.5"], "loses digits, because it has fractions too: line 2 of {}"),
     ],
@@ -228,6 +229,7 @@ def test_cell_that_decides_about_a_csv_column_is_told(
         ["9007199254740993", "5"],
         ["9007199254740992", "0.5"],
         ["0.12345678901234567890", "1"],
+        ["1234567890123456.0", "1.2345678901234568e+16"],
     ],
 )
 def test_csv_column_without_surprise_is_not_told(
@@ -608,6 +610,26 @@ def test_parquet_with_a_name_twice_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(InvalidError, match="two columns of one name"):
         read(RowFiles(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("2.csv", b"n,s\n1\n"),
+        ("2.csv", "n,s\n1,ä\n".encode("latin-1")),
+        ("2.parquet", b"no parquet"),
+        ("2.json.gz", b"no gzip"),
+    ],
+)
+def test_damaged_file_of_a_folder_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+    for good in ("1", "3"):
+        write(tmp_path / name.replace("2", good), [{"n": 1, "s": "x"}])
+    (tmp_path / name).write_bytes(content)
+
+    with pytest.raises(InvalidError, match="not of its format") as refused:
+        RowFiles(tmp_path).count  # noqa: B018 - it is read for its error
+    assert f"file=`{tmp_path / name}`" in str(refused.value)
+    assert ("--encoding" in str(refused.value)) == (name != "2.parquet")
 
 
 def test_damaged_compression_is_no_file_of_its_format(tmp_path: Path) -> None:
