@@ -150,6 +150,8 @@ class RowsView:
             DataError: a file is missing or damaged; the error names it.
             InvalidError: no key can have the values.
         """
+        if isinstance(keys, str | bytes):
+            raise InvalidError("keys must be a list of keys", keys=keys)
         texts = (
             None
             if keys is None

@@ -38,7 +38,7 @@ from millpond.executor.inputs.payload import (
     value_of_row,
 )
 from millpond.executor.inputs.record_size import RECORD_BYTES_MAX, error_of_size
-from millpond.executor.inputs.reserved import refuse_repeated, refuse_reserved
+from millpond.executor.inputs.reserved import refuse_repeated_fields, refuse_reserved
 from millpond.executor.time.instants import (
     DEFAULT_READING,
     InstantColumn,
@@ -641,7 +641,7 @@ def _table(given: RowsLike) -> pa.Table:
 
 
 def _checked_table(table: pa.Table) -> pa.Table:
-    refuse_repeated(table.column_names)
+    refuse_repeated_fields(table.schema)
     refuse_lost_types(table.schema)
     return without_views(table)
 

@@ -20,7 +20,7 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.inputs.extraction import FieldExtractor
 from millpond.executor.inputs.keys import check_key_extractor
 from millpond.executor.inputs.payload import ROW_PREFIX, Payload
-from millpond.executor.pipeline.nodes import DEAD_LETTERS, SIGNALS
+from millpond.executor.pipeline.nodes import DEAD_LETTERS, SIGNALS, SinkNode
 from millpond.executor.pipeline.topology import (
     Topology,
     bounded_by_injectors,
@@ -251,6 +251,22 @@ def _sinks_can_be_written(topology: Topology) -> None:
                 second=node.name,
                 path=node.sink.identity,
             )
+    for node in topology.sinks.values():
+        for place, name in seen.items():
+            refuse_sink_around(node, f"sink {name}", place)
+
+
+def refuse_sink_around(node: SinkNode, what: str, path: str) -> None:
+    """Refuse a folder with something else in it, because VACUUM deletes all that is not of the sink's table."""
+    place, inner = _place(node.sink.identity), _place(path)
+    if inner.startswith(f"{place.rstrip('/')}/"):
+        raise InvalidError(
+            f"the folder of a sink holds the {what}, whose files a VACUUM of the sink's table would delete: give the "
+            "sink another path",
+            sink=node.name,
+            path=place,
+            holds=inner,
+        )
 
 
 def _place(identity: str) -> str:

@@ -134,7 +134,7 @@ class DeltaSink:
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str) or not self.path:
-            raise InvalidError("a Delta sink needs a path", path=self.path)
+            raise InvalidError("a Delta sink needs a path as text", path=self.path)
         if self.durability not in (None, *DURABILITIES):
             raise InvalidError("there is no such durability", durability=self.durability, known=DURABILITIES)
         check_instance("storage_options", self.storage_options, Mapping, optional=True)

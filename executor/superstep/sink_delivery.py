@@ -15,6 +15,7 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.executor.pipeline.checks import refuse_sink_around
 from millpond.executor.pipeline.nodes import SinkNode, addressed
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.sinks.columns import SinkRecord, refuse_sink_ahead
@@ -148,6 +149,7 @@ class SinkDelivery:
     def _open_sink(self, node: SinkNode, superstep: Superstep) -> SinkWriter:
         lineage, pipeline = self._store.lineage, self._topology.name
         sink = node.sink
+        refuse_sink_around(node, "store", f"{self._store.path}/rows")
         app_id = AppId.SINK_REACHED.of(pipeline, node.name)
         stored = self._store.committer.snapshot.txns.get(app_id, 0)
         record = SinkRecord(lineage, pipeline, node.name, superstep, self._expected(stored, sink.identity))

@@ -242,6 +242,23 @@ def test_two_sinks_by_other_paths_of_a_folder(told: Told, tmp_path: Path, other:
         pipeline.check()
 
 
+@pytest.mark.mistake("sink-around-another")
+def test_folder_of_a_sink_within_the_folder_of_another(told: Told, tmp_path: Path) -> None:
+    pipeline = counting()
+    for name, path in (("late", "out/late"), ("counts", "out"), ("outer", "out_2")):
+        pipeline.add_sink(name, "counter", mp.DeltaSink(f"{tmp_path}/{path}"))
+
+    with told.by_error("counts", "sink late", tmp_path / "out", tmp_path / "out/late"):
+        pipeline.check()
+
+
+@pytest.mark.mistake("sink-around-the-store")
+@pytest.mark.parametrize("path", ["pond", "."])
+def test_folder_of_a_sink_with_the_store_in_it(told: Told, tmp_path: Path, path: str) -> None:
+    with told.by_error("counts", "store", "pond/rows"):
+        run(into(tmp_path / path), ROWS, tmp_path / "pond")
+
+
 @pytest.mark.mistake("upsert-becomes-append")
 def test_table_of_an_upsert_is_appended_to(told: Told, tmp_path: Path) -> None:
     """Panes would stand next to the rows that they replace."""

@@ -294,6 +294,8 @@ def test_rows_of_a_misspelt_computation(told: Told) -> None:
         assert store.rows_view("something_else").to_arrow().num_rows == 0
         with told.by_error("countr", "'counter'"):
             store.rows_view("countr")
+        with pytest.raises(mp.InvalidError, match="must be a list of keys"):
+            store.rows_view("counter").to_arrow(keys="cat")
 
 
 @pytest.mark.mistake("runner-intervals-changed")

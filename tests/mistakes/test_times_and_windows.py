@@ -279,6 +279,12 @@ def test_table_with_a_column_twice(told: Told) -> None:
     cells = [pa.array(["cat"]), pa.array([DAY_US]), pa.array([1]), pa.array([2])]
     with told.by_error("n"):
         run(counting(), pa.Table.from_arrays(cells, ["query", "at", "n", "n"]))
+    struct = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], ["n", "n"])
+    with told.by_error("lines.item.n"):
+        run(
+            counting(),
+            pa.table({"query": ["cat"], "at": [DAY_US], "lines": pa.ListArray.from_arrays([0, 1], struct)}),
+        )
 
 
 @pytest.mark.mistake("percentile-as-a-share")
