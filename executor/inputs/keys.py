@@ -7,7 +7,7 @@ an extractor raises or returns no valid key, the record becomes a dead letter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
 from types import NoneType
 from typing import Any, Final, TypeAlias
@@ -73,13 +73,18 @@ def extract_key(extractor: KeyExtractor, own_key: str | None, value: Any) -> Key
             return Key(plain_key(key)) if is_typed(key) else key
         return _checked_key(None) if is_missing(cell) else Key(encode_key((cell,)))
     if not callable(extractor):
-        cells = [_field_of(value, name) for name in extractor]
-        return Key(encode_key([None if is_missing(cell) else cell for cell in cells]))
+        return _key_of([_field_of(value, name) for name in extractor])
     try:
         key = extractor(value)
     except Exception as cause:
         raise InvalidError(f"the key extractor raised {type(cause).__name__}: {cause}") from cause
-    return Key(encode_key(key)) if isinstance(key, tuple) else Key(key_of_text(_checked_key(key)))
+    if isinstance(key, tuple):
+        return _key_of(key)
+    return Key(key_of_text(_checked_key(None if is_missing(key) else key)))
+
+
+def _key_of(cells: Iterable[Any]) -> Key:
+    return Key(encode_key([None if is_missing(cell) else cell for cell in cells]))
 
 
 def _field_of(value: Any, name: str) -> Any:

@@ -46,11 +46,13 @@ class TestOne:
         "missing", [None, pd.NaT, pd.NA, float("nan"), np.float64("nan"), np.datetime64("NaT")]
     )
     def test_missing_value_of_pandas_is_a_null(self, missing):
-        with pytest.raises(InvalidError, match="the key is null"):
-            extract_key("city", None, {"city": missing})
+        for one in ("city", lambda row: row["city"]):
+            with pytest.raises(InvalidError, match="the key is null"):
+                extract_key(one, None, {"city": missing})
 
         row, nulls = {"city": missing, "n": 1}, {"city": None, "n": 1}
-        assert extract_key(("city", "n"), None, row) == extract_key(("city", "n"), None, nulls)
+        for several in (("city", "n"), lambda row: (row["city"], row["n"])):
+            assert extract_key(several, None, row) == extract_key(("city", "n"), None, nulls)
         several = extract_keys(("city", "n"), pa.nulls(2, pa.string()), [row, nulls].__getitem__).keys
         assert several[0] == several[1]
 
