@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -501,11 +502,13 @@ class Run(ABC, Generic[_Accepted]):
         return summary
 
     def abandon(self) -> None:
-        """Stop after a failure; log an error of stopping, so that it does not hide the failure."""
+        """Stop after a failure; log another error of stopping, so that it does not hide the failure."""
+        first = sys.exception()
         try:
             self.stop()
         except Exception as failure:  # noqa: BLE001 - the caller raises the first failure
-            _LOG.warning("stopping after a failure failed too: %s", failure)
+            if failure is not first:
+                _LOG.warning("stopping after a failure failed too: %s", failure)
 
     @abstractmethod
     def _end_work(self) -> None:

@@ -279,22 +279,27 @@ def _converter(kind: pa.DataType, *, is_typed: bool) -> Callable[[Any], Any]:
 
     Cells of a typed field also have bytes and floats as text.
     """
-    convert = _nested_converter(kind, partial(_converter, is_typed=is_typed)) or _lone_converter(
+    convert = _nested_converter(kind, partial(_part_converter, is_typed=is_typed)) or _lone_converter(
         kind, is_typed=is_typed
     )
     return partial(_optional, convert)
 
 
+def _part_converter(part: pa.Field, *, is_typed: bool) -> Callable[[Any], Any]:
+    convert = _converter(part.type, is_typed=is_typed)
+    return convert if part.nullable else partial(_required, part.name, convert)
+
+
 def _nested_converter(
-    kind: pa.DataType, of_part: Callable[[pa.DataType], Callable[[Any], Any]]
+    kind: pa.DataType, of_part: Callable[[pa.Field], Callable[[Any], Any]]
 ) -> Callable[[Any], Any] | None:
     types = pa.types
     if types.is_struct(kind):
-        return partial(_struct, {field.name: of_part(field.type) for field in kind})
+        return partial(_struct, {field.name: of_part(field) for field in kind})
     if types.is_map(kind):
-        return partial(_pairs, of_part(kind.key_type), of_part(kind.item_type))
+        return partial(_pairs, of_part(kind.key_field), of_part(kind.item_field))
     if types.is_list(kind) or types.is_large_list(kind):
-        return partial(_parts, of_part(kind.value_type))
+        return partial(_parts, of_part(kind.value_field))
     return None
 
 
@@ -317,6 +322,12 @@ def _lone_converter(kind: pa.DataType, *, is_typed: bool) -> Callable[[Any], Any
 
 def _optional(convert: Callable[[Any], Any], cell: Any) -> Any:
     return None if cell is None else convert(cell)
+
+
+def _required(name: str, convert: Callable[[Any], Any], cell: Any) -> Any:
+    if cell is None:
+        raise InvalidError("the column does not take nulls", column=name)
+    return convert(cell)
 
 
 def _only(kind: type, cell: Any) -> Any:
@@ -378,8 +389,9 @@ def _float(narrow: pa.DataType | None, cell: Any, *, is_typed: bool) -> Any:
     number = float(cell) if is_typed else cell
     if narrow is None or not isinstance(number, int | float) or not math.isfinite(number):
         return number
-    # Arrow makes an infinity of a number that is too large.
-    if math.isinf(pa.scalar(float(number), narrow).as_py()):
+    # Arrow makes an infinity of a number that is too large, and 0 of one that is too small.
+    narrowed = pa.scalar(float(number), narrow).as_py()
+    if math.isinf(narrowed) or (number and not narrowed):
         raise ValueError(number)
     return number
 

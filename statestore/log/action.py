@@ -145,7 +145,7 @@ def _type(kind: pa.DataType, name: str) -> Any:
         return _SIMPLE[kind]
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return "timestamp"
-    if pa.types.is_decimal128(kind):
+    if pa.types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision:
         return f"decimal({kind.precision},{kind.scale})"
     if pa.types.is_struct(kind):
         return _struct(list(kind))

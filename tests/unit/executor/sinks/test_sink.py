@@ -171,11 +171,15 @@ class TestColumns:
             (pa.struct([("n", pa.int64())]), '{"n":1}', "5"),
             (pa.int64(), "2.0", "2.75"),
             (pa.float32(), "1.5", "1e40"),
+            (pa.float32(), "0.0", "1e-50"),
             (pa.list_(pa.int64()), "[1,2.0]", "[2.75]"),
             (pa.struct([("n", pa.int64())]), '{"n":1}', '{"n":1.5}'),
             (pa.map_(pa.string(), pa.float32()), '{"a":1}', '{"a":1e39}'),
             (pa.decimal128(5, 2), "1.25", "1.255"),
             (pa.list_(pa.date32()), '["2026-01-01"]', '["soon"]'),
+            (pa.struct([pa.field("n", pa.int64(), nullable=False)]), '{"n":1}', '{"n":null}'),
+            (pa.list_(pa.field("n", pa.int64(), nullable=False)), "[1]", "[1,null]"),
+            (pa.map_(pa.string(), pa.field("n", pa.int64(), nullable=False)), '{"a":1}', '{"a":null}'),
         ],
     )
     def test_value_of_the_wrong_type_names_sink_column_and_key(self, kind, good, bad):

@@ -99,7 +99,17 @@ class TestSchema:
             "decimal(10,2)",
         )
 
-    @pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.duration("s"), pa.uint8(), pa.time64("us")])
+    @pytest.mark.parametrize(
+        "kind",
+        [
+            pa.timestamp("us"),
+            pa.duration("s"),
+            pa.uint8(),
+            pa.time64("us"),
+            pa.decimal128(5, -2),
+            pa.decimal128(2, 5),
+        ],
+    )
     def test_type_needing_table_feature_is_refused(self, kind: pa.DataType) -> None:
         with pytest.raises(InvalidError, match="odd"):
             delta_schema(pa.schema([pa.field("odd", kind)]))
