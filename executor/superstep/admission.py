@@ -223,7 +223,7 @@ class UnsetStates:
 
 
 _DROPPED_SHARE: Final = 100
-"""One in so many records may come too late without a word."""
+"""One in so many injected records may come too late without a word, and one of fewer."""
 
 
 class LateRecords:
@@ -241,19 +241,24 @@ class LateRecords:
             for stream, node in topology.injectors.items()
             if node.is_assumed
         }
-        self._records = self._dropped = 0
+        self._injected = 0
+        self._dropped = Counter[str]()
         self._has_warned = False
 
     def observe(self, counts: Totals, now_us: int) -> None:
-        self._records += counts.records
-        self._dropped += counts.dropped
+        self._injected += counts.injected
+        self._dropped.update(
+            {name: counted.get("dropped", 0) for name, counted in counts.by_computation.items()}
+        )
         if not counts.dropped or self._is_told_of_order(counts) or self._has_warned:
             return
-        if self._dropped * _DROPPED_SHARE > self._records >= _DROPPED_SHARE:
+        # Of each computation alone, because the records of other steps say nothing about its share.
+        dropped = max(self._dropped.values())
+        if dropped * _DROPPED_SHARE > max(self._injected, _DROPPED_SHARE):
             self._has_warned = True
-            self._tell_of_share(now_us)
+            self._tell_of_share(dropped, now_us)
 
-    def _tell_of_share(self, now_us: int) -> None:
+    def _tell_of_share(self, dropped: int, now_us: int) -> None:
         stream = max(self._topology.injectors, key=self._watermarks.injector_watermark)
         newest = self._watermarks.watch(stream).newest
         member = max(newest, key=newest.__getitem__, default=DEFAULT_MEMBER)
@@ -263,8 +268,8 @@ class LateRecords:
             "more than one in a hundred records of this run came too late and are dropped: look for a sender whose clock is "
             "fast, because the newest time moves the watermark for all, and bound it with inject(..., ahead_max=); or allow "
             "more lateness, or declare a watermark by percentile: dropped=`%s` records=`%s` stream=`%s` member=`%s` watermark=`%s`%s",
-            self._dropped,
-            self._records,
+            dropped,
+            self._injected,
             stream,
             member or "the only one",
             (EPOCH + timedelta(microseconds=min(max(watermark, INSTANT_MIN_US), INSTANT_MAX_US))).isoformat(),

@@ -663,6 +663,24 @@ class TestBounded:
 
         assert (summed["dropped"], summed["letters"]) == (dropped, letters)
 
+    @pytest.mark.parametrize(("others", "warns"), [(2, True), (190, True), (200, False)])
+    def test_share_of_dropped_records_is_that_of_the_step_that_drops_them(self, caplog, others, warns):
+        """Neither the records of steps in front of it nor a small input hide the two that come too late."""
+        pond = Pond()
+        pipeline = WindowedPipeline("p")
+        stream = pipeline.inject("in", key="k", at="at", watermark=BoundedDisorder("0s"))
+        for step in range(3):
+            stream = stream.map(lambda value: value, name=f"step{step}")
+        stream.window(FixedWindows("1s")).combine(Count(), name="counts")
+
+        with pond.runner().start(pipeline, stepping=True) as run:
+            for given in (rows(*[9_000_000] * others), rows(1, 2)):
+                run.inject("in", given)
+                run.run_until_quiet()
+
+        assert run.summary().run.by_computation["counts"]["dropped"] == 2
+        assert ("more than one in a hundred" in caplog.text) == warns
+
     @pytest.mark.parametrize("on_ahead", ["clamp", "hold"])
     def test_record_ahead_in_a_bounded_input_is_not_late(self, monkeypatch, on_ahead):
         """Its own time is the only one that remains, so it must not become the watermark."""
