@@ -492,6 +492,9 @@ def _cells(
         except InvalidError as error:
             cells.append(absent)
             errors[position] = str(error)
+        except Exception as error:  # noqa: BLE001 - an object's methods may raise anything, and so may the error's own
+            cells.append(absent)
+            errors[position] = f"reading the row raised {type(error).__name__}"
     return cells, errors
 
 

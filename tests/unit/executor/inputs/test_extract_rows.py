@@ -73,6 +73,15 @@ class TestBothForms:
 
 
 class TestUnreadable:
+    def test_time_that_raises_fails_only_its_row(self):
+        class Odd:
+            def __index__(self):
+                raise RuntimeError
+
+        injected = read_injected(node(), None, [{"city": "a", "time": Odd(), "id": "a"}, *ROWS])
+
+        assert injected.errors == {0: "reading the row raised RuntimeError"}
+
     def test_unreadable_rows_get_errors_and_others_stay(self):
         rows = [
             {"city": None, "time": 5, "id": "a"},

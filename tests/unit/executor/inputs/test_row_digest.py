@@ -107,3 +107,21 @@ def test_value_of_very_many_levels_has_a_digest() -> None:
 
     assert rows_digest([{"a": deep}], 0) != 0
     assert rows_digest(pa.table({"a": pa.nulls(2, kind)}), 0) is not None
+
+
+class Unshown:
+    """An object that shows nothing of itself."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+def test_object_counts_without_its_address_and_whatever_it_raises() -> None:
+    """Another run makes the objects anew, at other addresses."""
+    kept = [object() for _ in range(3)]
+
+    assert len({rows_digest([{"a": one}], 0) for one in kept}) == 1
+    assert rows_digest([{"a": Unshown()}], 0) != rows_digest([{"a": kept[0]}], 0)
