@@ -61,14 +61,9 @@ def _of_rows(rows: Rows) -> _Numbers:
 
 
 def _of_mappings(rows: Sequence[Any]) -> _Numbers:
-    try:
-        if columns := _columns(rows):
-            return _sum_of_fields(len(rows), {name: pa.array(cells) for name, cells in columns.items()})
-        array = pa.array(rows)
-        if pa.types.is_struct(array.type):
-            return _of_array(array)
-    except Exception:  # noqa: BLE001, S110 - Arrow asks objects for attributes, which may raise anything
-        pass
+    found = _together(rows)
+    if found is not None:
+        return found
     if len(rows) > _FEW_ROWS:
         # A row without a type in Arrow must not change the digests of the rows around it.
         middle = len(rows) // 2
@@ -76,6 +71,16 @@ def _of_mappings(rows: Sequence[Any]) -> _Numbers:
     if len(rows) > 1:
         return np.concatenate([_of_mappings([row]) for row in rows])
     return np.array([_of_shown(row) for row in rows], np.uint64)
+
+
+def _together(rows: Sequence[Any]) -> _Numbers | None:
+    try:
+        if columns := _columns(rows):
+            return _sum_of_fields(len(rows), {name: pa.array(cells) for name, cells in columns.items()})
+        array = pa.array(rows)
+        return _of_array(array) if pa.types.is_struct(array.type) else None
+    except Exception:  # noqa: BLE001 - Arrow asks objects for attributes, which may raise anything
+        return None
 
 
 def _columns(rows: Sequence[Any]) -> dict[str, list[Any]]:

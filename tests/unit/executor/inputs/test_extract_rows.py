@@ -75,7 +75,7 @@ class TestBothForms:
 class TestUnreadable:
     def test_time_that_raises_fails_only_its_row(self):
         class Odd:
-            def __index__(self):
+            def __index__(self) -> int:
                 raise RuntimeError
 
         injected = read_injected(node(), None, [{"city": "a", "time": Odd(), "id": "a"}, *ROWS])
