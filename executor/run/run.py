@@ -407,10 +407,10 @@ class Run(ABC, Generic[_Accepted]):
 
     def note_nothing(self) -> None:
         """Warn with the reasons if the run has read all its input and done nothing at all."""
-        summary = self.summary()
-        done, letters = summary.run, summary.totals.dead_letters - summary.totals.retried
+        done = self.summary().run
         if not self._skipped or done.injected or done.records or done.timers or done.retried:
             return
+        letters = self._coordinator.letters.retries.lying()
         _LOG.warning(
             "nothing was processed: %s; a new store processes them again%s",
             "; ".join(f"{stream}: {reason}" for stream, reason in sorted(self._skipped.items())),

@@ -190,7 +190,7 @@ class Coordinator:
         positions, pipeline = self.committer.snapshot.txns, self.topology.name
         self.superstep = superstep_of(positions, pipeline)
         self.watermarks.restore(positions, former)
-        self.totals = Totals.restored(positions, pipeline)
+        self.totals = Totals.restored(positions, pipeline, self.topology.computations)
         self._await(recover_pending(self.committer.snapshot, self.row_files, self.topology, self.superstep))
         reach("recovery.productions_found")
         for owned in self.ownership.owned.values():

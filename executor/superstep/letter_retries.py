@@ -366,6 +366,11 @@ class LetterRetries:
         self.chosen: ChosenLetters | None = None
         self.answers: dict[str, int] = {}
 
+    def lying(self) -> int:
+        """Count the pipeline's letters that are neither retried nor dropped."""
+        letters = stored_letters(self._store.committer.snapshot, self._store.objects)
+        return sum(letter.pipeline == self._topology.name for letter in letters)
+
     def look_again(self) -> None:
         """Read the log for requests, unless the store is away; called once a second by an idle pipeline."""
         committer = self._store.committer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import add, attrgetter, sub
 from typing import Any, Final
@@ -43,7 +43,7 @@ class Totals:
         timers: timers fired.
         dead_letters: records and timers that could not be processed.
         productions: records produced.
-        by_computation: ``late``, ``dropped``, ``dead_letters`` and the counters of user code, by
+        by_computation: ``late``, ``dropped``, ``dead_letters`` and the counters of user code, by present
             computation; zeros are left out. With ``time_sorted`` also ``waited``, the records that began to
             wait in their rows until the watermark passes them, and ``resumed``, the records that were processed
             since: the difference is waiting now. And ``retried``, the dead letters that were retried.
@@ -77,9 +77,15 @@ class Totals:
         return kept
 
     @classmethod
-    def restored(cls, positions: Mapping[str, int], pipeline: str) -> Totals:
+    def restored(cls, positions: Mapping[str, int], pipeline: str, computations: Container[str]) -> Totals:
         whole = {name: positions.get(AppId.TOTAL.of(pipeline, name), 0) for name in _COUNTERS}
-        return cls(**whole, by_computation=counts_by_computation(positions, pipeline))
+        # The counts of a computation that was renamed stay under its former name, too.
+        by_computation = {
+            name: counts
+            for name, counts in counts_by_computation(positions, pipeline).items()
+            if name in computations
+        }
+        return cls(**whole, by_computation=by_computation)
 
     def plus(self, other: Totals) -> Totals:
         """Return the sums, field by field."""

@@ -127,6 +127,7 @@ class Facts:
 
         assert run.states("old") == {"k": "103", "other": "101", "late": "1"}
         assert run.run.summary().totals.timers == 2
+        assert run.run.summary().totals.by_computation.keys() <= {"old"}
 
     def test_pending_productions_follow_the_rename(self, play: Open) -> None:
         run = play(chain("old", "sum"))

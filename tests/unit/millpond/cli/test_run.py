@@ -266,6 +266,26 @@ def test_retried_letters_are_counted_beside_the_dead_letters(zookeeper_hosts: st
     assert "letters" not in again.stderr
 
 
+def test_dropped_letters_are_not_left(zookeeper_hosts: str, caplog: pytest.LogCaptureFixture) -> None:
+    Path("numbers", "1.json").write_text(
+        "\n".join(
+            f'{{"key": "a", "at": "2026-01-01T00:00:0{n}Z", "n": {json.dumps(n or "0")}}}' for n in range(9)
+        ),
+        encoding="utf-8",
+    )
+    given = (*FILES, "--more-to-come")
+    told = "1 dead letters of earlier runs were not retried"
+    for _ in range(2):
+        run(zookeeper_hosts, *given, pipeline="counts_of_test:strict")
+    assert told in caplog.text
+    caplog.clear()
+    asked = ["dead-letters", "drop", "pond", "--all", "--zookeeper", zookeeper_hosts]
+    assert CliRunner().invoke(main, asked).exit_code == 0
+    for _ in range(2):
+        run(zookeeper_hosts, *given, pipeline="counts_of_test:strict")
+    assert told not in caplog.text
+
+
 def test_function_may_return_inputs(zookeeper_hosts: str) -> None:
     result = run(zookeeper_hosts, "--inputs", "counts_of_test:inputs")
 
