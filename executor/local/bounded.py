@@ -19,6 +19,7 @@ import numpy as np
 from millpond.executor.inputs.extraction import (
     InjectorNode,
     Rows,
+    newest_time,
     oldest_time,
     readable_times,
     rows_between,
@@ -40,7 +41,8 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.admission import check_seconds
 from millpond.executor.superstep.plan import InputPosition
 from millpond.executor.time.clocks import PercentileTimes
-from millpond.executor.time.watermark_policies import IngressTime, ManualWatermark, Perfect
+from millpond.executor.time.observations import TimesSeen
+from millpond.executor.time.watermark_policies import FollowingLogic, IngressTime, ManualWatermark, Perfect
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros
 
@@ -65,6 +67,7 @@ class InputRest:
         digest: of the rows before, by which a later run knows them again; ``None`` if those were never seen.
         part_digest: of the rows before the present part of the source.
         oldest: the least time of each remaining piece and all after it.
+        end: the watermark after all rows.
         shares: by the number of rows before a piece, the percentile watermarks that it meets.
         cuts: by the number of rows before a piece of the source, the rows of it before which a further piece begins.
     """
@@ -75,6 +78,7 @@ class InputRest:
     digest: int | None = 0
     part_digest: int | None = 0
     oldest: list[EventTimeMicros] = field(default_factory=list)
+    end: EventTimeMicros = _END
     at: int = 0
     shares: Mapping[int, PercentileTimes] = field(default_factory=dict)
     cuts: dict[int, list[int]] = field(default_factory=dict)
@@ -87,8 +91,8 @@ class InputRest:
     @property
     def oldest_at(self) -> EventTimeMicros:
         if not self.is_left:
-            return _END
-        return self.oldest[self.at] if self.oldest else _BEGINNING
+            return self.end
+        return min(self.oldest[self.at], self.end) if self.oldest else _BEGINNING
 
     def measure(self, node: InjectorNode, arrived_at: EventTimeMicros, *, cuts_silences: bool) -> None:
         start, times = self.consumed, list[EventTimeMicros | None]()
@@ -103,6 +107,14 @@ class InputRest:
             oldest = oldest if at is None else min(oldest, at)
             found.append(oldest)
         self.oldest = found[::-1]
+
+    def leave_to(self, logic: FollowingLogic, node: InjectorNode, arrived_at: EventTimeMicros) -> None:
+        """Let the watermark pass nothing that the policy leaves to later runs."""
+        pieces = self.source.read_pieces(self.consumed, BUNDLE_RECORDS_MAX)
+        found = (newest_time(node, piece, arrived_at) for _, piece in pieces)
+        if (newest := max((at for at in found if at is not None), default=None)) is not None:
+            logic.observe(TimesSeen(oldest_at=newest, newest_at=newest))
+        self.end = logic.watermark
 
     def _parts(self, start: int, count: int, piece: Rows) -> Iterator[tuple[int, Rows]]:
         if not (cuts := self.cuts.get(start)):
@@ -175,7 +187,7 @@ def rest_of_inputs(run: LocalRun, given: Mapping[str, Rows | RowSource]) -> list
 def consume_inputs(run: LocalRun, inputs: Sequence[InputRest], *, finish: bool) -> None:
     """Consume the rest of the inputs in supersteps.
 
-    Without ``finish`` more rows may follow, so only the policies move watermarks.
+    Without ``finish`` more rows may follow, so the watermark passes nothing that the policies leave to them.
     """
     topology = run.topology
     run.ignore_silence()
@@ -184,16 +196,20 @@ def consume_inputs(run: LocalRun, inputs: Sequence[InputRest], *, finish: bool) 
         node.sets_timers and not node.time_sorted and not node.computation.in_micro_batches
         for node in topology.computations.values()
     )
-    if finish and not topology.has_unbounded_horizon and (topology.sorts or is_cut or waits_for_timers):
-        for one in inputs:
-            node = topology.injectors[one.stream]
-            # Rows without event times, and a watermark that no time moves, have nothing to follow.
-            if not isinstance(node.at, IngressTime) and not isinstance(
-                node.watermark, Perfect | ManualWatermark
-            ):
-                arrived_at = run.arrived_at()
-                one.measure(node, arrived_at, cuts_silences=waits_for_timers)
-                one.shares = _shares(topology, one.stream, one.source, arrived_at)
+    follows = waits_for_timers or (finish and (topology.sorts or is_cut))
+    for one in inputs if follows and not topology.has_unbounded_horizon else ():
+        node = topology.injectors[one.stream]
+        # Rows without event times, and a watermark that no time moves, have nothing to follow.
+        if isinstance(node.at, IngressTime) or isinstance(node.watermark, Perfect | ManualWatermark):
+            continue
+        arrived_at, logic = run.arrived_at(), node.watermark.start()
+        if finish:
+            one.shares = _shares(topology, one.stream, one.source, arrived_at)
+        elif type(logic) is FollowingLogic and not node.members:
+            one.leave_to(logic, node, arrived_at)
+        else:
+            continue
+        one.measure(node, arrived_at, cuts_silences=waits_for_timers)
     while left := [one for one in inputs if one.is_left]:
         known = {one.stream: one.oldest_at for one in inputs if one.oldest}
         min(left, key=lambda one: one.oldest_at).consume(run, known)
