@@ -144,6 +144,8 @@ class _Part:
             run.advance_watermarks(ends, self.number)
 
     def _expect(self, expected: Sequence[dict[str, Any]]) -> None:
+        if not isinstance(expected, list) or not all(isinstance(fields, dict) for fields in expected):
+            raise TranscriptError(f"Expected panes are a list of mappings, not {expected!r}")
         for fields in expected:
             match = next((pane for pane in self._panes if matches(fields, pane)), None)
             if match is None:

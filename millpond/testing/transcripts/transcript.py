@@ -16,7 +16,7 @@ from millpond.executor.windows.pane import Timing, WindowedValue
 from millpond.executor.windows.strategy import WindowingStrategy
 from millpond.executor.windows.trigger import Trigger
 from millpond.executor.windows.window import WindowFn
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.testing.transcripts.constructors import SECOND_US, construct, duration_of, seconds_us
 from millpond.testing.transcripts.setting import Stage, TranscriptSetting
 
@@ -28,6 +28,12 @@ _GLOBALS: Final = ("global", [-9_223_372_036_854, 9_223_371_950_454])
 """Other spellings of the global window; the second is Beam's."""
 
 _TIMED: Final = ("value", "at", "key", "id")
+_FIELDS: Final = (
+    "name", "error", "transcript", "then", "window_fn", "trigger_fn", "accumulation_mode", "incremental",
+    "allowed_lateness", "timestamp_combiner", "closing", "emit_empty_on_time", "asked", "combine", "by_arrival",
+    "shift", "late_data_horizon",
+)  # fmt: skip
+"""The fields of a document; one of another name, such as Beam's ``broken_on``, says nothing here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,9 @@ class Transcript:
 
 def _strategy(document: Mapping[str, Any]) -> WindowingStrategy:
     get = document.get
+    for name in document:
+        if name not in _FIELDS and (hint := did_you_mean(name, _FIELDS)):
+            raise InvalidError(f"a transcript has no such field{hint}", field=name)
     return WindowingStrategy(
         window_fn=construct(get("window_fn", "GlobalWindows"), WindowFn),
         trigger=construct(get("trigger_fn", "Default"), Trigger),
