@@ -183,14 +183,13 @@ class InjectorTime:
         return self._members.values() if member is None else [self._members[member]]
 
     def settle(self, now_us: int) -> None:
-        heard, least = [], TIME_MAX_US
-        for member in self._members.values():
-            if not self._is_silent(member, now_us):
-                heard.append(member)
-                least = min(least, member.logic.watermark)
+        members = self._members.values()
+        heard = [member for member in members if not self._is_silent(member, now_us)]
+        # Where all are silent, one that never sent anything leaves the others their time.
+        heard = heard or [member for member in members if member.logic.watermark != TIME_MIN_US]
         if not heard:
             return
-        self.watermark = max(self.watermark, least)
+        self.watermark = max(self.watermark, min(member.logic.watermark for member in heard))
         for percentile, known in self._percentile_watermarks.items():
             self._percentile_watermarks[percentile] = max(
                 known, min(member.mark(percentile) for member in heard)

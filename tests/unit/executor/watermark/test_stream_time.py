@@ -118,6 +118,17 @@ def test_idle_stream_keeps_its_watermark():
     assert (time.watermark, time.is_idle(9), time.is_idle(10)) == (70, False, True)
 
 
+def test_member_that_never_sent_anything_leaves_the_others_their_time():
+    """Where all fall silent at once; otherwise event time would stand still for good."""
+    time = members(idle_after="10us")
+    observe(time, 5, a=100)
+    assert time.watermark == TIME_MIN_US
+
+    time.settle(15)
+
+    assert (time.watermark, time.is_idle(15), time.may_lead) == (100, True, True)
+
+
 def test_stream_with_records_in_processing_is_not_idle():
     """Otherwise a long superstep would make its own next input idle."""
     time = injector(idle_after="10us")
