@@ -261,6 +261,7 @@ class KeyExecutor:
                 self._watch(key)
             return settled
         # The turn must leave no trace: otherwise the careful run would repeat its effects.
+        self._context.state = self.state
         self.productions.truncate(produced)
         self.counters.truncate(0)
         self.fired = fired
@@ -276,7 +277,8 @@ class KeyExecutor:
 
     def _watch(self, key: str) -> None:
         self._watched_left -= 1
-        if self.state.is_changed_in_place():
+        if self._context.state is not self.state or self.state.is_changed_in_place():
+            self._context.state = self.state
             self.unset = key
             self._watched_left = 0
         self.state.is_watched = self._watched_left > 0

@@ -254,8 +254,12 @@ def after_set(context: mp.Context, record: mp.Record) -> None:
     state["seen"].append(record.at)
 
 
+def assigned(context: mp.Context, record: mp.Record) -> None:
+    context.state = {"seen": [record.at]}  # type: ignore[assignment]
+
+
 @pytest.mark.mistake("state-changed-in-place")
-@pytest.mark.parametrize("code", [in_place, after_set])
+@pytest.mark.parametrize("code", [in_place, after_set, assigned])
 def test_state_changed_in_place(told: Told, code: Any) -> None:
     """A copy may be changed, so this is no error; the change is lost."""
     with told.by_warning("counter", "cat"):
