@@ -17,7 +17,7 @@ import cloudpickle
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from millpond.executor.inputs.extraction import rows_to_extract
+from millpond.executor.inputs.extraction import mended_texts, rows_to_extract
 from millpond.executor.inputs.positions import BOUNDED_SOURCE, after_the_end, digest_in, digest_place
 from millpond.executor.inputs.row_digest import added
 from millpond.executor.interval.bundle import IntervalPlan
@@ -333,7 +333,8 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
             return pa.array([], pa.string())
         subscription = node.subscription(stream)
         key = None if subscription is None else subscription.key
-        keys = self._routers[stream].keys(frame, key, _SAMPLE_ROWS).toArrow()
+        # Keys that are no UTF-8 become dead letters later, and must not stop the sampling.
+        keys, _ = mended_texts(self._routers[stream].keys(frame, key, _SAMPLE_ROWS).toArrow())
         return keys.column(0).combine_chunks()
 
     def run_intervals(self, plan: SuperstepPlan, inputs: SparkInputs) -> SparkResults:

@@ -164,12 +164,15 @@ def test_times_without_a_zone_need_the_injectors_zone(play: Open) -> None:
 
 
 def test_text_that_is_no_utf8_makes_its_own_dead_letter(play: Open) -> None:
-    """Files of Parquet and Spark's own files may have such bytes; the letter shows them replaced."""
+    """Files of Parquet and Spark's own files may have such bytes; the letter shows them replaced.
+
+    The least key of the first records is one that Spark's driver looks at to cut intervals.
+    """
     given = pa.Table.from_pylist([{**row, "word": "fine", "part": "p"} for row in rows(5, bad=0)])
     bytes_of = pa.array([b"a", b"x\xffy", b"c", b"d", None], pa.binary())
     words = pa.Array.from_buffers(pa.string(), 5, bytes_of.buffers())
     keys = pa.Array.from_buffers(
-        pa.string(), 5, pa.array([b"k", b"k", b"\xe4", b"k", b"k"], pa.binary()).buffers()
+        pa.string(), 5, pa.array([b"k", b"k", b"a\xe4", b"k", b"k"], pa.binary()).buffers()
     )
     given = given.set_column(given.column_names.index("word"), "word", words)
     pond = play(pipeline())
@@ -182,7 +185,7 @@ def test_text_that_is_no_utf8_makes_its_own_dead_letter(play: Open) -> None:
     ]  # fmt: skip
     assert [mp.letter_value(letter)[name] for letter, name in zip(letters, ("word", "k"), strict=True)] == [
         "x\ufffdy",
-        "\ufffd",
+        "a\ufffd",
     ]
 
 
