@@ -190,7 +190,7 @@ def consume_inputs(run: LocalRun, inputs: Sequence[InputRest], *, finish: bool) 
     Without ``finish`` more rows may follow, so the watermark passes nothing that the policies leave to them.
     """
     topology = run.topology
-    run.ignore_silence()
+    run.expect_bounded_input()
     is_cut = any(one.source.count - one.consumed > BUNDLE_RECORDS_MAX for one in inputs)
     waits_for_timers = any(
         node.sets_timers and not node.time_sorted and not node.computation.in_micro_batches

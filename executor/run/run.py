@@ -427,9 +427,10 @@ class Run(ABC, Generic[_Accepted]):
     ) -> bool:
         """Work until nothing is due; return False if that takes too long."""
 
-    def ignore_silence(self) -> None:
-        """Let only bounded input move event time: how long reading it takes means nothing."""
+    def expect_bounded_input(self) -> None:
+        """Leave silence unmeasured, and add failures up, because the input's times decide how it is cut."""
         self._coordinator.watermarks.follows_clock = False
+        self._coordinator.letters.is_bounded = True
 
     def come_to_rest(self) -> None:
         """Do all the work that is due, or refuse a pipeline that never comes to rest."""

@@ -98,7 +98,7 @@ class SparkRunner:
         """
         check_flags(finish=finish)
         with self.open(pipeline, inputs) as run:
-            run.ignore_silence()
+            run.expect_bounded_input()
             streams = [stream for stream, frame in inputs.items() if frame.isStreaming]
             for stream in streams:
                 self._refuse_changed_files(stream)

@@ -95,7 +95,10 @@ def _date(at: int) -> str | int:
 
 
 _ALL_MIN: Final = 2
-"""A superstep whose only record fails does not stop the run: on a quiet stream each record is alone."""
+"""A superstep whose only record fails does not stop the run: on a quiet stream each record is alone.
+
+Of a bounded input supersteps are added up, because its silences cut it.
+"""
 
 _LOG: Final = logging.getLogger("millpond")
 
@@ -106,7 +109,7 @@ class DeadLetterLimit:
 
     The run stops before it commits the superstep in which
 
-    - all of two or more records of a computation fail, or
+    - all of two or more records of a computation fail; of a bounded input, all so far, or
     - more than ``share`` of its records fail, counted over supersteps until there are ``records_min``.
 
     Retried letters that fail again do not count.
@@ -161,7 +164,11 @@ class WrittenLetters:
 
 
 class DeadLetters:
-    """The dead letters of one pipeline: judged before the commit, written with it, and retried on request."""
+    """The dead letters of one pipeline: judged before the commit, written with it, and retried on request.
+
+    Attributes:
+        is_bounded: the input has a known end, and may be cut into supersteps of one record.
+    """
 
     def __init__(
         self, store: Store, topology: Topology, limit: DeadLetterLimit | None, retries: LetterRetries
@@ -169,6 +176,7 @@ class DeadLetters:
         self._store = store
         self._topology = topology
         self._limit = limit
+        self.is_bounded: bool = False
         self._judged: dict[str, _Tally] = {}
         self._warned: set[str] = set()
         self.retries: LetterRetries = retries
@@ -180,9 +188,10 @@ class DeadLetters:
                 earlier = self._judged.get(computation)
                 if not tally.letters and (earlier is None or not earlier.letters):
                     continue
-                if tally.letters >= _ALL_MIN and tally.letters == tally.records:
-                    raise _flood(computation, tally, self._limit)
                 judged = tally if earlier is None else tally.plus(earlier)
+                alone = judged if self.is_bounded else tally
+                if alone.letters >= _ALL_MIN and alone.letters == alone.records:
+                    raise _flood(computation, alone, self._limit)
                 is_full = judged.records >= self._limit.records_min
                 if is_full and judged.letters > self._limit.share * judged.records:
                     raise _flood(computation, judged, self._limit)

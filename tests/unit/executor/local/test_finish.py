@@ -133,6 +133,21 @@ def test_timers_fire_within_the_silences_of_each_night() -> None:
     assert [151, False] in pond.states("alarm")["a"]
 
 
+@pytest.mark.parametrize("finish", [True, False])
+def test_run_that_silences_cut_stops_if_all_its_records_fail(finish: bool) -> None:
+    """Each superstep has a single record, but their number is known to be more."""
+
+    class Failing(Alarm):
+        def process_record(self, context: Context, record: Record) -> None:
+            raise KeyError("price")
+
+    made = EnginePipeline("p")
+    made.inject("in", key="k", at="at").apply(Failing(), name="failing")
+
+    with pytest.raises(InvalidError, match=r"too many records.*price"):
+        Pond().runner().run(made, {"in": rows(100, 200, 300)}, finish=finish)
+
+
 def test_rows_with_ingress_time_are_never_late() -> None:
     """A row is stamped once, when it is first consumed."""
     pond = Pond()
