@@ -42,7 +42,13 @@ from millpond.executor.superstep.admission import check_seconds
 from millpond.executor.superstep.plan import InputPosition
 from millpond.executor.time.clocks import PercentileTimes
 from millpond.executor.time.observations import TimesSeen
-from millpond.executor.time.watermark_policies import FollowingLogic, IngressTime, ManualWatermark, Perfect
+from millpond.executor.time.watermark_policies import (
+    FollowingLogic,
+    IngressTime,
+    InjectorLogic,
+    ManualWatermark,
+    Perfect,
+)
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros
 
@@ -94,9 +100,19 @@ class InputRest:
             return self.end
         return min(self.oldest[self.at], self.end) if self.oldest else _BEGINNING
 
-    def measure(self, node: InjectorNode, arrived_at: EventTimeMicros, *, cuts_silences: bool) -> None:
+    def measure(
+        self,
+        node: InjectorNode,
+        arrived_at: EventTimeMicros,
+        logic: InjectorLogic | None,
+        *,
+        cuts_silences: bool,
+    ) -> None:
+        """Learn the times of the rest; with ``logic`` the watermark passes nothing that the policy leaves to later runs."""
         start, times = self.consumed, list[EventTimeMicros | None]()
         for count, piece in self.source.read_pieces(start, BUNDLE_RECORDS_MAX):
+            if logic is not None and (newest := newest_time(node, piece, arrived_at)) is not None:
+                logic.observe(TimesSeen(oldest_at=newest, newest_at=newest))
             if cuts_silences:
                 self.cuts[start] = silences(node, piece, arrived_at, _SILENCE_SHARE)
             parts = self._parts(start, count, piece)
@@ -107,14 +123,7 @@ class InputRest:
             oldest = oldest if at is None else min(oldest, at)
             found.append(oldest)
         self.oldest = found[::-1]
-
-    def leave_to(self, logic: FollowingLogic, node: InjectorNode, arrived_at: EventTimeMicros) -> None:
-        """Let the watermark pass nothing that the policy leaves to later runs."""
-        pieces = self.source.read_pieces(self.consumed, BUNDLE_RECORDS_MAX)
-        found = (newest_time(node, piece, arrived_at) for _, piece in pieces)
-        if (newest := max((at for at in found if at is not None), default=None)) is not None:
-            logic.observe(TimesSeen(oldest_at=newest, newest_at=newest))
-        self.end = logic.watermark
+        self.end = _END if logic is None else logic.watermark
 
     def _parts(self, start: int, count: int, piece: Rows) -> Iterator[tuple[int, Rows]]:
         if not (cuts := self.cuts.get(start)):
@@ -202,14 +211,12 @@ def consume_inputs(run: LocalRun, inputs: Sequence[InputRest], *, finish: bool) 
         # Rows without event times, and a watermark that no time moves, have nothing to follow.
         if isinstance(node.at, IngressTime) or isinstance(node.watermark, Perfect | ManualWatermark):
             continue
-        arrived_at, logic = run.arrived_at(), node.watermark.start()
+        arrived_at, logic = run.arrived_at(), None
         if finish:
             one.shares = _shares(topology, one.stream, one.source, arrived_at)
-        elif type(logic) is FollowingLogic and not node.members:
-            one.leave_to(logic, node, arrived_at)
-        else:
+        elif type(logic := node.watermark.start()) is not FollowingLogic or node.members:
             continue
-        one.measure(node, arrived_at, cuts_silences=waits_for_timers)
+        one.measure(node, arrived_at, logic, cuts_silences=waits_for_timers)
     while left := [one for one in inputs if one.is_left]:
         known = {one.stream: one.oldest_at for one in inputs if one.oldest}
         min(left, key=lambda one: one.oldest_at).consume(run, known)
