@@ -250,7 +250,8 @@ class LateRecords:
         self._dropped.update(
             {name: counted.get("dropped", 0) for name, counted in counts.by_computation.items()}
         )
-        if not counts.dropped or self._is_told_of_order(counts) or self._has_warned:
+        # Of a bounded input the rows are observed at its end, after some were dropped.
+        if self._is_told_of_order() or not counts.dropped or self._has_warned:
             return
         # Of each computation alone, because the records of other steps say nothing about its share.
         dropped = max(self._dropped.values())
@@ -276,14 +277,10 @@ class LateRecords:
             ahead,
         )
 
-    def _is_told_of_order(self, counts: Totals) -> bool:
+    def _is_told_of_order(self) -> bool:
         for stream, fed in list(self._fed.items()):
             behind_us = self._watermarks.behind_us(stream)
-            dropped = {
-                name: counted["dropped"]
-                for name, counted in counts.by_computation.items()
-                if name in fed and counted.get("dropped")
-            }
+            dropped = {name: count for name, count in self._dropped.items() if name in fed and count}
             if not dropped or not behind_us:
                 continue
             del self._fed[stream]

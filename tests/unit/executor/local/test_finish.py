@@ -133,6 +133,19 @@ def test_timers_fire_within_the_silences_of_each_night() -> None:
     assert [151, False] in pond.states("alarm")["a"]
 
 
+def test_row_dropped_in_a_later_night_is_told_with_the_watermark_that_would_keep_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pond = Pond()
+    made = EnginePipeline("p")
+    made.inject("in", key="k", at="at").apply(Kept(), name="kept", on_late="drop")
+
+    for night in (rows(100), rows(100, 60)):
+        pond.runner().run(made, {"in": night}, finish=False)
+
+    assert caplog.text.count('BoundedDisorder("40us")) would have kept them') == 1
+
+
 @pytest.mark.parametrize("finish", [True, False])
 def test_run_that_silences_cut_stops_if_all_its_records_fail(finish: bool) -> None:
     """Each superstep has a single record, but their number is known to be more."""
