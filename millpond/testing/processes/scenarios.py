@@ -78,7 +78,7 @@ class Ground:
     url: str = ""
     storage_options: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, object] = field(default_factory=dict)
-    patience_ms: float = 60_000
+    patience_ms: float = 120_000
     _hatched: int = 0
 
     @property

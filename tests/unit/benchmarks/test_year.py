@@ -22,6 +22,7 @@ VERSIONS_A_CLEANUP: Final = 10 * 16
 SMALL_FILE_BYTES: Final = 8_192
 
 
+@pytest.mark.timeout(900)
 def test_nothing_grows_with_age(tmp_path: Path) -> None:
     year = Year(tmp_path, 360 * A_DAY, 4_000, CLOCK.now_us())
     months = list(live_through(year, MONTHS))
