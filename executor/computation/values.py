@@ -211,14 +211,23 @@ class ArrowValues:
 
         Otherwise, and if there is no such field, return ``None``: `value` then tells which rows are not readable.
         """
-        rows = self.columns
-        if rows.null_count or self._kind is not dict or not all(map(_is_held, rows.flatten())):
-            return None
         if name is None:
-            return [None] * len(rows)
-        if self.names.count(name) != 1 or pa.types.is_nested(rows.type.field(name).type):
+            return [None] * len(self) if self.is_held else None
+        column = self.plain_column(name)
+        return None if column is None else plain_cells(column)
+
+    @property
+    def is_held(self) -> bool:
+        """True if Python can hold each row, none is null, and none looks like a pane."""
+        rows = self.columns
+        return not rows.null_count and self._kind is dict and all(map(_is_held, rows.flatten()))
+
+    def plain_column(self, name: str) -> pa.Array | None:
+        """Return a plain field of all rows as it is; ``None`` in the cases of `field`."""
+        if not self.is_held or self.names.count(name) != 1:
             return None
-        return plain_cells(rows.field(name))
+        column = self.columns.field(name)
+        return None if pa.types.is_nested(column.type) else column
 
     def row(self, index: int) -> tuple[Any, ...] | None:
         """Return the row as Spark's Python does: a tuple in the order of `names`, in which a map is a list of pairs.
@@ -412,11 +421,11 @@ class ChangedValues:
 class ConcatenatedValues:
     """Several columns of values, one after the other; at least one column."""
 
-    __slots__ = ("_parts", "_starts", "_stop")
+    __slots__ = ("_starts", "_stop", "parts")
 
     def __init__(self, parts: Sequence[Values]) -> None:
         ends = list(accumulate(map(len, parts)))
-        self._parts = tuple(parts)
+        self.parts: tuple[Values, ...] = tuple(parts)
         self._starts = [0, *ends[:-1]]
         self._stop = ends[-1]
 
@@ -425,7 +434,7 @@ class ConcatenatedValues:
 
     def value(self, index: int) -> Any:
         part = bisect_right(self._starts, index) - 1
-        return self._parts[part].value(index - self._starts[part])
+        return self.parts[part].value(index - self._starts[part])
 
     def take(self, indices: _Indices) -> PythonValues:
         return PythonValues([self.value(index) for index in indices.tolist()])

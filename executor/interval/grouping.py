@@ -162,6 +162,19 @@ def group(
     )
 
 
+def chosen_of(grouping: Grouping, places: _Index) -> Grouping:
+    """Return the grouping of some of its keys."""
+    lengths = np.diff(grouping.bounds)
+    is_chosen = np.zeros(len(grouping.keys), np.bool_)
+    is_chosen[places] = True
+    return Grouping(
+        keys=[grouping.keys[place] for place in places.tolist()],
+        key_column=grouping.key_column.take(pa.array(places)),
+        bounds=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[places])]),
+        sources=grouping.sources[np.repeat(is_chosen, lengths)],
+    )
+
+
 def sample_keys(grouping: Grouping, count: int) -> tuple[str, ...]:
     """Return keys at even distances in a bundle's work; a key's share is its number of records plus one."""
     keys = grouping.keys

@@ -6,18 +6,20 @@ Records are handled in whole columns; Python runs per key, and per record only i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from millpond.executor.computation.column_rows import KeepsColumnRows
 from millpond.executor.computation.records import RecordColumns
 from millpond.executor.computation.state import StoredState
-from millpond.executor.computation.timers import TimerQueue, Timers
+from millpond.executor.computation.timers import Timers
 from millpond.executor.computation.watchdog import OnStuck, UserCodeWatchdog
 from millpond.executor.interval.bundle import Bundle, BundleStatistics
 from millpond.executor.interval.grouping import (
@@ -27,6 +29,7 @@ from millpond.executor.interval.grouping import (
     KeyCodes,
     admit,
     admitted_letters,
+    chosen_of,
     encode_keys,
     group,
     sample_keys,
@@ -37,14 +40,16 @@ from millpond.executor.interval.letters import RetriedLetter
 from millpond.executor.interval.row_update import (
     BundleOutcome,
     BundleResult,
+    PartInColumns,
     PendingWork,
     RowUpdateDraft,
+    all_productions,
     split_productions,
 )
 from millpond.executor.interval.soft_state import SoftState
 from millpond.executor.interval.time_sorted import TimeSortedExecutor
 from millpond.executor.pipeline.nodes import ComputationNode
-from millpond.executor.time.clocks import slack_us
+from millpond.executor.time.clocks import Clocks, slack_us
 from millpond.statestore.durations import duration_ms
 from millpond.statestore.errors import check
 from millpond.statestore.interval import Interval
@@ -77,6 +82,12 @@ class IntervalProcessor:
         # A duration is text that must be parsed, so not in every bundle.
         self._slack_us = slack_us(node.computation.late_data_horizon)
         self._executor: type[KeyExecutor] = KeyExecutor
+        computation = node.computation
+        soft_state.keep_in_columns(
+            partial(computation.column_rows, node.production_names)
+            if isinstance(computation, KeepsColumnRows) and self._limit is None and not node.cycle
+            else lambda: None
+        )
         if node.time_sorted:
             self._executor = TimeSortedExecutor
         elif node.computation.in_micro_batches:
@@ -103,7 +114,7 @@ class IntervalProcessor:
         if unseen is not None:
             refused, letters = admitted_letters(letters, unseen, admission, len(arrivals.at))
             late &= ~refused
-        due = soft_state.timers.due_keys(
+        due = soft_state.due_keys(
             bundle.plan.until if sorts else bundle.plan.watermark,
             bundle.wall_time,
             bundle.plan.percentile_watermarks,
@@ -127,31 +138,49 @@ class IntervalProcessor:
             "every key of a bundle lies in the interval",
             interval=self._interval.app_id,
         )
+        part = None if letters or not keys else self._in_columns(bundle, arrivals, grouping)
+        own = grouping if part is None else chosen_of(grouping, part.others)
         columns = RecordColumns(
-            at=arrivals.at[grouping.sources].tolist(),
-            streams=arrivals.streams_of(grouping.sources),
-            sources=grouping.sources.tolist(),
+            at=arrivals.at[own.sources].tolist(),
+            streams=arrivals.streams_of(own.sources),
+            sources=own.sources.tolist(),
             values=arrivals.values,
             ids=arrivals.ids,
             watermark=late_before,
             by_time=by_time,
         )
-        turns, outcome = self._run(bundle, letters, columns, grouping)
+        turns, outcome = self._run(bundle, letters, columns, own)
         statistics = BundleStatistics(
-            records=len(columns.at) + dropped + turns.retried_records,
+            records=len(grouping.sources) + dropped + turns.retried_records,
             late=int(late.sum()),
             dropped=dropped,
             duplicates=admission.duplicates,
-            timers=turns.fired,
+            timers=turns.fired + (0 if part is None else part.change.fired),
             keys=len(keys) if grouping.admitted is None else _count_turns(grouping, due),
-            counters=turns.counters.sums(),
+            counters=_counted(turns, part),
             waited=turns.waited,
             resumed=turns.resumed,
             retried=turns.retried,
         )
-        return self._conclude(
-            RowUpdateDraft(bundle, arrivals, grouping, outcome), admission, turns, statistics
-        )
+        draft = RowUpdateDraft(bundle, arrivals, grouping, outcome, part, all_productions(outcome, part))
+        return self._conclude(draft, admission, turns, statistics, own.keys)
+
+    def _in_columns(self, bundle: Bundle, arrivals: Arrivals, grouping: Grouping) -> PartInColumns | None:
+        """Return the effects on the keys that need no turns of their own; ``None`` if all need one."""
+        plan, keys = bundle.plan, grouping.keys
+        rows = None if plan.percentile_watermarks else self._soft_state.columns
+        added = None if rows is None else rows.added(arrivals.values)
+        if rows is None or added is None:
+            return None
+        # Timers alone fire where their rows are.
+        elsewhere = self._soft_state.not_in_columns(keys, takes_up=len(grouping.sources) > 0)
+        clocks = Clocks(watermark=plan.watermark, wall_time=bundle.wall_time)
+        change = rows.change(keys, grouping.bounds, arrivals.at, grouping.sources, added, clocks, elsewhere)
+        if change is None:
+            return None
+        others = np.ones(len(keys), np.bool_)
+        others[change.places] = False
+        return PartInColumns(change, change.places, np.flatnonzero(others))
 
     def _run(
         self, bundle: Bundle, letters: Sequence[RetriedLetter], columns: RecordColumns, grouping: Grouping
@@ -195,17 +224,22 @@ class IntervalProcessor:
         )
 
     def _conclude(
-        self, draft: RowUpdateDraft, admission: Admission, turns: KeyExecutor, statistics: BundleStatistics
+        self,
+        draft: RowUpdateDraft,
+        admission: Admission,
+        turns: KeyExecutor,
+        statistics: BundleStatistics,
+        keys: Sequence[str],
     ) -> BundleResult:
         """Build the row updates, apply them to soft state, and summarise the interval's pending work."""
         soft_state, bundle, weak = self._soft_state, draft.bundle, None
         if draft.outcome.state_version:
             draft = draft.with_upgrades()
-        if bundle.weak.fused and draft.outcome.productions:
+        if bundle.weak.fused and len(draft.kept.owners):
             weak = split_productions(draft)
             draft = weak.draft
             statistics = replace(statistics, weak=weak.table.num_rows)
-        updates, outcome, keys = draft.updates(), draft.outcome, draft.grouping.keys
+        updates, outcome, part = draft.updates(), draft.outcome, draft.columns
         # Weak productions may still have to be kept, even if nothing else changed.
         if updates is not None or weak is not None:
             soft_state.apply(
@@ -215,11 +249,12 @@ class IntervalProcessor:
                 {keys[index]: timers for index, timers in outcome.timers.items()},
                 admission.fingerprints,
                 (bundle.plan.watermark, bundle.wall_time),
+                None if part is None else (part.keys_of(draft.grouping), part.change),
             )
         return BundleResult(
             updates=updates,
             statistics=statistics,
-            pending=_pending_work(soft_state.timers, bundle),
+            pending=_pending_work(soft_state, bundle),
             productions=draft.summaries(),
             dead_letters=tuple(turns.dead_letters),
             weak=weak,
@@ -229,14 +264,20 @@ class IntervalProcessor:
         )
 
 
-def _pending_work(queue: TimerQueue, bundle: Bundle) -> PendingWork:
-    event, wall, hold = queue.next_at(TimeDomain.EVENT), queue.next_at(TimeDomain.WALL), queue.hold()
+def _pending_work(soft_state: SoftState, bundle: Bundle) -> PendingWork:
+    # First, because it may move rows to the queue.
+    holds = soft_state.holds(bundle.plan.percentile_watermarks)
+    event, wall, hold = (
+        soft_state.next_event_timer(),
+        soft_state.timers.next_at(TimeDomain.WALL),
+        soft_state.hold(),
+    )
     return PendingWork(
         next_event_timer=None if event is None else EventTimeMicros(event),
         next_wall_timer=None if wall is None else WallTimeMicros(wall),
         hold=None if hold is None else EventTimeMicros(hold),
-        next_percentile_timers=queue.next_percentile_timers(),
-        percentile_holds=queue.holds(bundle.plan.percentile_watermarks),
+        next_percentile_timers=soft_state.timers.next_percentile_timers(),
+        percentile_holds=holds,
     )
 
 
@@ -255,6 +296,12 @@ def _without(
     # All keys stay, because the rows must keep the refused ids too: otherwise a redelivery would not be a duplicate.
     others = {*due, *grouping.keys}
     return replace(group(codes, order, kept, others), admitted=grouping)
+
+
+def _counted(turns: KeyExecutor, part: PartInColumns | None) -> Mapping[str, int]:
+    counters = turns.counters.sums()
+    in_columns = {} if part is None else part.change.counters
+    return {name: counters.get(name, 0) + in_columns.get(name, 0) for name in {*counters, *in_columns}}
 
 
 def _count_turns(grouping: Grouping, due: Collection[str]) -> int:

@@ -264,6 +264,11 @@ class RowCache:
         may_exist = self._existing.might_contain(pa.array(unknown, pa.string()))
         return [unknown[index] for index in np.flatnonzero(may_exist).tolist()]
 
+    def among(self, keys: Sequence[str]) -> list[str]:
+        """Return those of the keys that are here, after `warm`."""
+        states = self._states
+        return [key for key in keys if key in states] if states else []
+
     def states_of(self, keys: Sequence[str]) -> list[StoredState | None]:
         """Return the states of keys, none of them `absent`; ``None`` for a key without a state."""
         return list(map(self._states.get, keys))
@@ -302,7 +307,7 @@ class RowCache:
 
     def load(self, rows: LoadedRows) -> None:
         """Add rows that were read from files, because `absent` named their keys."""
-        self._forget(rows.keys)
+        self.forget(rows.keys)
         self._states.update(zip(rows.keys, rows.states, strict=True))
         self._timers.update(rows.timers)
         self.used_bytes += _weight(rows.keys, rows.states) + sum(map(self._weigh, rows.timers.values()))
@@ -323,11 +328,21 @@ class RowCache:
             self.remember([key for key, old in zip(keys, before, strict=True) if old is _MISSING])
         return CacheUndo(keys, before, overwritten)
 
+    def overwritten(
+        self, keys: Sequence[str], states: Sequence[StoredState | None], timers: Mapping[str, Timers]
+    ) -> CacheUndo:
+        """Return the undo that gives keys these rows; a key without state and timers had none."""
+        before = [
+            _MISSING if state is None and not timers.get(key) else state
+            for key, state in zip(keys, states, strict=True)
+        ]
+        return CacheUndo(keys, before, {key: timers.get(key, ()) for key in keys})
+
     def undo(self, undo: CacheUndo) -> None:
         if not self.is_complete:
             # Some of these rows may have been evicted since, and only files have all of them. A filter
             # made after the bundle lacks the rows that it deleted, though a file may have them.
-            self._forget(undo.keys)
+            self.forget(undo.keys)
             self.remember(undo.keys)
             return
         self._take_out(undo.keys)
@@ -377,13 +392,13 @@ class RowCache:
         surplus = self.used_bytes - int(_KEEP * self._limit_bytes())
         count = min(int(np.searchsorted(freed, surplus)) + 1, len(keys))
         evicted = order[:count]
-        self._forget([keys[index] for index in evicted[evicted >= len(cold)].tolist()])
+        self.forget([keys[index] for index in evicted[evicted >= len(cold)].tolist()])
         if self._cold is not None:
             self.used_bytes -= self._cold.drop(keys[index] for index in evicted[evicted < len(cold)].tolist())
         self.uses.keep_only(self._states)
         return count
 
-    def _forget(self, keys: Sequence[str]) -> None:
+    def forget(self, keys: Sequence[str]) -> None:
         self._take_out(keys)
         for key in keys if self._timers else ():
             timers = self._timers.pop(key, None)

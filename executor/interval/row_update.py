@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.executor.computation.column_rows import ColumnChange
 from millpond.executor.computation.context import Productions
 from millpond.executor.computation.state import FormerState, StoredState
 from millpond.executor.computation.timers import Timer, Timers, hold_of, oldest_but
@@ -79,7 +80,7 @@ class KeptProductions:
 
 @dataclass(frozen=True, slots=True)
 class RowUpdateDraft:
-    """The inputs of a bundle's row updates; the rows keep the productions ``kept``, or all.
+    """The inputs of a bundle's row updates; the rows keep the productions ``kept``.
 
     The updates can be built again, because a consumer of weak productions may turn out to be too slow.
     """
@@ -88,59 +89,43 @@ class RowUpdateDraft:
     arrivals: Arrivals
     grouping: Grouping
     outcome: BundleOutcome
-    kept: KeptProductions | None = None
+    columns: PartInColumns | None
+    kept: KeptProductions
 
     def updates(self) -> pa.Table | None:
         """Build the updates with `ROW_SCHEMA`, sorted by key; return ``None`` when nothing changed."""
-        bundle, outcome, kept, count = self.bundle, self.outcome, self.kept, len(self.grouping.keys)
-        changed = np.fromiter(map(ne, outcome.before, outcome.states), np.bool_, count)
-        deleted, timers = np.zeros(count, np.bool_), outcome.timers
-        if None in outcome.states:
-            deleted, timers = _deletions(outcome, changed)
-        if kept is None:
-            produced = np.asarray(outcome.production_counts, np.int64)
-        else:
-            produced = np.bincount(kept.owners, minlength=count).astype(np.int64)
-        written = changed | (produced > 0) | deleted
-        written[list(timers)] = True
-        columns = {name: pa.nulls(count, ROW_SCHEMA.field(name).type) for name in _OPTIONAL}
+        bundle, count = self.bundle, len(self.grouping.keys)
+        written, columns = _changed_keys(self.outcome)
+        if self.columns is not None:
+            written, columns = self.columns.with_keys(written, columns)
+        produced = np.bincount(self.kept.owners, minlength=count).astype(np.int64)
+        written |= produced > 0
         if self.arrivals.ids is not None:
             columns["record_ids"] = _record_ids(self.arrivals.ids, self)
             written |= pc.is_valid(columns["record_ids"]).to_numpy(zero_copy_only=False)
         if not written.any():
             return None
-        if timers:
-            columns["timers"] = _timers(timers, count)
-        if outcome.timers or outcome.kept_timers:
-            columns["hold"] = _holds(outcome, count)
         if produced.any():
-            values = production_values(outcome.productions) if kept is None else kept.values
-            columns["productions"] = _lists("productions", values, produced)
+            columns["productions"] = _lists("productions", self.kept.values, produced)
         columns |= {
             "key": self.grouping.key_column,
             "sequencer": pa.repeat(bundle.plan.fence.sequencer, count),
             "commit_number": pa.repeat(bundle.plan.fence.commit_number, count),
             "superstep": pa.repeat(bundle.superstep, count),
-            "deleted": pa.array(deleted),
-            **_states(outcome.states, changed & ~deleted, outcome.state_version),
         }
         table = pa.table(columns, schema=ROW_SCHEMA)
         return table if written.all() else table.filter(pa.array(written))
 
     def summaries(self) -> tuple[ProductionSummary, ...]:
-        if self.kept is None:
-            streams, times = self.outcome.productions.streams, self.outcome.productions.at
-        else:
-            streams = self.kept.values.field("stream").to_pylist()
-            times = self.kept.values.field("at").view(pa.int64()).to_pylist()
-        by_stream: dict[str, list[int]] = {}
-        for stream, at in zip(streams, times, strict=True):
-            by_stream.setdefault(stream, []).append(at)
+        values = self.kept.values
+        streams = values.field("stream").dictionary_encode()
+        codes, times = streams.indices.to_numpy(), values.field("at").view(pa.int64()).to_numpy()
         percentiles = self.bundle.plan.percentile_watermarks
         found = []
-        for stream, own in sorted(by_stream.items()):
-            oldest = oldest_but(np.array(own, np.int64), percentiles) if percentiles else {}
-            found.append(ProductionSummary(stream, len(own), EventTimeMicros(min(own)), oldest))
+        for stream, code in sorted((name, code) for code, name in enumerate(streams.dictionary.to_pylist())):
+            own = times[codes == code]
+            oldest = oldest_but(own, percentiles) if percentiles else {}
+            found.append(ProductionSummary(stream, len(own), EventTimeMicros(int(own.min())), oldest))
         return tuple(found)
 
     def restamped(self, fence: Fence, superstep: Superstep) -> RowUpdateDraft:
@@ -165,6 +150,76 @@ class RowUpdateDraft:
             if self.grouping.keys[index] in written:
                 states[index] = state
         return replace(self, outcome=replace(self.outcome, states=states))
+
+
+@dataclass(frozen=True, slots=True)
+class PartInColumns:
+    """The keys of a bundle that had no turns of their own, by their ``places`` among all; the ``others`` had."""
+
+    change: ColumnChange
+    places: _Index
+    others: _Index
+
+    def keys_of(self, grouping: Grouping) -> Sequence[str]:
+        if not len(self.others):
+            return grouping.keys
+        return [grouping.keys[place] for place in self.places.tolist()]
+
+    def with_keys(self, written: _Mask, columns: Mapping[str, pa.Array]) -> tuple[_Mask, dict[str, pa.Array]]:
+        """Return which of all keys changed, and the columns of their rows, from those of the other keys."""
+        change, count = self.change, len(self.places)
+        own = {name: pa.nulls(count, ROW_SCHEMA.field(name).type) for name in columns} | {
+            "state": change.states,
+            "timers": change.timers,
+            "hold": change.holds,
+            "deleted": pa.array(change.deleted),
+        }
+        if not len(self.others):
+            return change.changed.copy(), own
+        order = np.argsort(np.concatenate([self.places, self.others]))
+        rows = pa.array(order)
+        all_written = np.concatenate([change.changed, written])[order]
+        return all_written, {
+            name: pa.concat_arrays([own[name], columns[name]]).take(rows) for name in columns
+        }
+
+    def with_productions(self, values: pa.StructArray, owners: _Index) -> KeptProductions:
+        """Return the productions of all keys, from those of the other keys."""
+        change = self.change
+        own = self.places[change.owners]
+        if not len(owners):
+            return KeptProductions(change.productions, own)
+        index = np.concatenate([own, self.others[owners]])
+        order = np.argsort(index, kind="stable")
+        merged = pa.concat_arrays([change.productions, values]).take(pa.array(order))
+        return KeptProductions(merged, index[order])
+
+
+def all_productions(outcome: BundleOutcome, columns: PartInColumns | None) -> KeptProductions:
+    counts = outcome.production_counts
+    values = production_values(outcome.productions)
+    owners = np.repeat(np.arange(len(counts)), counts).astype(np.int64)
+    return KeptProductions(values, owners) if columns is None else columns.with_productions(values, owners)
+
+
+def _changed_keys(outcome: BundleOutcome) -> tuple[_Mask, dict[str, pa.Array]]:
+    """Return which keys changed, and the columns of their rows but ids and productions."""
+    count = len(outcome.states)
+    changed = np.fromiter(map(ne, outcome.before, outcome.states), np.bool_, count)
+    deleted, timers = np.zeros(count, np.bool_), outcome.timers
+    if None in outcome.states:
+        deleted, timers = _deletions(outcome, changed)
+    written = changed | deleted
+    written[list(timers)] = True
+    columns = {name: pa.nulls(count, ROW_SCHEMA.field(name).type) for name in _OPTIONAL} | {
+        "deleted": pa.array(deleted),
+        **_states(outcome.states, changed & ~deleted, outcome.state_version),
+    }
+    if timers:
+        columns["timers"] = _timers(timers, count)
+    if outcome.timers or outcome.kept_timers:
+        columns["hold"] = _holds(outcome, count)
+    return written, columns
 
 
 def _deletions(outcome: BundleOutcome, changed: _Mask) -> tuple[_Mask, dict[int, Timers]]:
@@ -291,8 +346,7 @@ class WeakProductions:
     def keeping(self, stragglers: Sequence[Straggler]) -> RowUpdateDraft:
         """Return the draft with row updates that also keep these productions, so that no consumer loses any."""
         kept = self.draft.kept
-        values = [] if kept is None else [kept.values]
-        owners = [] if kept is None else [kept.owners]
+        values, owners = [kept.values], [kept.owners]
         for straggler in stragglers:
             late = self.table.take(pa.array(straggler.positions)).to_struct_array()
             late = late.combine_chunks() if isinstance(late, pa.ChunkedArray) else late
@@ -307,9 +361,7 @@ class WeakProductions:
 
 def split_productions(draft: RowUpdateDraft) -> WeakProductions:
     """Separate the productions to deliver before the commit from those in the rows."""
-    outcome, weak = draft.outcome, draft.bundle.weak
-    values = production_values(outcome.productions)
-    owners = np.repeat(np.arange(len(outcome.production_counts)), outcome.production_counts).astype(np.int64)
+    weak, values, owners = draft.bundle.weak, draft.kept.values, draft.kept.owners
     streams = values.field("stream")
     is_fused, is_kept = _is_in(streams, weak.fused), _is_in(streams, weak.kept)
     in_rows = ~is_fused | is_kept

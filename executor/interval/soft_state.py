@@ -7,15 +7,16 @@ commit. That alone makes a retried, speculated or moved task safe.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.executor.computation.column_rows import ColumnChange, ColumnRows
 from millpond.executor.computation.state import StoredState
 from millpond.executor.computation.timers import TimerQueue, Timers
 from millpond.executor.interval.eviction import EvictionPolicy, UseStatistics, window_aware
@@ -30,18 +31,21 @@ from millpond.executor.interval.row_cache import (
 )
 from millpond.executor.interval.row_reader import (
     FileKeys,
+    LoadedRows,
     RowReader,
     large_among,
     load_changes,
     load_rows,
 )
+from millpond.executor.time.clocks import PercentileTimes
 from millpond.statestore.errors import check
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.rows.files import RowFile
 from millpond.statestore.rows.merge import MERGE_COLUMNS, combine_updates, merge_updates
-from millpond.statestore.rows.row import ROW_SCHEMA
+from millpond.statestore.rows.row import ROW_SCHEMA, TimeDomain
 from millpond.statestore.system import collector_paused
+from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
 # Default memory budget of a process.
 BUDGET_BYTES: Final = 512 * 2**20
@@ -128,6 +132,7 @@ class _Tentative:
 
     undo: CacheUndo
     updates: pa.Table
+    in_columns: tuple[Sequence[str], Any] | None = None
     path: str | None = None
     superstep: int = 0
 
@@ -158,10 +163,18 @@ class SoftState:
         self._memory = MemoryBudget(BUDGET_BYTES) if memory is None else memory
         self._policy = policy
         self._weigh = waiting_weight if keeps_records else timers_weight
+        self._make_columns: Callable[[], ColumnRows | None] = lambda: None
         self.reset()
+
+    def keep_in_columns(self, make: Callable[[], ColumnRows | None]) -> None:
+        """Keep rows in columns of the code's, which ``make`` returns empty, if it returns any."""
+        self._leave_columns()
+        self._make_columns = make
+        self._columns = make()
 
     def reset(self) -> None:
         """Drop everything; the next `synchronise` reads all files."""
+        self._columns = self._make_columns()
         self._cache = RowCache(self._rows_limit_bytes, self._policy, self._weigh, self._state_version)
         self.timers = TimerQueue()
         self.ids = KnownIds(self._interval, self._reader, lambda: self._limit_bytes() // _IDS_SHARE)
@@ -187,7 +200,7 @@ class SoftState:
 
     def _is_over_budget(self) -> bool:
         """Report the used memory, and return True if rows must be evicted."""
-        lookup_bytes, used_bytes = self._lookup_bytes(), self._cache.used_bytes
+        lookup_bytes, used_bytes = self._lookup_bytes(), self.used_bytes
         limit = self._memory.report(self._interval, used_bytes + lookup_bytes)
         return used_bytes > max(limit - lookup_bytes, limit // _ROWS_SHARE)
 
@@ -200,7 +213,8 @@ class SoftState:
 
     @property
     def used_bytes(self) -> int:
-        return self._cache.used_bytes
+        in_columns = 0 if self._columns is None else self._columns.size_bytes
+        return self._cache.used_bytes + in_columns
 
     # ------------------------------------------------------------- following the store
 
@@ -233,8 +247,15 @@ class SoftState:
         self._tentative.clear()
 
     def _undo(self, bundle: _Tentative) -> None:
-        self._cache.undo(bundle.undo)
-        self.timers.put(bundle.undo.timers)
+        undos = [bundle.undo]
+        if bundle.in_columns is not None and self._columns is not None:
+            keys, former = bundle.in_columns
+            rows = self._columns.undo(keys, former)
+            # They come back in their stored form; the next bundle in columns takes them up.
+            undos.append(self._cache.overwritten(keys, rows.states, rows.timers))
+        for undo in undos:
+            self._cache.undo(undo)
+            self.timers.put(undo.timers)
         if bundle.path is not None:
             # The file exists but was not committed, so neither its rows nor its ids count.
             self._files.disown(bundle.path)
@@ -300,6 +321,7 @@ class SoftState:
             self.ids.add_updates(updates)
         changes = load_changes(combine_updates(updates), self._state_version)
         keys, states, timers = changes.keys, changes.states, changes.timers
+        self._leave_columns(keys)
         if self._cache.is_complete:
             self._cache.replace_cold([key for key in keys if key in timers and key not in changes.same_state])
         self._cache.warm(keys)
@@ -324,8 +346,65 @@ class SoftState:
         if self._tentative and self._tentative[-1].path is None:
             self._undo(self._tentative.pop())
 
+    def due_keys(
+        self,
+        event_us: EventTimeMicros,
+        wall_us: WallTimeMicros,
+        percentile_watermarks: PercentileTimes | None = None,
+    ) -> set[str]:
+        """Return the keys with a timer that fires at this low watermark, wall time or percentile watermark."""
+        due = self.timers.due_keys(event_us, wall_us, percentile_watermarks)
+        return due if self._columns is None else due | self._columns.due_keys(event_us)
+
+    def next_event_timer(self) -> int | None:
+        return _earlier(
+            self.timers.next_at(TimeDomain.EVENT), None if self._columns is None else self._columns.next_at
+        )
+
+    def hold(self) -> int | None:
+        """Return the earliest output time of any timer or hold; ``None`` without one."""
+        return _earlier(self.timers.hold(), None if self._columns is None else self._columns.held_at)
+
+    def holds(self, percentiles: PercentileTimes) -> PercentileTimes:
+        """Return the earliest output time by percentile, as `TimerQueue.holds`."""
+        if percentiles:
+            self._leave_columns()
+        return self.timers.holds(percentiles)
+
+    @property
+    def columns(self) -> ColumnRows | None:
+        """The columns of rows; ``None`` without any, and while rows may only be in files."""
+        return self._columns if self._cache.is_complete else None
+
+    def not_in_columns(self, keys: Sequence[str], *, takes_up: bool) -> Collection[str]:
+        """Return the keys with a row elsewhere, after the columns have taken up what they can, if they shall."""
+        columns, cache = self._columns, self._cache
+        cache.warm(keys)
+        cached = cache.among(keys)
+        if columns is None or not cached or not takes_up:
+            return set(cached)
+        taken = columns.take_up(cached, cache.states_of(cached), cache.timers_of(cached))
+        if taken:
+            cache.forget(taken)
+            self.timers.put(dict.fromkeys(taken, ()))
+        return set(cached) - set(taken)
+
+    def _leave_columns(self, keys: Sequence[str] | None = None) -> None:
+        """Give rows that are in columns, those of ``keys`` or all, their stored form."""
+        columns = self._columns
+        if columns is None or not len(columns):
+            return
+        leaving = columns.keys if keys is None else columns.among(keys)
+        if leaving:
+            rows = columns.take(leaving)
+            self._cache.load(
+                LoadedRows(leaving, rows.states, {key: own for key, own in rows.timers.items() if own})
+            )
+            self.timers.put(rows.timers)
+
     def load(self, keys: Sequence[str]) -> list[StoredState | None]:
         """Return the states of the keys, read from files where they are not cached; ``None`` for no state."""
+        self._leave_columns(keys)
         cache = self._cache
         cache.warm(keys)
         if not cache.is_complete and (absent := cache.absent(keys)):
@@ -348,12 +427,18 @@ class SoftState:
         timers: Mapping[str, Timers],
         fingerprints: npt.NDArray[np.uint64] | None,
         clocks: tuple[int, int],
+        in_columns: tuple[Sequence[str], ColumnChange] | None = None,
     ) -> None:
         """Apply a bundle's outcome tentatively, until `adopt` and `synchronise` resolve whether it was committed.
 
-        ``keys`` and ``states`` are all of the bundle's, ``timers`` only the changed ones, ``fingerprints`` the consumed
-        ids', ``clocks`` the low watermark and the wall time.
+        ``keys`` and ``states`` are all of the bundle's but those ``in_columns``, ``timers`` only the changed ones,
+        ``fingerprints`` the consumed ids', ``clocks`` the low watermark and the wall time.
         """
+        former = None
+        if in_columns is not None and self._columns is not None:
+            changed_keys, change = in_columns
+            self._columns.apply(change)
+            former = changed_keys, change.former
         cache = self._cache
         self._clocks = clocks
         # Uses matter only for eviction, so nothing is learned while all rows fit.
@@ -368,7 +453,7 @@ class SoftState:
             self._statistics.follow(keys, self._wait_of, clocks)
         if fingerprints is not None:
             self.ids.add(fingerprints)
-        self._tentative.append(_Tentative(undo, updates))
+        self._tentative.append(_Tentative(undo, updates, former))
         self.shrink()
 
     def adopt(self, file: RowFile | None) -> None:
@@ -399,6 +484,11 @@ class SoftState:
 
     def shrink(self) -> None:
         if self._is_over_budget():
+            self._leave_columns()
             expectations = self._statistics.expectations(self._clocks)
             self._cache.evict(self.timers.waits(*self._clocks), self._clocks, expectations)
             self._is_over_budget()
+
+
+def _earlier(one: int | None, other: int | None) -> int | None:
+    return min((at for at in (one, other) if at is not None), default=None)

@@ -276,11 +276,11 @@ Finish: TypeAlias = Callable[[str, Any, Window, Pane], Iterable[Any]]
 """Takes key, combined value, window and pane, and returns the values to emit: one pane each."""
 
 _RINGS_MAX: Final = 100_000
-_DROPPED: Final = "dropped"
+DROPPED: Final = "dropped"
 _AFTER_LAST: Final = "after_last"
 _AFTER_CLEAR: Final = "after_clear"
 _SIGNALS_MISSED: Final = "signals_missed"
-WINDOW_COUNTERS: Final = (_DROPPED, _AFTER_LAST, _AFTER_CLEAR, _SIGNALS_MISSED)
+WINDOW_COUNTERS: Final = (DROPPED, _AFTER_LAST, _AFTER_CLEAR, _SIGNALS_MISSED)
 """Counters of elements that no pane shows, and of signals that found no window.
 
 ``dropped``: all windows of the element had expired. ``after_last``: the trigger of its window had finished.
@@ -335,7 +335,7 @@ class KeyWindows:
         self, assigned: dict[Window, list[Element]], late: Sequence[Element]
     ) -> list[WindowState]:
         if late:
-            self.counts[_DROPPED] += len(late)
+            self.counts[DROPPED] += len(late)
             self.late += late
         if self._strategy.window_fn.is_merging and not assigned.keys() <= self.windows.keys():
             assigned = self._merge_all(assigned)

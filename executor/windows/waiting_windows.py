@@ -53,7 +53,7 @@ _OF_ONE_SIZE: Final = frozenset({FixedWindows, UnalignedFixedWindows, SlidingWin
 _OF_FIELD: Final = frozenset(
     {Sum, Mean, StdDev, Min, Max, TopN, Last, ToList, ToSet, CountDistinct, Quantiles}
 )
-_END: Final = TriggerTimer("", "", TimeDomain.EVENT).to_text()
+END: Final = TriggerTimer("", "", TimeDomain.EVENT).to_text()
 _WAITING: Final = ["window", "accumulator", "news", "is_held", "timers"]
 _ENDED: Final = frozenset({"window", "accumulator", "index", "nonspeculative_index", "has_ended"})
 # Of texts with types.
@@ -72,6 +72,20 @@ def only_wait(strategy: WindowingStrategy) -> bool:
         and strategy.closing == "if_non_empty"
         and not strategy.state_version
     )
+
+
+def on_time_pane(strategy: WindowingStrategy, clocks: Clocks) -> dict[str, Any]:
+    """Return the pane that a window emits at its end, as JSON."""
+    pane = Pane(
+        index=0,
+        nonspeculative_index=0,
+        timing=Timing.ON_TIME,
+        is_last=False,
+        watermark_percentile=EXACT,
+        produced_at=clocks.wall_time,
+        trigger=strategy.trigger.label,
+    )
+    return pane.to_json()
 
 
 class _OtherTurnError(Exception):
@@ -104,18 +118,9 @@ class WaitingWindows:
         self._starts = _fixed_starts(strategy.window_fn, columns)
         self._cells: list[Any] | None = None
         self._combine = combine
-        if of is None and isinstance(columns.values, ArrowValues):
+        if of is None and columns.at and isinstance(columns.values, ArrowValues):
             self._cells, self._combine = _by_column(combine, columns.values)
-        pane = Pane(
-            index=0,
-            nonspeculative_index=0,
-            timing=Timing.ON_TIME,
-            is_last=False,
-            watermark_percentile=EXACT,
-            produced_at=clocks.wall_time,
-            trigger=strategy.trigger.label,
-        )
-        self._pane = pane.to_json()
+        self._pane = on_time_pane(strategy, clocks)
         self._pane_text = orjson.dumps(self._pane).decode()
 
     def turn(
@@ -213,7 +218,7 @@ class WaitingWindows:
             "accumulator": self._combine.create(),
             "news": 0,
             "is_held": True,
-            "timers": {_END: end},
+            "timers": {END: end},
         }
 
     def _assigned(self, key: str, start: int, stop: int) -> dict[int, list[Any]]:
@@ -271,7 +276,7 @@ class WaitingWindows:
 
     def _check_waiting(self, fields: dict[str, Any], window: int) -> None:
         is_waiting = list(fields) == _WAITING and fields["is_held"] is True
-        if not is_waiting or fields["timers"] != {_END: window + self._size_us}:
+        if not is_waiting or fields["timers"] != {END: window + self._size_us}:
             raise _OtherTurnError
 
 
@@ -286,7 +291,7 @@ def _text_of_window(fields: dict[str, Any]) -> str:
         # The text of most windows, in a third of the time.
         return (
             f'{{"window":[{start},{end}],"accumulator":{accumulator},"news":{fields["news"]},"is_held":true,'
-            f'"timers":{{"{_END}":{end}}}}}'
+            f'"timers":{{"{END}":{end}}}}}'
         )
     return encode_value(fields)
 
@@ -312,7 +317,7 @@ def _by_column(combine: CombineFn, values: ArrowValues) -> tuple[list[Any] | Non
 
 
 def _end_tag(window: int, size_us: int) -> str:
-    return f"{window}/{window + size_us}|{_END}"
+    return f"{window}/{window + size_us}|{END}"
 
 
 def _expiry_tag(window: int, size_us: int) -> str:

@@ -12,6 +12,7 @@ from itertools import groupby
 from types import GeneratorType
 from typing import Any, Final
 
+from millpond.executor.computation.column_rows import ColumnRows
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.quick_turn import QuickTurns
@@ -39,6 +40,7 @@ from millpond.executor.windows.key_windows import (
     upgraded_windows,
 )
 from millpond.executor.windows.strategy import WindowingStrategy, described
+from millpond.executor.windows.waiting_columns import waiting_columns
 from millpond.executor.windows.waiting_windows import WaitingWindows, only_wait
 from millpond.executor.windows.window import Element, Window
 from millpond.statestore.errors import InvalidError
@@ -94,10 +96,20 @@ class WindowedComputation(Computation):
 
     def quick_turns(self, clocks: Clocks, columns: RecordColumns) -> QuickTurns | None:
         """Return the turns of keys whose windows only wait for their end; ``None`` for other strategies."""
-        is_plain = self.finish is None and not self.signals and self.late_stream is None
-        if type(self) is not WindowedComputation or not is_plain or not only_wait(self.strategy):
+        if not self._only_waits:
             return None
         return WaitingWindows(self.strategy, self.combine, self.stream, clocks, columns, self.of)
+
+    def column_rows(self, streams: Mapping[str, str]) -> ColumnRows | None:
+        """Return rows for windows that only wait, if their combiner adds whole numbers of a field."""
+        if not self._only_waits or self.of is not None:
+            return None
+        return waiting_columns(self.strategy, self.combine, streams[self.stream])
+
+    @property
+    def _only_waits(self) -> bool:
+        is_plain = self.finish is None and not self.signals and self.late_stream is None
+        return type(self) is WindowedComputation and is_plain and only_wait(self.strategy)
 
     def element(self, record: Record) -> Element:
         return element_of(record, self.of)

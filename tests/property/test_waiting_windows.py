@@ -1,4 +1,4 @@
-"""Turns of windows that only wait for their end: the short way gives the rows, to the byte, that the hooks give."""
+"""Windows that only wait for their end: columns and short turns give the rows, to the byte, that the hooks give."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from millpond.executor.computation.values import ArrowValues, JsonValues, Python
 from millpond.executor.interval.bundle import Deliveries
 from millpond.executor.interval.processor import IntervalProcessor
 from millpond.executor.interval.row_update import BundleResult
+from millpond.executor.interval.soft_state import BUDGET_BYTES
 from millpond.executor.pipeline.nodes import ComputationNode
+from millpond.executor.time.clocks import Clocks
 from millpond.executor.windows.combiners import (
     ArgMax,
     CombineFields,
@@ -37,12 +39,13 @@ from millpond.executor.windows.combiners import (
 )
 from millpond.executor.windows.strategy import WindowingStrategy
 from millpond.executor.windows.time_triggers import AfterWatermark, Default
+from millpond.executor.windows.waiting_columns import WaitingColumns, waiting_columns
 from millpond.executor.windows.waiting_windows import WaitingWindows
 from millpond.executor.windows.window_fns import FixedWindows, SlidingWindows, UnalignedFixedWindows
 from millpond.executor.windows.windowed_computation import WindowedComputation
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.row_format import IpcRowFormat
-from millpond.statestore.types import TIME_MAX_US
+from millpond.statestore.types import TIME_MAX_US, EventTimeMicros, WallTimeMicros
 from tests.fixtures.interval_run import IntervalRun
 
 _KEYS = ["", "a", "é"]
@@ -64,6 +67,7 @@ _COMBINERS: list[CombineFn] = [
 ]
 _COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "ints": (pa.int64(), st.integers(-(2**63), 2**63 - 1) | st.integers(0, 5)),
+    "small ints": (pa.int32(), st.integers(-2, 5)),
     "floats": (pa.float64(), st.floats()),
     "decimals": (pa.decimal128(20, 2), st.integers(-999, 999).map(lambda cents: Decimal(cents) / 100)),
     "texts": (pa.string(), st.sampled_from(["", "x", "\U0001f986"])),
@@ -71,6 +75,20 @@ _COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "lists": (pa.list_(pa.int64()), st.lists(st.integers(0, 3), max_size=2)),
 }
 
+_in_columns = st.builds(
+    WindowingStrategy,
+    window_fn=st.sampled_from(
+        [
+            FixedWindows("5us"),
+            FixedWindows("3us", "2us"),
+            SlidingWindows("6us", "3us"),
+            SlidingWindows("2us", "3us"),
+        ]
+    ),
+    accumulation=st.sampled_from(["discarding", "accumulating"]),
+    allowed_lateness=st.sampled_from([0, "3us"]),
+    asked=st.sampled_from(["element", "bundle"]),
+)
 _strategies = st.builds(
     WindowingStrategy,
     window_fn=st.sampled_from(
@@ -91,13 +109,19 @@ _strategies = st.builds(
 
 
 @st.composite
-def _deliveries(draw: st.DrawFn) -> Deliveries:
-    kind, cells = _COLUMNS[draw(st.sampled_from(sorted(_COLUMNS)))]
+def _deliveries(
+    draw: st.DrawFn,
+    *,
+    kinds: Sequence[str] = tuple(sorted(_COLUMNS)),
+    at: st.SearchStrategy[int],
+    arrow: st.SearchStrategy[bool],
+) -> Deliveries:
+    kind, cells = _COLUMNS[draw(st.sampled_from(kinds))]
     rows = draw(
         st.lists(
             st.tuples(
                 st.sampled_from(_KEYS),
-                st.integers(0, 25),
+                at,
                 st.none() | cells if draw(st.booleans()) else cells,
             ),
             max_size=6,
@@ -105,7 +129,7 @@ def _deliveries(draw: st.DrawFn) -> Deliveries:
     )
     column = pa.array([row[2] for row in rows], kind)
     values: Values
-    if draw(st.booleans()):
+    if draw(arrow):
         values = ArrowValues(pa.table({"v": column, "other": list(range(len(rows)))}))
     elif kind in (pa.int64(), pa.string()):
         odd = draw(st.sampled_from(['{"w":1}', "7", "null", '{"v":1}']))
@@ -125,9 +149,38 @@ def _deliveries(draw: st.DrawFn) -> Deliveries:
     )
 
 
+_Script = Sequence[tuple[list[Deliveries], int, bool, str]]
+_FATES = ["committed", "committed", "committed", "lost", "failed"]
+
+
+# Bundles: deliveries, the step of the watermark, whether the other worker runs it, and its first fate.
 _scripts = st.lists(
-    st.tuples(st.lists(_deliveries(), max_size=2), st.integers(0, 8), st.booleans()), min_size=1, max_size=6
+    st.tuples(
+        st.lists(_deliveries(at=st.integers(0, 25), arrow=st.booleans()), max_size=2),
+        st.integers(0, 8),
+        st.booleans(),
+        st.sampled_from(_FATES),
+    ),
+    min_size=1,
+    max_size=6,
 )
+
+
+@st.composite
+def _scripts_in_columns(draw: st.DrawFn) -> _Script:
+    """Draw bundles of columns, few of whose records are for windows that have ended."""
+    script, watermark = [], 0
+    for _ in range(draw(st.integers(1, 8))):
+        step = draw(st.integers(0, 4))
+        watermark += step
+        delivery = _deliveries(
+            kinds=[*["small ints"] * 6, "ints", "texts"],
+            at=st.sampled_from([watermark + more for more in (1, 3, 4, 8, 0, -1, -20)]),
+            arrow=st.sampled_from([*[True] * 7, False]),
+        )
+        deliveries = draw(st.lists(delivery, max_size=2))
+        script.append((deliveries, step, draw(st.booleans()), draw(st.sampled_from(_FATES))))
+    return script
 
 
 def _node(strategy: WindowingStrategy, combine: CombineFn) -> ComputationNode:
@@ -143,33 +196,47 @@ def _node(strategy: WindowingStrategy, combine: CombineFn) -> ComputationNode:
 def _results(
     strategy: WindowingStrategy,
     combine: CombineFn,
-    script: Sequence[tuple[list[Deliveries], int, bool]],
+    script: _Script,
     later: str = "0us",
+    budget_bytes: int = BUDGET_BYTES,
 ) -> list[BundleResult]:
     """Run bundles on two workers, of which one has code with another lateness."""
-    run = IntervalRun(_node(strategy, combine), Interval("c"), workers=2, row_format=IpcRowFormat())
+    run = IntervalRun(_node(strategy, combine), Interval("c"), 2, budget_bytes, IpcRowFormat())
     other = _node(replace(strategy, allowed_lateness=later), combine)
     run._workers[1].processor = IntervalProcessor(other, run.interval, run.soft_state(1))
     watermark, results = 0, []
-    for deliveries, step, is_moved in [*script, ([], TIME_MAX_US, False)]:
+    for deliveries, step, is_moved, fate in [*script, ([], TIME_MAX_US, False, "committed")]:
         watermark = min(watermark + step, TIME_MAX_US)
+        if fate == "lost":
+            run.attempt(run.bundle(deliveries, watermark, wall_time=7), int(is_moved))
+        elif fate == "failed":
+            run.soft_state(int(is_moved)).synchronise(run.files)
+            run.process_only(run.bundle(deliveries, watermark, wall_time=7), int(is_moved))
         results.append(run.step(deliveries, watermark, wall_time=7, worker=int(is_moved)))
     return results
 
 
 @contextmanager
-def _turns() -> Iterator[list[bool]]:
-    """Note of each turn whether it takes the short way."""
+def _noted(kind: type[WaitingWindows | WaitingColumns], name: str) -> Iterator[list[bool]]:
+    """Note of each call whether it goes the way of the class."""
     taken: list[bool] = []
-    turn = WaitingWindows.turn
+    method = getattr(kind, name)
 
-    def noted(self: WaitingWindows, *arguments: Any) -> Any:
-        result = turn(self, *arguments)
+    def noted(self: object, *arguments: Any) -> Any:
+        result = method(self, *arguments)
         taken.append(result is not None)
         return result
 
-    with patch.object(WaitingWindows, "turn", noted):
+    with patch.object(kind, name, noted):
         yield taken
+
+
+_NO_COLUMNS = patch.object(WaitingColumns, "change", lambda *_: None)
+_NO_TURNS = patch.object(WaitingWindows, "turn", lambda *_: None)
+
+
+def _shares(name: str, taken: Sequence[bool]) -> str:
+    return f"{name}: {'some' if True in taken else 'none'}, others: {'some' if False in taken else 'none'}"
 
 
 @settings(max_examples=100, deadline=None)
@@ -180,21 +247,37 @@ def _turns() -> Iterator[list[bool]]:
     later=st.sampled_from(["0us", "3us", "9us"]),
 )
 def test_short_turns_give_the_rows_of_the_hooks(
-    strategy: WindowingStrategy,
-    combine: CombineFn,
-    script: list[tuple[list[Deliveries], int, bool]],
-    later: str,
+    strategy: WindowingStrategy, combine: CombineFn, script: _Script, later: str
 ) -> None:
     """Late elements, retracting panes, odd values, redelivered ids and moved workers included."""
-    with _turns() as taken:
+    with _NO_COLUMNS, _noted(WaitingWindows, "turn") as taken:
         short = _results(strategy, combine, script, later)
-    with patch.object(WaitingWindows, "turn", lambda *_: None):
-        long = _results(strategy, combine, script, later)
+    event(_shares("short turns", taken))
+    with _NO_COLUMNS, _NO_TURNS:
+        _check_equal(short, _results(strategy, combine, script, later))
 
-    event(
-        f"short turns: {'some' if True in taken else 'none'}, long turns: {'some' if False in taken else 'none'}"
-    )
-    for one, other in zip(short, long, strict=True):
+
+@settings(max_examples=150, deadline=None)
+@given(
+    strategy=_in_columns,
+    combine=st.sampled_from([Count(), Sum("v"), Count("v")]),
+    script=_scripts_in_columns(),
+    later=st.sampled_from(["0us", "0us", "3us"]),
+    budget_bytes=st.sampled_from([BUDGET_BYTES, BUDGET_BYTES, 3_000]),
+)
+def test_columns_give_the_rows_of_single_keys(
+    strategy: WindowingStrategy, combine: CombineFn, script: _Script, later: str, budget_bytes: int
+) -> None:
+    """Bundles in columns and bundles of turns follow on each other, rows are evicted, and bundles are undone."""
+    with _noted(WaitingColumns, "change") as taken:
+        columns = _results(strategy, combine, script, later, budget_bytes)
+    event(_shares("bundles in columns", taken))
+    with _NO_COLUMNS:
+        _check_equal(columns, _results(strategy, combine, script, later, budget_bytes))
+
+
+def _check_equal(results: Sequence[BundleResult], others: Sequence[BundleResult]) -> None:
+    for one, other in zip(results, others, strict=True):
         assert (one.updates is None) == (other.updates is None)
         if one.updates is not None:
             assert one.updates.to_pylist() == other.updates.to_pylist()
@@ -205,12 +288,47 @@ def test_short_turns_give_the_rows_of_the_hooks(
         ]
 
 
-def test_most_turns_are_short() -> None:
-    """Otherwise the comparison above would compare the hooks with themselves."""
+def test_most_turns_are_short_and_most_bundles_in_columns() -> None:
+    """Otherwise the comparisons above would compare a way with itself."""
     table = pa.table({"v": range(100)})
     delivery = Deliveries(
         stream="in", keys=pa.array(["k"] * 100), at=np.arange(100), values=ArrowValues(table), ids=None
     )
-    with _turns() as taken:
-        _results(WindowingStrategy(window_fn=FixedWindows("10us")), Sum("v"), [([delivery], 0, False)])
-    assert taken == [True, True]
+    for combine, way in (
+        (Sum("v"), _noted(WaitingColumns, "change")),
+        (Mean("v"), _noted(WaitingWindows, "turn")),
+    ):
+        with way as taken:
+            _results(
+                WindowingStrategy(window_fn=FixedWindows("10us")),
+                combine,
+                [([delivery], 0, False, "committed")],
+            )
+        assert taken == [True, True]
+
+
+def test_rows_that_columns_would_write_in_another_way_stay_rows() -> None:
+    """Code with another lateness has set other timers; such a row is for turns of its own."""
+    strategy = WindowingStrategy(window_fn=FixedWindows("10us"))
+    columns = waiting_columns(strategy, Count(), "panes")
+    other = waiting_columns(replace(strategy, allowed_lateness="5us"), Count(), "panes")
+    assert columns is not None
+    assert other is not None
+    values = ArrowValues(pa.table({"v": [1, 2]}))
+    change = columns.change(
+        ["a", "b"],
+        np.array([0, 1, 2]),
+        np.array([3, 12]),
+        np.array([0, 1]),
+        columns.added(values),
+        Clocks(watermark=EventTimeMicros(0), wall_time=WallTimeMicros(0)),
+        (),
+    )
+    assert change is not None
+    columns.apply(change)
+    rows = columns.take(["a", "b"])
+    timers = list(rows.timers.values())
+
+    assert other.take_up(["a", "b"], rows.states, timers) == []
+    assert columns.take_up(["a", "b"], ['{"windows":[]}', rows.states[1]], timers) == ["b"]
+    assert columns.keys == ["b"]
