@@ -68,7 +68,7 @@ PARQUET_OPTIONS: Final[dict[str, Any]] = {
 """Options for both of Arrow's Parquet writers."""
 
 # The size in memory from which a superstep's file has a page index; smaller files are read whole.
-PAGED_BYTES_MIN: Final = 1 << 22
+PAGED_BYTES_MIN: Final = 1 << 24
 # The same for a compaction, which no superstep waits for.
 COMPACTED_PAGED_BYTES_MIN: Final = 1 << 18
 
