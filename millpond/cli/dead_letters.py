@@ -23,7 +23,7 @@ from millpond.executor.superstep.letter_retries import (
     withdraw_letter_requests,
 )
 from millpond.executor.time.instants import parse_instant_us
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.visible import visible
 
 _VALUE_SHOWN: Final = 60  # characters of a sample's value in a table
@@ -96,12 +96,20 @@ def list_(store: StoreAt, version: str | None, *, as_json: bool, **selected: Any
     """
     selection = _selection(**selected)
     by_kind: dict[tuple[str, str, str], list[StoredLetter]] = {}
+    known: dict[str, set[Any]] = {"computation": set(), "stream": set()}
     with store.reading(version) as (opened, snapshot):
-        for letter in filter(selection.has, stored_letters(snapshot, opened.objects)):
+        for letter in stored_letters(snapshot, opened.objects):
             fields = letter.fields
+            for name, names in known.items():
+                names.add(fields.get(name))
+            if not selection.has(letter):
+                continue
             kind = (str(fields.get("computation")), str(fields.get("stream")), str(fields.get("error")))
             by_kind.setdefault(kind, []).append(letter)
         waiting = waiting_letter_requests(snapshot.txns)
+    for name, names in known.items() if not by_kind else ():
+        if names and (given := selected[name]) is not None and given not in names:
+            raise InvalidError(f"no dead letter has this {name}{did_you_mean(given, names)}", **{name: given})
     groups = [_group(*kind, letters) for kind, letters in sorted(by_kind.items())]
     columns = ("computation", "stream", "error", "letters", "newest", "sample", "key", "value", "lost")
     print_rows(groups, columns, map(_row, groups), as_json=as_json)

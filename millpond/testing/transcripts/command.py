@@ -281,6 +281,8 @@ def main(files: tuple[Path, ...], runner: str, *, restart: bool, together: int |
         documents = list(read_documents(files))
     except InvalidError as error:
         raise click.UsageError(visible_lines(str(error))) from error
+    if not documents:
+        raise click.UsageError(f"no transcript is in {', '.join(map(str, files))}")
     size = together or _TOGETHER[runner]
     opener, release = _opener(runner)
     passed = failed = 0

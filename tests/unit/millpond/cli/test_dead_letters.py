@@ -71,6 +71,13 @@ def test_letters_are_counted_by_error(pond: Path) -> None:
     assert (table.exit_code, "ZeroDivisionError" in table.stdout) == (0, True)
 
 
+def test_misspelt_name_is_refused(pond: Path) -> None:
+    refused = invoke("list", pond, "--stream", "ordrs")
+
+    assert refused.exit_code == 1
+    assert "no dead letter has this stream; did you mean 'orders'?" in refused.output
+
+
 def test_letter_without_a_name_is_asked_for_or_the_only_one(pond: Path, tmp_path: Path) -> None:
     asked = invoke("show", pond)
     run(tmp_path / "one", mended=True)

@@ -116,3 +116,12 @@ def test_parallel_documents_have_own_time() -> None:
     assert [failures[0], failures[3]] == [None, None]
     assert str(failures[1]).startswith("Unexpected output")
     assert "no window function and no trigger" in str(failures[2])
+
+
+def test_file_without_a_transcript_is_an_error(tmp_path: Path) -> None:
+    """Otherwise a check of nothing passes."""
+    path = tmp_path / "some.yaml"
+    path.write_text("---\n", encoding="utf-8")
+    result = CliRunner().invoke(main, [str(path)])
+
+    assert (result.exit_code, f"no transcript is in {path}" in result.output) == (2, True)
