@@ -38,7 +38,7 @@ _WITHOUT: Final[dict[str, tuple[str, ...]]] = {
 }
 """The ways, and the methods without which a step takes them."""
 
-COMBINERS: Final = {"sum": mp.Sum("value"), "count": mp.Count()}
+COMBINERS: Final = {"sum": mp.Sum("value"), "count": mp.Count(), "sum_of_floats": mp.Sum("share")}
 """What is combined, by name."""
 
 
@@ -50,6 +50,7 @@ def records_of(count: int, *, with_ids: bool) -> pa.Table:
         "key": [f"user{number}" for number in rng.integers(0, _KEYS, count)],
         "at": np.sort(rng.integers(0, span_us, count)) + _BEGIN_US,
         "value": rng.integers(0, 1_000, count),
+        "share": rng.random(count),
     }
     if with_ids:
         columns["id"] = [f"{number:x}" for number in range(count)]

@@ -22,10 +22,18 @@ import pyarrow.compute as pc
 from millpond.executor.computation.column_rows import ColumnChange, ColumnRows, StoredRows
 from millpond.executor.computation.state import StoredState
 from millpond.executor.computation.timers import Timer, Timers
-from millpond.executor.computation.values import ArrowValues, ConcatenatedValues, Values
+from millpond.executor.computation.values import Values
 from millpond.executor.time.clocks import EXACT, Clocks, timer_clock_name
 from millpond.executor.time.instants import INSTANT_MAX_US, INSTANT_MIN_US
-from millpond.executor.windows.combiners import CombineFn, Count, Sum
+from millpond.executor.windows.accumulator_columns import (
+    AccumulatorColumn,
+    Accumulators,
+    CombinerError,
+    TypedAccumulatorError,
+    column_of,
+    has_column,
+)
+from millpond.executor.windows.combiners import CombineFn
 from millpond.executor.windows.key_windows import DROPPED, EXPIRY
 from millpond.executor.windows.strategy import Accumulation, WindowingStrategy
 from millpond.executor.windows.waiting_windows import END, on_time_pane, only_wait
@@ -39,18 +47,16 @@ from millpond.statestore.rows.row import (
     TimeDomain,
     lists_of,
 )
+from millpond.statestore.types import TIME_MAX_US
 
 _Index = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
-_Added: TypeAlias = tuple[_Index, _Mask | None]
+_Added: TypeAlias = tuple[Any, _Mask | None]
 
 _WAITING: Final = ["window", "accumulator", "news", "is_held", "timers"]
 _EVENT: Final = timer_clock_name(TimeDomain.EVENT, EXACT, holds=True)
-# Sums stay far from the bounds of their column.
-_SUM_MAX: Final = float(1 << 61)
 _NAMES_MIN: Final = 1_024
-# An estimate of a window's and of a key's memory, with the objects that they become when they leave.
-_WINDOW_BYTES: Final = 48
+# An estimate of a key's memory, with the objects that it becomes when it leaves.
 _KEY_BYTES: Final = 160
 
 
@@ -64,7 +70,7 @@ class _Windows:
     owner: _Index
     start: _Index
     news: _Index
-    total: _Index
+    total: Accumulators
     is_open: _Mask
 
     def at(self, chosen: _Index | _Mask) -> _Windows:
@@ -89,19 +95,15 @@ class _Windows:
         )
 
 
-def _no_windows() -> _Windows:
+def _no_windows(totals: Accumulators) -> _Windows:
     none = np.empty(0, np.int64)
-    return _Windows(none, none, none, none, np.empty(0, np.bool_))
+    return _Windows(none, none, none, totals, np.empty(0, np.bool_))
 
 
 def waiting_columns(strategy: WindowingStrategy, combine: CombineFn, stream: str) -> WaitingColumns | None:
     """Return columns for the windows of a step; ``None`` if its windows or combiner are not for columns."""
-    of = getattr(combine, "of", None)
-    is_known = type(combine) in (Count, Sum) and (
-        isinstance(of, str) or (of is None and type(combine) is Count)
-    )
     fits = only_wait(strategy) and type(strategy.window_fn) in (FixedWindows, SlidingWindows)
-    return WaitingColumns(strategy, combine, stream) if is_known and fits else None
+    return WaitingColumns(strategy, combine, stream) if fits and has_column(combine) else None
 
 
 class WaitingColumns(ColumnRows):
@@ -117,12 +119,11 @@ class WaitingColumns(ColumnRows):
         self._offset_us = duration_us(window_fn.offset) % self._period_us
         self._lateness_us = strategy.allowed_lateness_us + 1
         self._accumulates = strategy.accumulation is Accumulation.ACCUMULATING
-        self._clear()
-
-    def _clear(self) -> None:
         self._numbers: dict[str, int] = {}
         self._names: list[str] = []
-        self._hold(_no_windows())
+        self._column: AccumulatorColumn = column_of(combine)
+        self._has_types = False
+        self._hold(_no_windows(self._column.of([])))
 
     def _hold(self, windows: _Windows) -> None:
         self._windows = windows
@@ -145,7 +146,7 @@ class WaitingColumns(ColumnRows):
 
     @property
     def size_bytes(self) -> int:
-        return _WINDOW_BYTES * len(self) + _KEY_BYTES * int(self._has_windows.sum())
+        return self._column.window_bytes * len(self) + _KEY_BYTES * int(self._has_windows.sum())
 
     @property
     def next_at(self) -> int | None:
@@ -202,7 +203,7 @@ class WaitingColumns(ColumnRows):
         self, keys: Sequence[str], states: Sequence[StoredState | None], timers: Sequence[Timers]
     ) -> list[str]:
         owner: list[int] = []
-        rows: list[tuple[int, int, int, bool]] = []
+        rows: list[tuple[int, int, Any, bool]] = []
         for place, state in enumerate(states):
             found = self._parsed(state)
             owner += [place] * len(found)
@@ -214,11 +215,14 @@ class WaitingColumns(ColumnRows):
             np.array(owner, np.int64),
             np.array(starts, np.int64),
             np.array(news, np.int64),
-            np.array(totals, np.int64),
+            self._column.of(totals),
             np.array(opens, np.bool_),
         )
         # A row goes to the columns only if they would write it so: other code or another lateness may have written it.
-        stored = self._stored(keys, windows)
+        try:
+            stored = self._stored(keys, windows)
+        except (TypedAccumulatorError, CombinerError):
+            return []
         is_same = [
             state == mine and own == stored.timers[key]
             for key, state, mine, own in zip(keys, states, stored.states, timers, strict=True)
@@ -228,15 +232,18 @@ class WaitingColumns(ColumnRows):
         self._hold(self._windows.with_others(windows.owned_by(self._numbers_of(keys)[windows.owner])))
         return [key for key, same in zip(keys, is_same, strict=True) if same]
 
-    def _parsed(self, state: StoredState | None) -> list[tuple[int, int, int, bool]]:
+    def _parsed(self, state: StoredState | None) -> list[tuple[int, int, Any, bool]]:
         """Return start, news, total and openness of the windows of a state; nothing for one that is not for columns."""
-        found: list[tuple[int, int, int, bool]] = []
+        found: list[tuple[int, int, Any, bool]] = []
         try:
             for fields in orjson.loads(state)["windows"] if type(state) is str else ():
-                numbers = (fields["window"][0], fields.get("news", 0), fields.get("accumulator", 0))
-                if not all(type(number) is int and abs(number) <= _SUM_MAX for number in numbers):
+                start, news, total = fields["window"][0], fields.get("news", 0), fields.get("accumulator")
+                are_numbers = all(
+                    type(number) is int and abs(number) <= TIME_MAX_US for number in (start, news)
+                )
+                if not are_numbers or not ("accumulator" not in fields or self._column.holds(total)):
                     return []
-                found.append((*numbers, "news" in fields))
+                found.append((start, news, total, "news" in fields))
         except (ValueError, LookupError, TypeError, AttributeError):
             return []
         return found
@@ -275,6 +282,26 @@ class WaitingColumns(ColumnRows):
         clocks: Clocks,
         elsewhere: Collection[str],
     ) -> ColumnChange | None:
+        try:
+            return self._changed(keys, bounds, at, sources, added, clocks, elsewhere)
+        except TypedAccumulatorError:
+            # It would happen again and again.
+            self._has_types = True
+            return None
+        except CombinerError:
+            # It raises again in a turn, which makes a dead letter of it.
+            return None
+
+    def _changed(
+        self,
+        keys: Sequence[str],
+        bounds: _Index,
+        at: _Index,
+        sources: _Index,
+        added: _Added,
+        clocks: Clocks,
+        elsewhere: Collection[str],
+    ) -> ColumnChange | None:
         # Not later: the numbers of the change's keys must last until it is applied.
         self._forget_keys_without_windows()
         found = self._arrived(keys, bounds, at, sources, added, clocks.watermark, elsewhere)
@@ -286,7 +313,7 @@ class WaitingColumns(ColumnRows):
         count, watermark, size_us = len(keys), clocks.watermark, self._size_us
         numbers = self._numbers_of(keys)
         former = self._owned(numbers)[1]
-        windows, is_new = _merged(former, arrived)
+        windows, is_new = _merged(former, arrived, self._column)
         ends = windows.start + size_us
         is_ending = windows.is_open & (ends <= watermark)
         is_expiring = ends + self._lateness_us <= watermark
@@ -298,7 +325,7 @@ class WaitingColumns(ColumnRows):
             windows.owner[kept],
             windows.start[kept],
             np.where(is_ending, 0, windows.news)[kept],
-            (windows.total if self._accumulates else np.where(is_ending, 0, windows.total))[kept],
+            (windows.total if self._accumulates else self._column.without(windows.total, is_ending))[kept],
             (windows.is_open & ~is_ending)[kept],
         )
         written = self._written(after, count)
@@ -357,7 +384,7 @@ class WaitingColumns(ColumnRows):
             is_live &= is_own
             dropped = len(np.unique(chosen[is_own])) - len(np.unique(chosen[is_live]))
             owner, starts, chosen = (np.cumsum(is_here) - 1)[owner[is_live]], starts[is_live], chosen[is_live]
-        return np.flatnonzero(is_here), _grouped(owner, starts, cells[sources[chosen]]), dropped
+        return np.flatnonzero(is_here), _grouped(owner, starts, cells, sources[chosen], self._column), dropped
 
     def _owned(self, numbers: _Index) -> tuple[_Mask, _Windows]:
         """Return which windows belong to keys of these numbers, and these windows, by the numbers' places."""
@@ -377,33 +404,16 @@ class WaitingColumns(ColumnRows):
         return self._stored(keys, former.at(np.lexsort((former.start, former.owner))))
 
     def added(self, values: Values) -> _Added | None:
-        """Return the number that each value adds, and which are null; ``None`` where the columns do not hold them."""
-        if isinstance(values, ConcatenatedValues):
-            parts = [added for part in values.parts if (added := self.added(part)) is not None]
-            if len(parts) < len(values.parts):
-                return None
-            nulls = [np.zeros(len(cells), np.bool_) if null is None else null for cells, null in parts]
-            return np.concatenate([cells for cells, _ in parts]), np.concatenate(nulls)
+        """Return what each value adds, and which are for turns; ``None`` where the columns do not hold them."""
+        if self._has_types:
+            return None
         if not len(values):
-            return np.empty(0, np.int64), None
-        if not isinstance(values, ArrowValues):
-            return None
-        of: str | None = self._combine.of  # type: ignore[attr-defined]  # of the combiners that are for columns
-        if of is None:
-            return (np.ones(len(values), np.int64), None) if values.is_held else None
-        column = values.plain_column(of)
-        if column is None:
-            return None
-        is_null = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
-        if type(self._combine) is Count:
-            counted = np.ones(len(values), np.int64) if is_null is None else (~is_null).astype(np.int64)
-            return counted, None
-        if not pa.types.is_integer(column.type) or pa.types.is_uint64(column.type):
-            return None
-        cells = pc.fill_null(column, 0).to_numpy().astype(np.int64)
-        most = max(abs(int(cells.max())), abs(int(cells.min()))) * len(cells)
-        held = np.abs(self._windows.total).max(initial=0)
-        return (cells, is_null) if float(most) + float(held) < _SUM_MAX else None
+            return (), None
+        if not len(self):
+            # The column's type decides, and may be another one each time that all windows have closed.
+            self._column = column_of(self._combine, values)
+            self._hold(_no_windows(self._column.of([])))
+        return self._column.cells(values, self._windows.total)
 
     def _assigned(self, owner: _Index, times: _Index) -> tuple[_Index, _Index, _Index] | None:
         """Return the owner, the start and the place of the element for each window of each element.
@@ -428,7 +438,7 @@ class WaitingColumns(ColumnRows):
         at = pa.array(ends - 1)
         texts = pc.binary_join_element_wise(
             '{"value":',
-            _text(windows.total),
+            self._column.results(windows.total),
             ',"window":[',
             _text(windows.start),
             ",",
@@ -455,13 +465,14 @@ class WaitingColumns(ColumnRows):
         """Write the rows of ``count`` owners, whose windows are in order of owner and start."""
         ends = windows.start + self._size_us
         start_text, end_text = _text(windows.start), _text(ends)
+        total_text = self._column.texts(windows.total)
         texts = pc.binary_join_element_wise(
             '{"window":[',
             start_text,
             ",",
             end_text,
             '],"accumulator":',
-            _text(windows.total),
+            total_text,
             ',"news":',
             _text(windows.news),
             f',"is_held":true,"timers":{{"{END}":',
@@ -470,7 +481,7 @@ class WaitingColumns(ColumnRows):
             "",
         )
         if not windows.is_open.all():
-            total = [',"accumulator":', _text(windows.total)] if self._accumulates else []
+            total = [',"accumulator":', total_text] if self._accumulates else []
             ended = pc.binary_join_element_wise(
                 '{"window":[',
                 start_text,
@@ -547,26 +558,28 @@ def _text(numbers: _Index) -> pa.StringArray:
     return pa.array(numbers).cast(pa.string())
 
 
-def _grouped(owner: _Index, start: _Index, cells: _Index) -> _Windows:
-    """Return a window for each owner and start, with the number and the sum of its cells."""
+def _grouped(
+    owner: _Index, start: _Index, cells: Any, sources: _Index, column: AccumulatorColumn
+) -> _Windows:
+    """Return a window for each owner and start, with the number of its cells and what they add."""
     if not len(owner):
-        return _no_windows()
+        return _no_windows(column.of([]))
     is_same = owner[1:] == owner[:-1]
     if not bool(((owner[1:] > owner[:-1]) | (is_same & (start[1:] >= start[:-1]))).all()):
         order = np.lexsort((start, owner))
-        owner, start, cells = owner[order], start[order], cells[order]
+        owner, start, sources = owner[order], start[order], sources[order]
         is_same = owner[1:] == owner[:-1]
     firsts = np.flatnonzero(np.concatenate([[True], ~is_same | (start[1:] != start[:-1])]))
     return _Windows(
         owner[firsts],
         start[firsts],
         np.diff(np.append(firsts, len(owner))),
-        np.add.reduceat(cells, firsts),
+        column.grouped(cells, sources, firsts),
         np.ones(len(firsts), np.bool_),
     )
 
 
-def _merged(former: _Windows, arrived: _Windows) -> tuple[_Windows, _Mask]:
+def _merged(former: _Windows, arrived: _Windows, column: AccumulatorColumn) -> tuple[_Windows, _Mask]:
     """Add arrived elements to windows that are open; return all windows in order, and which are new."""
     both = former.with_others(arrived)
     if not len(both.owner):
@@ -584,7 +597,7 @@ def _merged(former: _Windows, arrived: _Windows) -> tuple[_Windows, _Mask]:
             both.owner[firsts],
             both.start[firsts],
             np.add.reduceat(both.news, firsts),
-            np.add.reduceat(both.total, firsts),
+            column.merged(both.total, is_arrived, firsts),
             both.is_open[firsts],
         ),
         is_arrived[firsts],

@@ -1,0 +1,220 @@
+"""Accumulators of many windows as a column: whole numbers that are added up, or objects of any other combiner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.executor.computation.values import ArrowValues, ConcatenatedValues, Values
+from millpond.executor.windows.combiners import CombineFn, Count, Last, Max, Mean, Min, StdDev, Sum
+from millpond.statestore.rows.value_text import PLAIN_MARK, encode_value
+
+_Index = npt.NDArray[np.int64]
+_Mask = npt.NDArray[np.bool_]
+Accumulators: TypeAlias = npt.NDArray[Any]
+"""One accumulator for each window: 64-bit integers, or Python's objects."""
+
+# Sums stay far from the bounds of their column.
+_SUM_MAX: Final = float(1 << 61)
+# Their functions change no accumulator in place, so an undone bundle leaves no trace.
+_PURE: Final = frozenset({Count, Sum, Mean, Min, Max, StdDev, Last})
+
+
+class TypedAccumulatorError(Exception):
+    """An accumulator or a result has types that JSON lacks, so the text of its whole row has another form."""
+
+
+class CombinerError(Exception):
+    """A combiner has refused an element."""
+
+
+@contextmanager
+def _combining() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise CombinerError from error
+
+
+class AccumulatorColumn(Protocol):
+    """What a combiner does, for the accumulators of many windows at once."""
+
+    window_bytes: int
+    """The memory of a window, by estimate."""
+
+    def of(self, stored: Sequence[Any]) -> Accumulators:
+        """Return accumulators as a column that `holds` them; ``None`` is no accumulator."""
+
+    def holds(self, stored: Any) -> bool: ...
+
+    def cells(self, values: Values, held: Accumulators) -> tuple[Any, _Mask | None] | None:
+        """Return what each value adds, and which must be added by a turn; ``None`` if the column cannot hold it.
+
+        ``held`` are all accumulators.
+        """
+
+    def grouped(self, cells: Any, order: _Index, firsts: _Index) -> Accumulators:
+        """Return what groups of cells add, which begin at ``firsts`` of ``order``."""
+
+    def merged(self, both: Accumulators, is_arrived: _Mask, firsts: _Index) -> Accumulators:
+        """Return the accumulators of windows, each with what has arrived for it behind it."""
+
+    def without(self, accumulators: Accumulators, is_cleared: _Mask) -> Accumulators: ...
+
+    def texts(self, accumulators: Accumulators) -> pa.StringArray:
+        """Return the accumulators as JSON."""
+
+    def results(self, accumulators: Accumulators) -> pa.StringArray:
+        """Return the results as JSON."""
+
+
+def has_column(combine: CombineFn) -> bool:
+    """Return True for a combiner of one field, or of none, whose accumulators can be a column."""
+    of = getattr(combine, "of", None)
+    return type(combine) in _PURE and (isinstance(of, str) or (of is None and type(combine) is Count))
+
+
+def column_of(combine: CombineFn, values: Values | None = None) -> AccumulatorColumn:
+    """Return an empty column for the accumulators of such values."""
+    of: str | None = combine.of  # type: ignore[attr-defined]  # `has_column` says so
+    if type(combine) is Count:
+        return WholeNumbers(of, counts=True)
+    first = values.parts[0] if isinstance(values, ConcatenatedValues) else values
+    column = first.plain_column(str(of)) if isinstance(first, ArrowValues) else None
+    is_whole = column is None or pa.types.is_integer(column.type)
+    return WholeNumbers(of, counts=False) if type(combine) is Sum and is_whole else Objects(combine, str(of))
+
+
+class WholeNumbers:
+    """Counts, and sums of whole numbers."""
+
+    window_bytes: int = 48
+
+    def __init__(self, of: str | None, *, counts: bool) -> None:
+        self._of = of
+        self._counts = counts
+
+    def of(self, stored: Sequence[Any]) -> Accumulators:
+        return np.array([0 if number is None else number for number in stored], np.int64)
+
+    def holds(self, stored: Any) -> bool:
+        return type(stored) is int and abs(stored) <= _SUM_MAX
+
+    def cells(self, values: Values, held: Accumulators) -> tuple[Any, _Mask | None] | None:
+        if isinstance(values, ConcatenatedValues):
+            parts = [found for part in values.parts if (found := self.cells(part, held)) is not None]
+            if len(parts) < len(values.parts):
+                return None
+            nulls = [np.zeros(len(cells), np.bool_) if null is None else null for cells, null in parts]
+            return np.concatenate([cells for cells, _ in parts]), np.concatenate(nulls)
+        if not isinstance(values, ArrowValues):
+            return None
+        if self._of is None:
+            return (np.ones(len(values), np.int64), None) if values.is_held else None
+        column = values.plain_column(self._of)
+        if column is None:
+            return None
+        is_null = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
+        if self._counts:
+            return (np.ones(len(values), np.int64) if is_null is None else (~is_null).astype(np.int64)), None
+        if not len(column) or not pa.types.is_integer(column.type) or pa.types.is_uint64(column.type):
+            return None if len(column) else (np.empty(0, np.int64), None)
+        cells = pc.fill_null(column, 0).to_numpy().astype(np.int64)
+        most = max(abs(int(cells.max())), abs(int(cells.min()))) * len(cells)
+        # The sum of nulls alone is null, which the column does not hold: such keys have turns.
+        return (cells, is_null) if float(most) + float(np.abs(held).max(initial=0)) < _SUM_MAX else None
+
+    def grouped(self, cells: Any, order: _Index, firsts: _Index) -> Accumulators:
+        return np.add.reduceat(cells[order], firsts)
+
+    def merged(self, both: Accumulators, is_arrived: _Mask, firsts: _Index) -> Accumulators:  # noqa: ARG002
+        return np.add.reduceat(both, firsts)
+
+    def without(self, accumulators: Accumulators, is_cleared: _Mask) -> Accumulators:
+        return np.where(is_cleared, 0, accumulators)
+
+    def texts(self, accumulators: Accumulators) -> pa.StringArray:
+        return pa.array(accumulators).cast(pa.string())
+
+    def results(self, accumulators: Accumulators) -> pa.StringArray:
+        return self.texts(accumulators)
+
+
+class Objects:
+    """The accumulators of a combiner whose functions change none in place."""
+
+    window_bytes: int = 400
+
+    def __init__(self, combine: CombineFn, of: str) -> None:
+        # Of cells, so that no record is made.
+        self._combine: CombineFn = replace(combine, of=None)  # type: ignore[type-var]
+        self._of = of
+
+    def of(self, stored: Sequence[Any]) -> Accumulators:
+        return _objects(stored)
+
+    def holds(self, stored: Any) -> bool:
+        return stored is not None
+
+    def cells(self, values: Values, held: Accumulators) -> tuple[Any, _Mask | None] | None:
+        if isinstance(values, ConcatenatedValues):
+            parts = [found[0] for part in values.parts if (found := self.cells(part, held)) is not None]
+            return (
+                ([cell for cells in parts for cell in cells], None)
+                if len(parts) == len(values.parts)
+                else None
+            )
+        cells = values.field(self._of) if isinstance(values, ArrowValues) else None
+        return None if cells is None else (cells, None)
+
+    def grouped(self, cells: Any, order: _Index, firsts: _Index) -> Accumulators:
+        ordered = list(map(cells.__getitem__, order.tolist()))
+        starts = firsts.tolist()
+        return _objects(
+            [ordered[start:end] for start, end in zip(starts, [*starts[1:], len(ordered)], strict=True)]
+        )
+
+    def merged(self, both: Accumulators, is_arrived: _Mask, firsts: _Index) -> Accumulators:
+        add_all, create = self._combine.add_all, self._combine.create
+        accumulators, arrived = both.tolist(), is_arrived.tolist()
+        found = []
+        starts = firsts.tolist()
+        with _combining():
+            for start, end in zip(starts, [*starts[1:], len(accumulators)], strict=True):
+                accumulator = create() if arrived[start] else accumulators[start]
+                if arrived[end - 1]:
+                    accumulator = add_all(accumulator, accumulators[end - 1])
+                found.append(accumulator)
+        return _objects(found)
+
+    def without(self, accumulators: Accumulators, is_cleared: _Mask) -> Accumulators:
+        kept = accumulators.copy()
+        kept[is_cleared] = None
+        return kept
+
+    def texts(self, accumulators: Accumulators) -> pa.StringArray:
+        return _texts(accumulators.tolist())
+
+    def results(self, accumulators: Accumulators) -> pa.StringArray:
+        with _combining():
+            results = list(map(self._combine.extract, accumulators.tolist()))
+        return _texts(results)
+
+
+def _objects(objects: Sequence[Any]) -> Accumulators:
+    return np.fromiter(objects, object, len(objects))
+
+
+def _texts(values: Sequence[Any]) -> pa.StringArray:
+    with _combining():
+        texts = list(map(encode_value, values))
+    if any(text.startswith(PLAIN_MARK) for text in texts):
+        raise TypedAccumulatorError
+    return pa.array(texts, pa.string())
