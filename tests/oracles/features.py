@@ -82,7 +82,9 @@ def _of_steps(steps: Sequence[Mapping[str, Any]]) -> set[Hashable]:
         features.add(("step", action))
         if action == "expect":
             flags = ("early", "late", "retraction", "first", "final")
-            features |= {("pane", flag, pane[flag]) for pane in argument for flag in flags if flag in pane}
+            # A transcript may be a wrong one, which is refused.
+            panes = argument if isinstance(argument, list) else ()
+            features |= {("pane", flag, pane[flag]) for pane in panes for flag in flags if flag in pane}
         if action == "watermark":
             features.add(("watermark", "by percentile" if isinstance(argument, dict) else "low"))
         if action == "input":

@@ -20,6 +20,7 @@ from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.table import create_rows_table
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.ranges import MeteredObjects
+from millpond.statestore.rows import row_format
 from millpond.statestore.rows.files import write_row_file
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import CommitNumber, Sequencer, Superstep
@@ -115,8 +116,9 @@ class TestScan:
         assert table.scan(left).next_event_timer == 10
         assert table.scan(right).next_event_timer == 5
 
-    def test_scan_of_a_large_file_skips_states(self) -> None:
-        """The file has 5 MB of states and timers."""
+    def test_scan_of_a_large_file_skips_states(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The file has 5 MB of states and timers, in blocks."""
+        monkeypatch.setattr(row_format, "PAGED_BYTES_MIN", 0)
         table = Table(ALL)
         states = (hashlib.shake_128(f"{number}".encode()).hexdigest(1_000) for number in range(2_500))
         path = table.commit(
