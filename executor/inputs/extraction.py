@@ -424,15 +424,6 @@ def oldest_time(node: InjectorNode, rows: Rows, arrived_at: EventTimeMicros) -> 
     return oldest if node.ahead is None else min(oldest, node.ahead.latest(arrived_at))
 
 
-def newest_time(node: InjectorNode, rows: Rows, arrived_at: EventTimeMicros) -> EventTimeMicros | None:
-    """Return the newest time that rows let the watermark follow; ``None`` without a readable one."""
-    at = readable_times(node, rows, arrived_at)
-    if not len(at):
-        return None
-    newest = EventTimeMicros(int(at.max()))
-    return newest if node.ahead is None else min(newest, node.ahead.latest(arrived_at))
-
-
 def silences(node: InjectorNode, rows: Rows, arrived_at: EventTimeMicros, share: int) -> list[int]:
     """Return the rows before which the stream is silent for longer than one in ``share`` of the time of all rows.
 

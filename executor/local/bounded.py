@@ -19,7 +19,6 @@ import numpy as np
 from millpond.executor.inputs.extraction import (
     InjectorNode,
     Rows,
-    newest_time,
     oldest_time,
     readable_times,
     rows_between,
@@ -41,14 +40,7 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.admission import check_seconds
 from millpond.executor.superstep.plan import InputPosition
 from millpond.executor.time.clocks import PercentileTimes
-from millpond.executor.time.observations import TimesSeen
-from millpond.executor.time.watermark_policies import (
-    FollowingLogic,
-    IngressTime,
-    InjectorLogic,
-    ManualWatermark,
-    Perfect,
-)
+from millpond.executor.time.watermark_policies import IngressTime, ManualWatermark, Perfect
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros
 
@@ -73,7 +65,6 @@ class InputRest:
         digest: of the rows before, by which a later run knows them again; ``None`` if those were never seen.
         part_digest: of the rows before the present part of the source.
         oldest: the least time of each remaining piece and all after it.
-        end: the watermark after all rows.
         shares: by the number of rows before a piece, the percentile watermarks that it meets.
         cuts: by the number of rows before a piece of the source, the rows of it before which a further piece begins.
     """
@@ -84,7 +75,6 @@ class InputRest:
     digest: int | None = 0
     part_digest: int | None = 0
     oldest: list[EventTimeMicros] = field(default_factory=list)
-    end: EventTimeMicros = _END
     at: int = 0
     shares: Mapping[int, PercentileTimes] = field(default_factory=dict)
     cuts: dict[int, list[int]] = field(default_factory=dict)
@@ -97,22 +87,12 @@ class InputRest:
     @property
     def oldest_at(self) -> EventTimeMicros:
         if not self.is_left:
-            return self.end
-        return min(self.oldest[self.at], self.end) if self.oldest else _BEGINNING
+            return _END
+        return self.oldest[self.at] if self.oldest else _BEGINNING
 
-    def measure(
-        self,
-        node: InjectorNode,
-        arrived_at: EventTimeMicros,
-        logic: InjectorLogic | None,
-        *,
-        cuts_silences: bool,
-    ) -> None:
-        """Learn the times of the rest; with ``logic`` the watermark passes nothing that the policy leaves to later runs."""
+    def measure(self, node: InjectorNode, arrived_at: EventTimeMicros, *, cuts_silences: bool) -> None:
         start, times = self.consumed, list[EventTimeMicros | None]()
         for count, piece in self.source.read_pieces(start, BUNDLE_RECORDS_MAX):
-            if logic is not None and (newest := newest_time(node, piece, arrived_at)) is not None:
-                logic.observe(TimesSeen(oldest_at=newest, newest_at=newest))
             if cuts_silences:
                 self.cuts[start] = silences(node, piece, arrived_at, _SILENCE_SHARE)
             parts = self._parts(start, count, piece)
@@ -123,7 +103,6 @@ class InputRest:
             oldest = oldest if at is None else min(oldest, at)
             found.append(oldest)
         self.oldest = found[::-1]
-        self.end = _END if logic is None else logic.watermark
 
     def _parts(self, start: int, count: int, piece: Rows) -> Iterator[tuple[int, Rows]]:
         if not (cuts := self.cuts.get(start)):
@@ -196,7 +175,7 @@ def rest_of_inputs(run: LocalRun, given: Mapping[str, Rows | RowSource]) -> list
 def consume_inputs(run: LocalRun, inputs: Sequence[InputRest], *, finish: bool) -> None:
     """Consume the rest of the inputs in supersteps.
 
-    Without ``finish`` more rows may follow, so the watermark passes nothing that the policies leave to them.
+    Without ``finish`` more rows may follow, so only the policies move watermarks.
     """
     topology = run.topology
     run.expect_bounded_input()
@@ -205,18 +184,16 @@ def consume_inputs(run: LocalRun, inputs: Sequence[InputRest], *, finish: bool) 
         node.sets_timers and not node.time_sorted and not node.computation.in_micro_batches
         for node in topology.computations.values()
     )
-    follows = waits_for_timers or (finish and (topology.sorts or is_cut))
-    for one in inputs if follows and not topology.has_unbounded_horizon else ():
-        node = topology.injectors[one.stream]
-        # Rows without event times, and a watermark that no time moves, have nothing to follow.
-        if isinstance(node.at, IngressTime) or isinstance(node.watermark, Perfect | ManualWatermark):
-            continue
-        arrived_at, logic = run.arrived_at(), None
-        if finish:
-            one.shares = _shares(topology, one.stream, one.source, arrived_at)
-        elif type(logic := node.watermark.start()) is not FollowingLogic or node.members:
-            continue
-        one.measure(node, arrived_at, logic, cuts_silences=waits_for_timers)
+    if finish and not topology.has_unbounded_horizon and (topology.sorts or is_cut or waits_for_timers):
+        for one in inputs:
+            node = topology.injectors[one.stream]
+            # Rows without event times, and a watermark that no time moves, have nothing to follow.
+            if not isinstance(node.at, IngressTime) and not isinstance(
+                node.watermark, Perfect | ManualWatermark
+            ):
+                arrived_at = run.arrived_at()
+                one.measure(node, arrived_at, cuts_silences=waits_for_timers)
+                one.shares = _shares(topology, one.stream, one.source, arrived_at)
     while left := [one for one in inputs if one.is_left]:
         known = {one.stream: one.oldest_at for one in inputs if one.oldest}
         min(left, key=lambda one: one.oldest_at).consume(run, known)

@@ -15,7 +15,7 @@ from millpond.executor.computation.records import Record
 from millpond.executor.computation.timers import Timer
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.time.watermark_policies import BoundedDisorder, IngressTime
+from millpond.executor.time.watermark_policies import IngressTime
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.objects.memory import MemoryObjects
@@ -112,25 +112,6 @@ def test_killed_run_without_finish_is_resumed(kill_at: int) -> None:
     assert (summary.totals.injected, summary.totals.late, summary.watermark) == (45_000, 0, 44_999)
     kept = {key: sorted(of_key) for key, of_key in pond.states("kept").items()}
     assert kept == {str(k): list(range(k * 50, k * 50 + 50)) for k in range(900)}
-
-
-def test_timers_fire_within_the_silences_of_each_night() -> None:
-    """As in one run over all rows; but the watermark passes nothing that its policy leaves to the next night."""
-    pond = Pond()
-
-    def night(*numbers: int, finish: bool = False) -> None:
-        made = EnginePipeline("p")
-        stream = made.inject("in", key="k", at="at", watermark=BoundedDisorder("50us"))
-        stream.apply(Alarm(), name="alarm")
-        pond.runner().run(made, {"in": rows(*numbers)}, finish=finish)
-
-    night(100, 200)
-    night(100, 200, 151)
-    night(100, 200, 151, 300, 400, finish=True)
-
-    rung = [value for value in pond.states("alarm")["a"] if isinstance(value, int)]
-    assert rung == [110, 161, 310, 410]
-    assert [151, False] in pond.states("alarm")["a"]
 
 
 def test_row_dropped_in_a_later_night_is_told_with_the_watermark_that_would_keep_it(
