@@ -63,6 +63,26 @@ class ColumnChange:
     after: Any
 
 
+@dataclass(frozen=True, slots=True)
+class KeyedRecords:
+    """The records of a bundle by key, for `ColumnRows.change`.
+
+    Attributes:
+        keys: the keys with records or due timers, in order.
+        bounds: the records of key *i* are ``sources[bounds[i]:bounds[i + 1]]``.
+        sources: the places of the records in ``at`` and among the values.
+        added: what the values add, from `ColumnRows.added`.
+        elsewhere: the keys with rows that are not in the columns.
+    """
+
+    keys: Sequence[str]
+    bounds: _Index
+    at: _Index
+    sources: _Index
+    added: Any
+    elsewhere: Collection[str]
+
+
 class ColumnRows(ABC):
     """The rows of some keys of one interval.
 
@@ -115,21 +135,8 @@ class ColumnRows(ABC):
         """Return what values add to the rows, for `change`; ``None`` if the columns cannot hold it."""
 
     @abstractmethod
-    def change(
-        self,
-        keys: Sequence[str],
-        bounds: _Index,
-        at: _Index,
-        sources: _Index,
-        added: Any,
-        clocks: Clocks,
-        elsewhere: Collection[str],
-    ) -> ColumnChange | None:
-        """Return the effects of a bundle; ``None``, without an effect, if all keys need turns of their own.
-
-        The records of key *i* are ``sources[bounds[i]:bounds[i + 1]]``, places in ``at`` and among the values. Keys ``elsewhere``
-        have rows that are not here.
-        """
+    def change(self, records: KeyedRecords, clocks: Clocks) -> ColumnChange | None:
+        """Return the effects of a bundle; ``None``, without an effect, if all keys need turns of their own."""
 
     @abstractmethod
     def apply(self, change: ColumnChange) -> None:

@@ -439,6 +439,17 @@ class ConcatenatedValues:
     def take(self, indices: _Indices) -> PythonValues:
         return PythonValues([self.value(index) for index in indices.tolist()])
 
+    def plain_column(self, name: str) -> pa.Array | None:
+        """Return a plain field of all parts, as `ArrowValues.plain_column`, if it has one type in all."""
+        columns = [part.plain_column(name) for part in self.parts if isinstance(part, ArrowValues)]
+        found = [column for column in columns if column is not None]
+        is_whole = len(found) == len(self.parts) and all(column.type == found[0].type for column in found)
+        return pa.concat_arrays(found) if is_whole else None
+
+    @property
+    def is_held(self) -> bool:
+        return all(isinstance(part, ArrowValues) and part.is_held for part in self.parts)
+
 
 def checked_text(text: str, role: str) -> str:
     if not isinstance(text, str):

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from millpond.executor.computation.column_rows import KeepsColumnRows
+from millpond.executor.computation.column_rows import KeepsColumnRows, KeyedRecords
 from millpond.executor.computation.records import RecordColumns
 from millpond.executor.computation.state import StoredState
 from millpond.executor.computation.timers import Timers
@@ -175,12 +175,13 @@ class IntervalProcessor:
         # Timers alone fire where their rows are.
         elsewhere = self._soft_state.not_in_columns(keys, takes_up=len(grouping.sources) > 0)
         clocks = Clocks(watermark=plan.watermark, wall_time=bundle.wall_time)
-        change = rows.change(keys, grouping.bounds, arrivals.at, grouping.sources, added, clocks, elsewhere)
+        records = KeyedRecords(keys, grouping.bounds, arrivals.at, grouping.sources, added, elsewhere)
+        change = rows.change(records, clocks)
         if change is None:
             return None
         others = np.ones(len(keys), np.bool_)
         others[change.places] = False
-        return PartInColumns(change, change.places, np.flatnonzero(others))
+        return PartInColumns(change, np.flatnonzero(others))
 
     def _run(
         self, bundle: Bundle, letters: Sequence[RetriedLetter], columns: RecordColumns, grouping: Grouping

@@ -154,20 +154,19 @@ class RowUpdateDraft:
 
 @dataclass(frozen=True, slots=True)
 class PartInColumns:
-    """The keys of a bundle that had no turns of their own, by their ``places`` among all; the ``others`` had."""
+    """The change of the keys of a bundle that had no turns of their own; the ``others`` had, by their places among all."""
 
     change: ColumnChange
-    places: _Index
     others: _Index
 
     def keys_of(self, grouping: Grouping) -> Sequence[str]:
         if not len(self.others):
             return grouping.keys
-        return [grouping.keys[place] for place in self.places.tolist()]
+        return [grouping.keys[place] for place in self.change.places.tolist()]
 
     def with_keys(self, written: _Mask, columns: Mapping[str, pa.Array]) -> tuple[_Mask, dict[str, pa.Array]]:
         """Return which of all keys changed, and the columns of their rows, from those of the other keys."""
-        change, count = self.change, len(self.places)
+        change, count = self.change, len(self.change.places)
         own = {name: pa.nulls(count, ROW_SCHEMA.field(name).type) for name in columns} | {
             "state": change.states,
             "timers": change.timers,
@@ -176,7 +175,7 @@ class PartInColumns:
         }
         if not len(self.others):
             return change.changed.copy(), own
-        order = np.argsort(np.concatenate([self.places, self.others]))
+        order = np.argsort(np.concatenate([change.places, self.others]))
         rows = pa.array(order)
         all_written = np.concatenate([change.changed, written])[order]
         return all_written, {
@@ -186,7 +185,7 @@ class PartInColumns:
     def with_productions(self, values: pa.StructArray, owners: _Index) -> KeptProductions:
         """Return the productions of all keys, from those of the other keys."""
         change = self.change
-        own = self.places[change.owners]
+        own = change.places[change.owners]
         if not len(owners):
             return KeptProductions(change.productions, own)
         index = np.concatenate([own, self.others[owners]])

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.computation.values import ArrowValues, ConcatenatedValues, Values
+from millpond.executor.computation.values import ArrowValues, ConcatenatedValues, Values, plain_cells
 from millpond.executor.windows.combiners import CombineFn, Count, Last, Max, Mean, Min, StdDev, Sum
 from millpond.statestore.rows.value_text import PLAIN_MARK, encode_value
 
@@ -86,8 +86,7 @@ def column_of(combine: CombineFn, values: Values | None = None) -> AccumulatorCo
     of: str | None = combine.of  # type: ignore[attr-defined]  # `has_column` says so
     if type(combine) is Count:
         return WholeNumbers(of, counts=True)
-    first = values.parts[0] if isinstance(values, ConcatenatedValues) else values
-    column = first.plain_column(str(of)) if isinstance(first, ArrowValues) else None
+    column = values.plain_column(str(of)) if isinstance(values, ArrowValues | ConcatenatedValues) else None
     is_whole = column is None or pa.types.is_integer(column.type)
     return WholeNumbers(of, counts=False) if type(combine) is Sum and is_whole else Objects(combine, str(of))
 
@@ -108,13 +107,7 @@ class WholeNumbers:
         return type(stored) is int and abs(stored) <= _SUM_MAX
 
     def cells(self, values: Values, held: Accumulators) -> tuple[Any, _Mask | None] | None:
-        if isinstance(values, ConcatenatedValues):
-            parts = [found for part in values.parts if (found := self.cells(part, held)) is not None]
-            if len(parts) < len(values.parts):
-                return None
-            nulls = [np.zeros(len(cells), np.bool_) if null is None else null for cells, null in parts]
-            return np.concatenate([cells for cells, _ in parts]), np.concatenate(nulls)
-        if not isinstance(values, ArrowValues):
+        if not isinstance(values, ArrowValues | ConcatenatedValues):
             return None
         if self._of is None:
             return (np.ones(len(values), np.int64), None) if values.is_held else None
@@ -163,16 +156,11 @@ class Objects:
     def holds(self, stored: Any) -> bool:
         return stored is not None
 
-    def cells(self, values: Values, held: Accumulators) -> tuple[Any, _Mask | None] | None:
-        if isinstance(values, ConcatenatedValues):
-            parts = [found[0] for part in values.parts if (found := self.cells(part, held)) is not None]
-            return (
-                ([cell for cells in parts for cell in cells], None)
-                if len(parts) == len(values.parts)
-                else None
-            )
-        cells = values.field(self._of) if isinstance(values, ArrowValues) else None
-        return None if cells is None else (cells, None)
+    def cells(self, values: Values, held: Accumulators) -> tuple[Any, _Mask | None] | None:  # noqa: ARG002
+        column = (
+            values.plain_column(self._of) if isinstance(values, ArrowValues | ConcatenatedValues) else None
+        )
+        return None if column is None else (plain_cells(column), None)
 
     def grouped(self, cells: Any, order: _Index, firsts: _Index) -> Accumulators:
         ordered = list(map(cells.__getitem__, order.tolist()))

@@ -8,7 +8,7 @@ these columns would not write as it is.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Final, TypeAlias
@@ -19,7 +19,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.computation.column_rows import ColumnChange, ColumnRows, StoredRows
+from millpond.executor.computation.column_rows import ColumnChange, ColumnRows, KeyedRecords, StoredRows
 from millpond.executor.computation.state import StoredState
 from millpond.executor.computation.timers import Timer, Timers
 from millpond.executor.computation.values import Values
@@ -272,18 +272,9 @@ class WaitingColumns(ColumnRows):
 
     # ------------------------------------------------------------- a bundle
 
-    def change(
-        self,
-        keys: Sequence[str],
-        bounds: _Index,
-        at: _Index,
-        sources: _Index,
-        added: _Added,
-        clocks: Clocks,
-        elsewhere: Collection[str],
-    ) -> ColumnChange | None:
+    def change(self, records: KeyedRecords, clocks: Clocks) -> ColumnChange | None:
         try:
-            return self._changed(keys, bounds, at, sources, added, clocks, elsewhere)
+            return self._changed(records, clocks)
         except TypedAccumulatorError:
             # It would happen again and again.
             self._has_types = True
@@ -292,22 +283,14 @@ class WaitingColumns(ColumnRows):
             # It raises again in a turn, which makes a dead letter of it.
             return None
 
-    def _changed(
-        self,
-        keys: Sequence[str],
-        bounds: _Index,
-        at: _Index,
-        sources: _Index,
-        added: _Added,
-        clocks: Clocks,
-        elsewhere: Collection[str],
-    ) -> ColumnChange | None:
+    def _changed(self, records: KeyedRecords, clocks: Clocks) -> ColumnChange | None:
         # Not later: the numbers of the change's keys must last until it is applied.
         self._forget_keys_without_windows()
-        found = self._arrived(keys, bounds, at, sources, added, clocks.watermark, elsewhere)
+        found = self._arrived(records, clocks.watermark)
         if found is None:
             return None
         places, arrived, dropped = found
+        keys = records.keys
         if len(places) < len(keys):
             keys = [keys[place] for place in places.tolist()]
         count, watermark, size_us = len(keys), clocks.watermark, self._size_us
@@ -347,21 +330,14 @@ class WaitingColumns(ColumnRows):
             after=(numbers, after),
         )
 
-    def _arrived(
-        self,
-        keys: Sequence[str],
-        bounds: _Index,
-        at: _Index,
-        sources: _Index,
-        added: _Added,
-        watermark: int,
-        elsewhere: Collection[str],
-    ) -> tuple[_Index, _Windows, int] | None:
+    def _arrived(self, records: KeyedRecords, watermark: int) -> tuple[_Index, _Windows, int] | None:
         """Return the places of the keys that are here, what arrived for their windows, and the number of dropped elements."""
-        assigned = self._assigned(np.repeat(np.arange(len(keys)), np.diff(bounds)), at[sources])
+        keys, sources, elsewhere = records.keys, records.sources, records.elsewhere
+        owners = np.repeat(np.arange(len(keys)), np.diff(records.bounds))
+        assigned = self._assigned(owners, records.at[sources])
         if assigned is None:
             return None
-        cells, is_null = added
+        cells, is_null = records.added
         owner, starts, chosen = assigned
         ends = starts + self._size_us
         if len(starts) and (

@@ -15,6 +15,7 @@ import pyarrow as pa
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from millpond.executor.computation.column_rows import KeyedRecords
 from millpond.executor.computation.values import ArrowValues, JsonValues, PythonValues, Values
 from millpond.executor.interval.bundle import Deliveries
 from millpond.executor.interval.processor import IntervalProcessor
@@ -318,15 +319,10 @@ def test_rows_that_columns_would_write_in_another_way_stay_rows() -> None:
     assert columns is not None
     assert other is not None
     values = ArrowValues(pa.table({"v": [1, 2]}))
-    change = columns.change(
-        ["a", "b"],
-        np.array([0, 1, 2]),
-        np.array([3, 12]),
-        np.array([0, 1]),
-        columns.added(values),
-        Clocks(watermark=EventTimeMicros(0), wall_time=WallTimeMicros(0)),
-        (),
+    records = KeyedRecords(
+        ["a", "b"], np.array([0, 1, 2]), np.array([3, 12]), np.array([0, 1]), columns.added(values), ()
     )
+    change = columns.change(records, Clocks(watermark=EventTimeMicros(0), wall_time=WallTimeMicros(0)))
     assert change is not None
     columns.apply(change)
     rows = columns.take(["a", "b"])
