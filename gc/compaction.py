@@ -38,14 +38,16 @@ from millpond.statestore.rows.files import (
     RowFile,
     RowFileWriter,
     Run,
+    join_updates,
     open_runs,
     read_row_files,
     scratch_folder,
+    state_fields,
     write_row_file,
 )
 from millpond.statestore.rows.merge import combine_updates, nulls
 from millpond.statestore.rows.record_ids import IdRetention
-from millpond.statestore.rows.row import ROW_SCHEMA, Fence, lengths_of, lists_of
+from millpond.statestore.rows.row import ROW_SCHEMA, Fence, has_state, lengths_of, lists_of
 from millpond.statestore.rows.row_format import COMPACTED_PAGED_BYTES_MIN, ParquetRowFormat, RowFormat
 from millpond.statestore.types import Objects, Superstep
 
@@ -322,7 +324,8 @@ def compact_files(
                 merged = writer.finish(objects)
         reach("compaction.file_written")
         return Compacted(compaction=compaction, file=merged)
-    updates = read_row_files(objects, [file.path for file in compaction.files], interval=compaction.interval)
+    paths = [file.path for file in compaction.files]
+    updates = read_row_files(objects, paths, interval=compaction.interval, keeps_cells=True)
     reach("compaction.read")
     rows = compact_updates(updates, rules, is_complete=compaction.is_complete)
     if not rows.num_rows:
@@ -374,7 +377,7 @@ def stretches(runs: Sequence[Run]) -> Iterator[pa.Table]:
             for head in heads
         ]
         pieces = [head.slice(0, rows) for head, rows in zip(heads, counts, strict=True) if head and rows]
-        yield pa.concat_tables(pieces)
+        yield join_updates(pieces)
         heads = [head and head.slice(rows) for head, rows in zip(heads, counts, strict=True)]
 
 
@@ -392,11 +395,13 @@ def compact_updates(updates: pa.Table, rules: CompactionRules, *, is_complete: b
     pending = updates.column("superstep").to_numpy() >= rules.pending_from
     columns["record_ids"] = _kept_lists(updates, "record_ids", slots, len(keys), rules.ids)
     columns["productions"] = _kept_lists(updates, "productions", slots, len(keys), pending)
-    rows = pa.Table.from_arrays([columns[name] for name in ROW_SCHEMA.names], schema=ROW_SCHEMA)
+    schema = pa.schema([*ROW_SCHEMA, *state_fields(updates.schema)])
+    rows = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
     if not is_complete:
         return rows
     needed = lengths_of(rows.column("timers").combine_chunks()) > 0
-    for name in ("state", "state_bytes", "record_ids", "productions", "hold"):
+    needed |= has_state(rows)
+    for name in ("record_ids", "productions", "hold"):
         needed |= rows.column(name).is_valid().to_numpy()
     return rows if needed.all() else rows.filter(pa.array(needed))
 

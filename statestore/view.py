@@ -16,9 +16,11 @@ from functools import cache, cached_property, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.statestore.app_ids import AppId, recorded_word
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.committer import PendingFiles, pending_files
@@ -45,8 +47,15 @@ from millpond.statestore.rows.row import (
     ListsOfKeys,
     lists_by_key,
 )
+from millpond.statestore.rows.state_schema import state_columns_among
 from millpond.statestore.types import Objects, TableVersion
-from millpond.statestore.view_columns import ShownColumn, StateColumn, shown_columns, state_columns_in
+from millpond.statestore.view_columns import (
+    ShownColumn,
+    StateColumn,
+    shown_columns,
+    state_columns_in,
+    states_in_spark,
+)
 
 if TYPE_CHECKING:
     import duckdb
@@ -119,6 +128,7 @@ class RowsView:
     pending: tuple[PendingFiles, ...] = ()  # files that may hold undelivered productions
     key_columns: tuple[pa.Field, ...] = ()  # of typed keys, as far as the store has recorded them
     state_columns: tuple[StateColumn, ...] = ()  # as far as the computation's code has declared them
+    stored_columns: tuple[str, ...] = ()  # that may hold its states, if it has ever declared a schema
 
     @staticmethod
     def of(snapshot: Snapshot, objects: Objects, computation: str) -> RowsView:
@@ -130,6 +140,7 @@ class RowsView:
             pending=pending_files(snapshot, computation),
             key_columns=key_columns_in(snapshot.txns, computation),
             state_columns=state_columns_in(snapshot.txns, computation),
+            stored_columns=_stored_columns(snapshot, computation),
         )
 
     def key_of(self, values: Sequence[KeyValue]) -> str:
@@ -223,12 +234,25 @@ class RowsView:
         if STATE_VERSION not in table.columns:
             # A table that was made before there were versions gets the column when one is first used.
             table = table.selectExpr("*", f"cast(null as int) as {STATE_VERSION}")
-        updates = table.where(table[PARTITION_COLUMN] == self.computation).select(*MERGE_COLUMNS)
-        rows = spark.sql(rows_query("{updates}", SqlDialect.SPARK), updates=updates)
+        typed = [name for name in self.stored_columns if name in table.columns]
+        updates = table.where(table[PARTITION_COLUMN] == self.computation).select(*MERGE_COLUMNS, *typed)
+        rows = spark.sql(rows_query("{updates}", SqlDialect.SPARK, typed), updates=updates)
+        if typed:
+            rows = rows.withColumn("state", states_in_spark(typed))
         first, *others = ROWS_VIEW_COLUMNS
         return (
-            rows.select(first, *(column.in_spark() for column in self.shown), *others) if self.shown else rows
+            rows.select(first, *(column.in_spark() for column in self.shown), *others)
+            if self.shown or typed
+            else rows
         )
+
+
+def _stored_columns(snapshot: Snapshot, computation: str) -> tuple[str, ...]:
+    metadata = snapshot.metadata
+    if metadata is None or recorded_word(snapshot.txns, AppId.STATE_COLUMNS, computation) is None:
+        return ()
+    fields = orjson.loads(metadata.schema_string).get("fields", [])
+    return tuple(state_columns_among([field["name"] for field in fields]))
 
 
 class _Contents:

@@ -25,6 +25,8 @@ from millpond.statestore.errors import DataError
 from millpond.statestore.rows.key_columns import fitting_cells, typed_column
 from millpond.statestore.rows.key_text import kind_of_name, name_of_kind
 from millpond.statestore.rows.merge import ROWS_VIEW_COLUMNS
+from millpond.statestore.rows.row import as_written
+from millpond.statestore.rows.state_schema import texts_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -130,7 +132,11 @@ def _reader(kind: pa.DataType) -> _Read:
         return lambda stored: list(map(read_one, stored))
     if pa.types.is_map(kind):
         read_key, read = _reader(kind.key_type), _nullable(_reader(kind.item_type))
-        return lambda stored: [(read_key(key), read(value)) for key, value in stored]
+        # A map whose keys are text is an object.
+        return lambda stored: [
+            (read_key(key), read(value))
+            for key, value in (stored.items() if isinstance(stored, dict) else stored)
+        ]
     if pa.types.is_timestamp(kind):
         return datetime.fromisoformat
     if pa.types.is_date(kind):
@@ -264,6 +270,20 @@ class ShownColumn:
         # Spark's type hints know atoms and arrays as results, but no structs or maps.
         made: Column = arrow_udf(make, from_arrow_type(self.field.type))(self.source)  # type: ignore[call-overload]
         return made.alias(self.field.name)
+
+
+def states_in_spark(typed: Sequence[str]) -> Column:
+    """Return the column ``state`` as text, computed by Python workers, where a row has its state in a column ``typed``."""
+    from pyspark.sql.functions import coalesce, col
+    from pyspark.sql.pandas.functions import arrow_udf
+    from pyspark.sql.types import StringType
+
+    def make(states: pa.Array) -> pa.Array:
+        return texts_of(as_written(states))
+
+    make.__annotations__ = {"states": pa.Array, "return": pa.Array}
+    text = arrow_udf(make, StringType())  # type: ignore[call-overload]
+    return coalesce(col("state"), *(text(name) for name in typed))
 
 
 def shown_columns(keys: Sequence[pa.Field], states: Sequence[StateColumn]) -> tuple[ShownColumn, ...]:

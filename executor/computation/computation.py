@@ -23,6 +23,7 @@ from millpond.executor.computation.timers import KeyTimers, Timer
 from millpond.executor.time.clocks import LateDataHorizon
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.codec import Codec, JsonCodec
+from millpond.statestore.rows.state_schema import SchemaCodec
 from millpond.statestore.view_columns import StateColumn
 
 Drain: TypeAlias = Literal["last_event", "all"]
@@ -145,15 +146,17 @@ class Computation:
 
 
 def codec_of(computation: Computation, version: int) -> Codec:
+    codec = computation.codec
     if version == computation.state_version:
-        return computation.codec
-    return computation.codecs.get(version, computation.codec)
+        return codec
+    # The former states of a schema have fields that this one may lack.
+    return computation.codecs.get(version, JsonCodec() if isinstance(codec, SchemaCodec) else codec)
 
 
 def upgrade(computation: Computation, name: str, key: str, former: FormerState) -> FormerState:
     try:
         # The old bytes need the old codec, the result today's.
-        state = codec_of(computation, former.version).decode(former.encoded)
+        state = codec_of(computation, former.version).decode(former.encoded)  # type: ignore[arg-type]  # only a `SchemaCodec` is given cells
         was_none = state is None
         upgraded = computation.upgrade_state(state, former.version)
         if upgraded is None and not was_none:

@@ -10,10 +10,12 @@ key's timers, in the same atomic row update as the state.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
+
+import pyarrow as pa
 
 from millpond.executor.computation.records import InputTime
 from millpond.executor.computation.timers import KeyTimers, Timer
@@ -23,11 +25,38 @@ from millpond.executor.time.instants import Moment, to_micros
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.codec import Codec
 from millpond.statestore.rows.row import TimeDomain
+from millpond.statestore.rows.state_schema import SchemaCodec, StateCells, struct_of
 from millpond.statestore.rows.value_text import has_utf8
 from millpond.statestore.types import TIME_MIN_US
 
-Encoded: TypeAlias = str | bytes
-"""State as the row stores it: text or bytes, depending on the codec."""
+Encoded: TypeAlias = str | bytes | StateCells
+"""State as the row stores it, depending on the codec: text, bytes, or the cells of a schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """How a computation stores its states: their version, and their column if they have a schema."""
+
+    version: int = 0
+    column: pa.Field | None = None
+
+    @staticmethod
+    def of(computation: Any) -> StateLayout:
+        """Return the layout of the states of a `Computation`, which rests on this module."""
+        codec = computation.codec
+        return StateLayout(
+            computation.state_version, codec.column if isinstance(codec, SchemaCodec) else None
+        )
+
+    def arrays(self, states: Sequence[Encoded | None]) -> dict[str, pa.Array]:
+        """Return the columns of a row update that these states fill, one entry for each, null for ``None``."""
+        column, count = self.column, len(states)
+        if column is not None:
+            cells = cast("Sequence[StateCells | None]", states)
+            return {column.name: struct_of(cells, column.type)}
+        if bytes in map(type, states):
+            return {"state_bytes": pa.array(states, pa.binary())}
+        return {"state": pa.array(states, pa.string()) if count else pa.nulls(0, pa.string())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +71,25 @@ class FormerState:
     upgraded: Encoded | None = field(default=None, compare=False)
 
     def __len__(self) -> int:
-        return len(self.encoded) + len(self.upgraded or "")
+        return size_of_state(self.encoded) + (0 if self.upgraded is None else size_of_state(self.upgraded))
 
 
 StoredState: TypeAlias = Encoded | FormerState
 """A state of the current version, or of an earlier one."""
+
+CELL_BYTES: Final = 40
+_CONTAINERS: Final = frozenset({dict, list, set})
+_SIZED: Final = frozenset({str, bytes, list, dict})
+
+
+def size_of_state(state: StoredState) -> int:
+    """Estimate the cost of a state in memory, in bytes."""
+    if type(state) is not tuple:
+        return len(state)
+    # A list or map counts as so many cells.
+    return CELL_BYTES * len(state) + sum(
+        len(cell) * (CELL_BYTES if type(cell) in _CONTAINERS else 1) for cell in state if type(cell) in _SIZED
+    )
 
 
 def floor_of(timers: KeyTimers, input_time: InputTime) -> int:
@@ -60,7 +103,6 @@ _UNREAD: Final = object()
 # A codec returns objects of exactly these types unchanged, and code cannot change them. Any other object goes
 # through the codec immediately: it may hold a tuple, which comes back as a list, or be changed after `set`.
 _IMMUTABLE: Final = frozenset({str, int, float, bool, type(None), bytes})
-_CONTAINERS: Final = frozenset({dict, list, set})
 
 
 class OpenState(Protocol):
@@ -83,6 +125,7 @@ class State:
     __slots__ = (
         "_codec",
         "_encoded",
+        "_encodes_at_once",
         "_input",
         "_is_live",
         "_lent",
@@ -95,6 +138,8 @@ class State:
 
     def __init__(self, codec: Codec, timers: KeyTimers, input_time: InputTime) -> None:
         self._codec = codec
+        # What does not fit a schema is to be refused by `set`, not at the end of the turn.
+        self._encodes_at_once = isinstance(codec, SchemaCodec)
         self._timers = timers
         self._input = input_time
         self.is_watched: bool = False
@@ -127,7 +172,7 @@ class State:
             if type(default) in _CONTAINERS:
                 self._lent, self._lent_before = default, deepcopy(default) if self.is_watched else None
             return default
-        value = self._codec.decode(self._encoded)
+        value = self._codec.decode(self._encoded)  # type: ignore[arg-type]  # only a `SchemaCodec` is given cells
         if type(value) in _IMMUTABLE:
             self._value = value
         else:
@@ -139,11 +184,14 @@ class State:
 
         `get` returns the codec's version of the value, with lists for tuples. A container is copied or encoded each
         time: for a large state that many records of a bundle change, use `open`, or set it once in
-        ``process_records``. A number or text that the codec refuses, such as NaN, fails the current record or timer
-        when its hook or the key's turn ends.
+        ``process_records``. With a schema, a value that does not fit is refused at once; a number or text that another
+        codec refuses fails the current record or timer when its hook or the key's turn ends.
         """
         self._lent = value
-        if type(value) in _IMMUTABLE:
+        if self._encodes_at_once:
+            self._encoded = self._codec.encode(value)
+            self._value, self._is_live = _UNREAD, False
+        elif type(value) in _IMMUTABLE:
             self._value, self._is_live = value, True
         elif _is_flat(value):
             self._value, self._is_live = value.copy(), True
@@ -216,7 +264,8 @@ class State:
         try:
             now = self._codec.encode(lent)
             # An earlier encoder may have written the same state in another way.
-            return now != encoded and now != self._codec.encode(self._codec.decode(encoded))
+            again = self._codec.decode(encoded)  # type: ignore[arg-type]  # only a `SchemaCodec` is given cells
+            return now != encoded and now != self._codec.encode(again)
         except Exception:  # noqa: BLE001 - code may have put anything into its copy, and it is not to be stored
             return True
 
@@ -247,6 +296,8 @@ def checked_encoding(codec: Codec, encoded: Encoded) -> Encoded:
     """Return a codec's output, or refuse output that does not match ``is_text`` or has no UTF-8 form."""
     if isinstance(encoded, str):
         fits = codec.is_text and (encoded.isascii() or has_utf8(encoded))
+    elif isinstance(encoded, tuple):
+        fits = isinstance(codec, SchemaCodec)
     else:
         fits = isinstance(encoded, bytes) and not codec.is_text
     if fits:

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from millpond.executor.time.instants import INSTANT_MAX_US, INSTANT_MIN_US
 from millpond.statestore.errors import DataError, InvalidError, did_you_mean
 from millpond.statestore.rows.row import change_envelope, has_envelope_fields
+from millpond.statestore.rows.state_schema import UTC_TIMESTAMP, plain_cells
 from millpond.statestore.rows.value_text import PlainObject, decode_value, has_marks, has_utf8
 
 _ATOMS: Final = frozenset(
@@ -109,28 +110,6 @@ def unheld(error: Exception, **details: object) -> InvalidError:
     return InvalidError("a value of the row cannot be read", **details, reason=reason)
 
 
-def plain_cells(column: pa.Array) -> list[Any]:
-    """Return the same objects as ``to_pylist``, which takes a microsecond or more for each time and decimal."""
-    kind = column.type
-    if pa.types.is_decimal(kind):
-        return [
-            None if digits is None else Decimal(digits) for digits in column.cast(pa.string()).to_pylist()
-        ]
-    if kind == pa.duration("us"):
-        return _durations(column)
-    if kind == pa.timestamp("us"):
-        return [None if length is None else _EPOCH + length for length in _durations(column)]
-    if kind == _UTC_TIMESTAMP:
-        return [None if length is None else _UTC_EPOCH + length for length in _durations(column)]
-    if kind == pa.date32():
-        days: list[Any] = column.to_numpy(zero_copy_only=False).astype("O").tolist()
-        # NumPy gives a number for a day that Python's dates lack.
-        if int not in set(map(type, days)):
-            return days
-    cells: list[Any] = column.to_pylist()
-    return cells
-
-
 def _is_held(column: pa.Array) -> bool:
     """Return True if Python can hold each cell for sure."""
     kind = column.type
@@ -140,7 +119,7 @@ def _is_held(column: pa.Array) -> bool:
         except pa.ArrowInvalid:
             return False
         return True
-    if kind in (pa.timestamp("us"), _UTC_TIMESTAMP):
+    if kind in (pa.timestamp("us"), UTC_TIMESTAMP):
         bounds = pc.min_max(column.cast(pa.int64())).as_py()
         return bounds["min"] is None or bool(
             bounds["min"] >= INSTANT_MIN_US and bounds["max"] <= INSTANT_MAX_US
@@ -149,16 +128,6 @@ def _is_held(column: pa.Array) -> bool:
     return bool(is_number or pa.types.is_boolean(kind) or pa.types.is_binary(kind))
 
 
-def _durations(column: pa.Array) -> list[Any]:
-    lengths = column.view(pa.int64()).view(pa.duration("us")).to_numpy(zero_copy_only=False)
-    objects: list[Any] = lengths.astype("O").tolist()
-    # NumPy takes the smallest number for a missing value.
-    return objects if objects.count(None) == column.null_count else column.view(pa.duration("us")).to_pylist()
-
-
-_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - of times without a zone
-_UTC_TIMESTAMP: Final = pa.timestamp("us", "UTC")
-_UTC_EPOCH: Final = _EPOCH.replace(tzinfo=pa.lib.string_to_tzinfo("UTC"))
 _TAKEN: Final = object()
 
 

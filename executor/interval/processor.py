@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from millpond.executor.computation.column_rows import KeepsColumnRows, KeyedRecords
 from millpond.executor.computation.records import RecordColumns
-from millpond.executor.computation.state import StoredState
+from millpond.executor.computation.state import StateLayout, StoredState
 from millpond.executor.computation.timers import Timers
 from millpond.executor.computation.watchdog import OnStuck, UserCodeWatchdog
 from millpond.executor.interval.bundle import Bundle, BundleStatistics
@@ -221,7 +221,7 @@ class IntervalProcessor:
             kept_timers=kept_timers,
             productions=turns.productions,
             production_counts=counts,
-            state_version=computation.state_version,
+            layout=StateLayout.of(computation),
         )
 
     def _conclude(
@@ -234,7 +234,7 @@ class IntervalProcessor:
     ) -> BundleResult:
         """Build the row updates, apply them to soft state, and summarise the interval's pending work."""
         soft_state, bundle, weak = self._soft_state, draft.bundle, None
-        if draft.outcome.state_version:
+        if draft.outcome.layout.version:
             draft = draft.with_upgrades()
         if bundle.weak.fused and len(draft.kept.owners):
             weak = split_productions(draft)

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import repeat
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.computation.state import StoredState
+from millpond.executor.computation.state import CELL_BYTES, StateLayout, StoredState, size_of_state
 from millpond.executor.computation.timers import KeyTimes, Timers
 from millpond.executor.interval.eviction import (
     NEVER,
@@ -34,6 +34,7 @@ from millpond.executor.time.clocks import FREE, parse_timer_clock
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.record_ids import RecordIdFilter
 from millpond.statestore.rows.row import TimeDomain, lengths_of
+from millpond.statestore.rows.state_schema import state_columns_among
 
 # A cached row in CPython without its characters: two strings and its share of a dict.
 ROW_BYTES: Final = 240
@@ -113,6 +114,11 @@ def _weights(merged: pa.Table, timers: pa.ListArray) -> npt.NDArray[np.int64]:
         column = merged.column(name)
         if column.null_count < len(column):
             characters += pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
+    for name in state_columns_among(merged.column_names):
+        column = merged.column(name)
+        # As many bytes as an average state, and an object for each of its fields.
+        bytes_of_one = column.nbytes // max(len(column), 1) + CELL_BYTES * column.type.num_fields
+        characters += np.where(column.is_valid().to_numpy(), bytes_of_one, 0)
     counts = lengths_of(timers)
     if len(timers.values):
         flat = timers.flatten()
@@ -213,9 +219,9 @@ class RowCache:
         limit_bytes: Callable[[], int],
         policy: EvictionPolicy = window_aware,
         weigh: Callable[[Timers], int] = timers_weight,
-        state_version: int = 0,
+        layout: StateLayout = StateLayout(),  # noqa: B008 - immutable
     ) -> None:
-        self._state_version = state_version
+        self._layout = layout
         self._limit_bytes = limit_bytes
         self._policy = policy
         self._weigh = weigh
@@ -293,7 +299,7 @@ class RowCache:
             # A filter works chunk by chunk: all states together may be more than one array holds.
             merged, weights = merged.filter(pa.array(kept)), weights[kept]
         if merged.num_rows:
-            self._cold = ColdRows(merged, weights, self._state_version)
+            self._cold = ColdRows(merged, weights, self._layout)
             self.used_bytes += int(weights.sum())
 
     def start_without_rows(self, keys: int) -> None:
@@ -427,7 +433,9 @@ class RowCache:
 
 
 def _weight(keys: Sequence[str], states: Iterable[_Cached]) -> int:
-    return ROW_BYTES * len(keys) + sum(map(len, keys)) + sum(map(len, filter(None, states)))  # type: ignore[arg-type]
+    own = list(filter(None, states))
+    measure: Callable[[Any], int] = size_of_state if tuple in set(map(type, own)) else len
+    return ROW_BYTES * len(keys) + sum(map(len, keys)) + sum(map(measure, own))
 
 
 class MemoryBudget:

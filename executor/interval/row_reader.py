@@ -16,15 +16,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.computation.state import FormerState, StoredState
+from millpond.executor.computation.state import FormerState, StateLayout, StoredState
 from millpond.executor.computation.timers import Timer, Timers
 from millpond.executor.time.clocks import parse_timer_clock
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.files import LARGE_BYTES, read_row_files
 from millpond.statestore.rows.merge import take_rows
-from millpond.statestore.rows.row import STATE_VERSION
+from millpond.statestore.rows.row import STATE_VERSION, has_state, with_state_texts
+from millpond.statestore.rows.state_schema import StateCells, cells_of, state_columns_among
 from millpond.statestore.types import Objects
+
+_PLAIN: Final = StateLayout()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,16 @@ class RowReader:
         large: Collection[str] = (),
         keep: Callable[[pa.Table], pa.Table] | None = None,
     ) -> pa.Table:
+        """Return row updates as `read_row_files` does; states with a schema stay in their columns."""
         return read_row_files(
-            self._objects, paths, columns, keys=keys, interval=interval, large=large, keep=keep
+            self._objects,
+            paths,
+            columns,
+            keys=keys,
+            interval=interval,
+            large=large,
+            keep=keep,
+            keeps_cells=True,
         )
 
 
@@ -81,31 +92,35 @@ class LoadedRows:
     same_state: frozenset[str] = frozenset()
 
 
-def load_rows(merged: pa.Table, state_version: int = 0) -> LoadedRows:
+def load_rows(merged: pa.Table, layout: StateLayout = _PLAIN) -> LoadedRows:
     """Decode merged rows, one per key, into Python objects; states of earlier code come with their version."""
     keys = merged.column("key").to_pylist()
-    return LoadedRows(keys, _load_states(merged, state_version), _load_timers(keys, merged.column("timers")))
+    return LoadedRows(keys, _load_states(merged, layout), _load_timers(keys, merged.column("timers")))
 
 
-def load_changes(combined: pa.Table, state_version: int = 0) -> LoadedRows:
+def load_changes(combined: pa.Table, layout: StateLayout = _PLAIN) -> LoadedRows:
     """Decode combined row updates, one per key, into Python objects; nulls keep their meaning of "unchanged"."""
     keys = combined.column("key").to_pylist()
     deleted = combined.column("deleted")
-    has_state = pc.or_(combined.column("state").is_valid(), combined.column("state_bytes").is_valid())
     has_timers = combined.column("timers").is_valid()
     timers = _load_timers(keys, combined.column("timers"))
     for key in combined.column("key").filter(pc.or_(has_timers, deleted)).to_pylist():
         timers.setdefault(key, ())
-    same_state = combined.column("key").filter(pc.invert(pc.or_(has_state, deleted))).to_pylist()
-    return LoadedRows(keys, _load_states(combined, state_version), timers, frozenset(same_state))
+    same_state = (
+        combined.column("key").filter(pc.invert(pc.or_(pa.array(has_state(combined)), deleted))).to_pylist()
+    )
+    return LoadedRows(keys, _load_states(combined, layout), timers, frozenset(same_state))
 
 
-def _load_states(rows: pa.Table, state_version: int) -> list[StoredState | None]:
+def _load_states(rows: pa.Table, layout: StateLayout) -> list[StoredState | None]:
+    rows, cells = _split_cells(rows, layout.column)
     states: list[StoredState | None] = rows.column("state").to_pylist()
     if rows.column("state_bytes").null_count < rows.num_rows:
         blobs = rows.column("state_bytes").to_pylist()
         states = [blob if text is None else text for text, blob in zip(states, blobs, strict=True)]
-    stored = rows.column(STATE_VERSION)
+    if cells is not None:
+        states = [text if own is None else own for text, own in zip(states, cells, strict=True)]
+    stored, state_version = rows.column(STATE_VERSION), layout.version
     if stored.null_count == rows.num_rows and not state_version:
         return states
     versions = pc.fill_null(stored, 0).to_numpy()
@@ -118,9 +133,19 @@ def _load_states(rows: pa.Table, state_version: int) -> list[StoredState | None]
         )
     for index in np.flatnonzero(versions != state_version).tolist():
         state = states[index]
-        if isinstance(state, str | bytes):
+        if isinstance(state, str | bytes | tuple):
             states[index] = FormerState(state, int(versions[index]))
     return states
+
+
+def _split_cells(rows: pa.Table, column: pa.Field | None) -> tuple[pa.Table, list[StateCells | None] | None]:
+    """Return the cells of states of today's schema, and rows in which states of other schemas are text."""
+    cells = None
+    if column is not None and column.name in rows.column_names:
+        own = rows.column(column.name).combine_chunks()
+        cells = cells_of(own) if own.null_count < len(own) else None
+        rows = rows.drop_columns([column.name])
+    return with_state_texts(rows), cells
 
 
 def _load_timers(keys: list[str], column: pa.ChunkedArray) -> dict[str, Timers]:
@@ -158,9 +183,11 @@ class ColdRows:
     ``weights`` is the estimated cost of each row in the cache, in bytes.
     """
 
-    def __init__(self, merged: pa.Table, weights: npt.NDArray[np.int64], state_version: int = 0) -> None:
-        self._state_version = state_version
-        self._table = merged.select(_COLUMNS)
+    def __init__(
+        self, merged: pa.Table, weights: npt.NDArray[np.int64], layout: StateLayout = _PLAIN
+    ) -> None:
+        self._layout = layout
+        self._table = merged.select([*_COLUMNS, *state_columns_among(merged.column_names)])
         self._weights = weights
         self._indices = dict(zip(merged.column("key").to_pylist(), range(merged.num_rows), strict=True))
 
@@ -184,8 +211,9 @@ class ColdRows:
         """Remove and return the rows of keys that are all here, with their total weight."""
         indices = list(map(self._indices.__getitem__, keys))
         rows = pa.array(indices, pa.int64())
-        taken = pa.table({name: take_rows(self._table.column(name), rows) for name in _COLUMNS})
-        return load_rows(taken, self._state_version), self.drop(keys)
+        table = self._table
+        taken = pa.table({name: take_rows(table.column(name), rows) for name in table.column_names})
+        return load_rows(taken, self._layout), self.drop(keys)
 
     def drop(self, keys: Iterable[str]) -> int:
         """Remove the rows of keys that are all here, and return their total weight."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import ne
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ import pyarrow.compute as pc
 
 from millpond.executor.computation.column_rows import ColumnChange
 from millpond.executor.computation.context import Productions
-from millpond.executor.computation.state import FormerState, StoredState
+from millpond.executor.computation.state import Encoded, FormerState, StateLayout, StoredState
 from millpond.executor.computation.timers import Timer, Timers, hold_of, oldest_but
 from millpond.executor.interval.bundle import (
     Bundle,
@@ -47,6 +48,7 @@ from millpond.statestore.rows.row import (
 from millpond.statestore.types import EventTimeMicros, Superstep, WallTimeMicros, quickly_pickled
 
 _OPTIONAL = ("timers", "record_ids", "productions", "hold")
+_STATE_COLUMNS = ("state", "state_bytes", STATE_VERSION)
 
 _Index = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
@@ -67,7 +69,7 @@ class BundleOutcome:
     kept_timers: Mapping[int, Timers]
     productions: Productions
     production_counts: Sequence[int]
-    state_version: int = 0
+    layout: StateLayout = field(default_factory=StateLayout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,8 @@ class RowUpdateDraft:
             "commit_number": pa.repeat(bundle.plan.fence.commit_number, count),
             "superstep": pa.repeat(bundle.superstep, count),
         }
-        table = pa.table(columns, schema=ROW_SCHEMA)
+        column = self.outcome.layout.column
+        table = pa.table(columns, schema=ROW_SCHEMA if column is None else ROW_SCHEMA.append(column))
         return table if written.all() else table.filter(pa.array(written))
 
     def summaries(self) -> tuple[ProductionSummary, ...]:
@@ -212,7 +215,7 @@ def _changed_keys(outcome: BundleOutcome) -> tuple[_Mask, dict[str, pa.Array]]:
     written[list(timers)] = True
     columns = {name: pa.nulls(count, ROW_SCHEMA.field(name).type) for name in _OPTIONAL} | {
         "deleted": pa.array(deleted),
-        **_states(outcome.states, changed & ~deleted, outcome.state_version),
+        **_states(outcome.states, changed & ~deleted, outcome.layout),
     }
     if timers:
         columns["timers"] = _timers(timers, count)
@@ -234,19 +237,17 @@ def _deletions(outcome: BundleOutcome, changed: _Mask) -> tuple[_Mask, dict[int,
     return deleted, {**outcome.timers, **repeated}
 
 
-def _states(states: Sequence[StoredState | None], written: _Mask, version: int) -> dict[str, pa.Array]:
+def _states(states: Sequence[StoredState | None], written: _Mask, layout: StateLayout) -> dict[str, pa.Array]:
     kept = (
         states if written.all() else [s if w else None for s, w in zip(states, written.tolist(), strict=True)]
     )
-    nulls = len(states)
-    is_binary = bytes in map(type, kept)
-    return {
-        "state": pa.nulls(nulls, pa.string()) if is_binary else pa.array(kept, pa.string()),
-        "state_bytes": pa.array(kept, pa.binary()) if is_binary else pa.nulls(nulls, pa.binary()),
-        STATE_VERSION: pa.array(np.full(nulls, version, np.int32), mask=~written)
-        if version
-        else pa.nulls(nulls, pa.int32()),
-    }
+    count = len(states)
+    columns = {name: pa.nulls(count, ROW_SCHEMA.field(name).type) for name in _STATE_COLUMNS}
+    # What is written has been encoded, or upgraded, by the code of this bundle.
+    columns |= layout.arrays(cast("Sequence[Encoded | None]", kept))
+    if layout.version:
+        columns[STATE_VERSION] = pa.array(np.full(count, layout.version, np.int32), mask=~written)
+    return columns
 
 
 def _timestamps(times: Sequence[int | None]) -> pa.Array:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.computation.column_rows import ColumnChange, ColumnRows
-from millpond.executor.computation.state import StoredState
+from millpond.executor.computation.state import StateLayout, StoredState
 from millpond.executor.computation.timers import TimerQueue, Timers
 from millpond.executor.interval.eviction import EvictionPolicy, UseStatistics, window_aware
 from millpond.executor.interval.known_files import KeysOfFiles, KnownIds
@@ -141,7 +141,7 @@ class SoftState:
     """Rows, timers and record ids of one interval.
 
     ``memory`` is the budget of all intervals of the process. With ``keeps_records``, records may wait in the rows.
-    States of code before ``state_version`` are kept with their version.
+    States of code before the version of ``layout`` are kept with their version.
     """
 
     timers: TimerQueue
@@ -155,9 +155,9 @@ class SoftState:
         *,
         policy: EvictionPolicy = window_aware,
         keeps_records: bool = False,
-        state_version: int = 0,
+        layout: StateLayout = StateLayout(),  # noqa: B008 - immutable
     ) -> None:
-        self._state_version = state_version
+        self._layout = layout
         self._interval = interval
         self._reader = reader
         self._memory = MemoryBudget(BUDGET_BYTES) if memory is None else memory
@@ -175,7 +175,7 @@ class SoftState:
     def reset(self) -> None:
         """Drop everything; the next `synchronise` reads all files."""
         self._columns = self._make_columns()
-        self._cache = RowCache(self._rows_limit_bytes, self._policy, self._weigh, self._state_version)
+        self._cache = RowCache(self._rows_limit_bytes, self._policy, self._weigh, self._layout)
         self.timers = TimerQueue()
         self.ids = KnownIds(self._interval, self._reader, lambda: self._limit_bytes() // _IDS_SHARE)
         self._files = KnownFiles()
@@ -319,7 +319,7 @@ class SoftState:
         updates = self._reader.read([file.path for file in unread], columns, interval=self._interval)
         if self.ids.is_prepared:
             self.ids.add_updates(updates)
-        changes = load_changes(combine_updates(updates), self._state_version)
+        changes = load_changes(combine_updates(updates), self._layout)
         keys, states, timers = changes.keys, changes.states, changes.timers
         self._leave_columns(keys)
         if self._cache.is_complete:
@@ -413,7 +413,7 @@ class SoftState:
             updates = self._reader.read(
                 paths, MERGE_COLUMNS, keys=absent, interval=self._interval, large=large
             )
-            cache.load(load_rows(merge_updates(updates), self._state_version))
+            cache.load(load_rows(merge_updates(updates), self._layout))
         return cache.states_of(keys)
 
     def timers_of(self, keys: Sequence[str]) -> list[Timers]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 
+from millpond.executor.computation.state import StateLayout
 from millpond.executor.computation.watchdog import OnStuck
 from millpond.executor.interval.bundle import Bundle
 from millpond.executor.interval.processor import IntervalProcessor
@@ -71,7 +72,7 @@ class IntervalWorker:
             reader,
             memory,
             keeps_records=node.time_sorted,
-            state_version=node.computation.state_version,
+            layout=StateLayout.of(node.computation),
         )
         self._on_stuck = on_stuck
         self._processor = IntervalProcessor(node, interval, self._soft_state, on_stuck)
@@ -85,7 +86,7 @@ class IntervalWorker:
         self._soft_state.shrink()
 
     def take_code(self, node: ComputationNode) -> None:
-        """Run other code from now on, between two bundles; ``time_sorted`` must not differ.
+        """Run other code from now on, between two bundles; ``time_sorted`` and the layout of states must not differ.
 
         Soft state holds rows in their stored form, so it stays.
         """

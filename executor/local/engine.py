@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import attrgetter
 
 import pyarrow as pa
 
+from millpond.executor.computation.state import StateLayout
 from millpond.executor.computation.watchdog import OnStuck
 from millpond.executor.inputs.extraction import Rows
 from millpond.executor.interval.bundle import Bundle, Deliveries, IntervalPlan
@@ -52,7 +52,12 @@ from millpond.statestore.rows.pages import PAGE_INDEXES
 from millpond.statestore.types import EventTimeMicros, TableVersion
 
 _LOG = logging.getLogger("millpond")
-_kept_by = attrgetter("time_sorted", "exactly_once", "computation.state_version")
+
+
+def _kept_by(node: ComputationNode) -> tuple[bool, bool, StateLayout]:
+    return node.time_sorted, node.exactly_once, StateLayout.of(node.computation)
+
+
 """What decides which parts of its rows a computation keeps in memory."""
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.computation.computation import upgrade
-from millpond.executor.computation.state import Encoded, FormerState
+from millpond.executor.computation.state import Encoded, FormerState, StateLayout
 from millpond.executor.inputs.positions import superstep_of
 from millpond.executor.ownership.evolution import as_stored, check_states, plan_evolution
 from millpond.executor.ownership.ownership import OwnedNames, Ownership
@@ -33,7 +33,7 @@ from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.files import Run, open_runs, read_row_files, write_row_file
 from millpond.statestore.rows.merge import combine_updates
-from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, Fence
+from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, Fence, has_state, with_state_texts
 from millpond.statestore.rows.row_format import ParquetRowFormat
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, Rng
@@ -176,10 +176,9 @@ class _Upgrade:
     def _former(self, interval: Interval, files: tuple[LiveFile, ...]) -> Iterator[pa.Table]:
         """Yield the rows of an interval whose states earlier code wrote, in pieces, keys rising."""
         for updates in self._pieces(interval, files):
-            rows = combine_updates(updates)
+            rows = with_state_texts(combine_updates(updates))
             versions = pc.fill_null(rows.column(STATE_VERSION), 0).to_numpy()
-            has_state = pc.or_(rows.column("state").is_valid(), rows.column("state_bytes").is_valid())
-            states = has_state.to_numpy().astype(np.bool_)
+            states = has_state(rows)
             is_former = states & (versions < self._node.computation.state_version)
             self._done.current += int((states & ~is_former).sum())
             former = rows.filter(pa.array(is_former))
@@ -229,21 +228,18 @@ class _Upgrade:
         states = self._upgraded(rows)
         kept = rows.take(pa.array(list(states), pa.int64()))
         count = kept.num_rows
-        is_text = self._node.computation.codec.is_text
+        layout = StateLayout.of(self._node.computation)
         columns: dict[str, Any] = {
             "key": kept.column("key"),
             "sequencer": pa.array(np.full(count, fence.sequencer, np.int64)),
             "commit_number": pa.array(np.full(count, fence.commit_number, np.int64)),
             "superstep": kept.column("superstep"),
-            "state" if is_text else "state_bytes": pa.array(
-                list(states.values()), pa.string() if is_text else pa.binary()
-            ),
             # The last update's hold is the row's.
             "hold": kept.column("hold"),
             "deleted": pa.array(np.zeros(count, np.bool_)),
-            STATE_VERSION: pa.array(np.full(count, self._node.computation.state_version, np.int32)),
+            STATE_VERSION: pa.array(np.full(count, layout.version, np.int32)),
+            **layout.arrays(list(states.values())),
         }
-        nothing = {column.name: pa.nulls(count, column.type) for column in ROW_SCHEMA}
-        return pa.Table.from_arrays(
-            [(nothing | columns)[name] for name in ROW_SCHEMA.names], schema=ROW_SCHEMA
-        )
+        schema = ROW_SCHEMA if layout.column is None else ROW_SCHEMA.append(layout.column)
+        nothing = {column.name: pa.nulls(count, column.type) for column in schema}
+        return pa.Table.from_arrays([(nothing | columns)[name] for name in schema.names], schema=schema)

@@ -15,6 +15,8 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any, Final, Literal, TypeAlias, TypedDict
 
+import pyarrow as pa
+
 from millpond.executor.computation.computation import Computation, Drain
 from millpond.executor.computation.context import declared_counters
 from millpond.executor.inputs.keys import KeyExtractor
@@ -192,11 +194,21 @@ def backfill_by_stream(computation: str, given: Backfill, streams: Sequence[str]
     return {streams[0]: given}
 
 
+StateSchema: TypeAlias = pa.Schema | pa.StructType | type
+"""What the states of a computation are: rows with a schema, or objects of a class."""
+
+
 class ComputationOptions(TypedDict, total=False):
     """The optional settings of a computation, for `Pipeline.add`, `Stream.apply` and every windowed step.
 
     Example:
         ``stream.apply(Counter(), name="counts", retries=0, on_error="stop")``
+    """
+
+    state: StateSchema
+    """The schema of the computation's states, as a `pyarrow.Schema`; they are then dicts of its fields, stored as columns
+    of these types and shown so in SQL. Or a class (a dataclass, attrs, pydantic or msgspec): states are then its objects,
+    stored as JSON (`ModelCodec`). By default a state is any value of the model, stored as JSON (docs/how-to/values.md).
     """
 
     exactly_once: bool

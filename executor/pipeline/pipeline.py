@@ -13,6 +13,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, Unpack, cast, get_args
 
+import pyarrow as pa
 from typing_extensions import TypeVar
 
 from millpond.executor.computation.computation import Computation, Drain
@@ -45,6 +46,7 @@ from millpond.executor.pipeline.nodes import (
     OnLate,
     ProductionMode,
     SinkNode,
+    StateSchema,
     Subscription,
     backfill_by_stream,
 )
@@ -57,6 +59,9 @@ from millpond.executor.time.watermark_policies import BoundedDisorder, IngressTi
 from millpond.statestore.arguments import check_count, check_flag, check_own_members
 from millpond.statestore.durations import Duration, duration_ms, with_new_names
 from millpond.statestore.errors import InvalidError, did_you_mean
+from millpond.statestore.rows.codec import ModelCodec
+from millpond.statestore.rows.state_schema import SchemaCodec
+from millpond.statestore.view_columns import StateColumn
 
 _ID_SLACK: Final = "3h"
 _NO_DISORDER: Final = BoundedDisorder("0s")
@@ -354,6 +359,8 @@ class EnginePipeline(Generic[StreamT_co]):
                 computation=name,
             )
         _check_computation(name, computation)
+        if (schema := options.get("state")) is not None:
+            computation = _with_schema(name, computation, schema)
         declared_percentiles(computation.percentiles, name)
         horizon_us(computation.late_data_horizon)
         declared_counters(computation.counters, name)
@@ -506,6 +513,34 @@ def _check_computation(name: str, computation: object) -> None:
     check_state_version(name, computation)
 
 
+def _with_schema(name: str, computation: Computation, schema: StateSchema) -> Computation:
+    """Return a copy of the computation whose states have this schema, or are objects of this class."""
+    if computation.fingerprint or computation.codec is not Computation.codec:
+        raise InvalidError(
+            "state= is for code of your own without another codec: a library step keeps its own states, and codec= and "
+            "state= exclude each other",
+            computation=name,
+        )
+    declared = copy(computation)
+    if inspect.isclass(schema):
+        declared.codec = ModelCodec(schema)
+        return declared
+    if not isinstance(schema, pa.Schema | pa.StructType):
+        raise InvalidError(
+            "state= takes an Arrow schema, or a class such as a dataclass",
+            computation=name,
+            type=type_name(schema),
+        )
+    try:
+        declared.codec = codec = SchemaCodec(schema)
+    except InvalidError as error:
+        raise InvalidError(error.message, computation=name, **error.details) from error
+    declared.state_columns = tuple(
+        StateColumn(field.name, "field", field.type) for field in codec.column.type
+    )
+    return declared
+
+
 def _subscriptions(
     name: str, subscribes: Mapping[str, KeyExtractor], feedback: Collection[str], prefix: str
 ) -> tuple[Subscription, ...]:
@@ -587,4 +622,6 @@ def _checked_options(name: str, options: ComputationOptions) -> dict[str, Any]:
     intervals = options.get("intervals")
     if intervals is not None:
         check_count("intervals", intervals, computation=name)
-    return {option: value for option, value in options.items() if option not in ("backfill", "feedback")}
+    return {
+        option: value for option, value in options.items() if option not in ("backfill", "feedback", "state")
+    }

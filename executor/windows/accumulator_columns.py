@@ -12,8 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.computation.values import ArrowValues, ConcatenatedValues, Values, plain_cells
+from millpond.executor.computation.values import ArrowValues, ConcatenatedValues, Values
 from millpond.executor.windows.combiners import CombineFn, Count, Last, Max, Mean, Min, StdDev, Sum
+from millpond.statestore.rows.state_schema import plain_cells
 from millpond.statestore.rows.value_text import PLAIN_MARK, encode_value
 
 _Index = npt.NDArray[np.int64]

@@ -20,6 +20,7 @@ from millpond.statestore.loading.source import Column, Piece, first_line, is_tex
 from millpond.statestore.loading.timers import TIMERS, read_timers
 from millpond.statestore.rows.codec import Codec
 from millpond.statestore.rows.row import STATE_VERSION
+from millpond.statestore.rows.state_schema import SchemaCodec
 
 if TYPE_CHECKING:
     import duckdb
@@ -148,7 +149,9 @@ def _encoded(values: Sequence[Any], codec: Codec, keys: pa.StringArray) -> pa.Ar
     encoded: list[str | bytes | None] = []
     try:
         # On an error, the list's length is the index of the bad value.
-        encoded.extend(None if value is None else codec.encode(value) for value in values)
+        # States with a schema move to their columns when they are next written.
+        encode = codec.encode_text if isinstance(codec, SchemaCodec) else codec.encode
+        encoded.extend(None if value is None else encode(value) for value in values)
     except InvalidError as error:
         error.add_note(f"in the state of the key {keys[len(encoded)].as_py()!r}")
         raise

@@ -150,12 +150,20 @@ class _RequestPlan:
                     pass
 
     def _columns(self, snapshot: Snapshot) -> list[Action]:
-        # Tables of earlier versions have no column for versions of states; the first version that is recorded adds it.
-        for app_id in self.request.positions:
-            if app_id.startswith(AppId.STATE_VERSION) and snapshot.metadata is not None:
-                complete = with_row_columns(snapshot.metadata)
-                return [] if complete == snapshot.metadata else [complete]
-        return []
+        # Tables of earlier versions have no column for versions of states; the first version that is recorded adds it. So
+        # does the first file with a column of states with a schema, because readers take the columns from the metadata.
+        request, metadata = self.request, snapshot.metadata
+        of_states = {
+            field.name: field
+            for write in request.writes
+            for file in write.added
+            for field in file.state_columns
+        }
+        has_versions = any(app_id.startswith(AppId.STATE_VERSION) for app_id in request.positions)
+        if metadata is None or not (of_states or has_versions):
+            return []
+        complete = with_row_columns(metadata, of_states.values())
+        return [] if complete == metadata else [complete]
 
     def _add_files(self, actions: list[Action], snapshot: Snapshot, now_ms: int) -> None:
         request, version = self.request, TableVersion(snapshot.version + 1)

@@ -6,7 +6,7 @@ whose application transactions the table has reached is skipped, so appends and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
@@ -31,6 +31,7 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
 from millpond.statestore.log.writer import CommitDraft, LogWriter
 from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA
+from millpond.statestore.rows.state_schema import is_state_column
 from millpond.statestore.system import RetryPolicy
 from millpond.statestore.types import Clock, Rng, TableVersion
 
@@ -119,14 +120,18 @@ def rows_metadata(metadata: Metadata) -> Metadata:
         for name, value in metadata.configuration.items()
         if name in (FORMAT_VERSION_KEY, STORE_ID_KEY)
     }
-    return replace(metadata, schema_string=delta_schema(_ROWS_SCHEMA), configuration=own)
+    schema = orjson.loads(delta_schema(_ROWS_SCHEMA))
+    fields = orjson.loads(metadata.schema_string).get("fields", [])
+    schema["fields"] += [field for field in fields if is_state_column(field["name"])]
+    return replace(metadata, schema_string=orjson.dumps(schema).decode(), configuration=own)
 
 
-def with_row_columns(metadata: Metadata) -> Metadata:
+def with_row_columns(metadata: Metadata, of_states: Iterable[pa.Field] = ()) -> Metadata:
+    """Return metadata with all columns of rows, and with columns for states with a schema, in the order given."""
     schema = orjson.loads(metadata.schema_string)
     fields = schema.setdefault("fields", [])
     names = {field["name"] for field in fields}
-    lacking = [field for field in ROW_SCHEMA if field.name not in names]
+    lacking = [field for field in (*ROW_SCHEMA, *of_states) if field.name not in names]
     if not lacking:
         return metadata
     fields += orjson.loads(delta_schema(pa.schema(lacking)))["fields"]

@@ -39,7 +39,14 @@ from millpond.statestore.rows.pages import (
     page_index_of,
 )
 from millpond.statestore.rows.record_ids import Fingerprints, fingerprints
-from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA, Fence, check_names, conform
+from millpond.statestore.rows.row import (
+    PARTITION_COLUMN,
+    ROW_SCHEMA,
+    Fence,
+    check_names,
+    conform,
+    stored_columns,
+)
 from millpond.statestore.rows.row_format import (
     COMPACTED_PAGED_BYTES_MIN,
     PARQUET_OPTIONS,
@@ -57,6 +64,7 @@ from millpond.statestore.rows.row_format import (
     rows_per_page,
     seal_parquet_file,
 )
+from millpond.statestore.rows.state_schema import state_columns_among
 from millpond.statestore.types import CommitNumber, Objects, Sequencer, Superstep, quickly_pickled
 
 # The format of every store on disk.
@@ -94,6 +102,7 @@ class RowFile:
     sequencer: Sequencer
     commit_number: CommitNumber
     productions: int
+    state_columns: tuple[pa.Field, ...] = ()  # of states with a schema
 
 
 def row_file_path(computation: str, superstep: Superstep, token: str) -> str:
@@ -107,10 +116,15 @@ def encode_row_file(table: pa.Table, path: str, row_format: RowFormat = PARQUET)
 
 
 def check_keys_rise(table: pa.Table) -> None:
-    check(table.schema.equals(ROW_SCHEMA), "row updates have the row's schema", schema=table.schema.names)
+    own = pa.schema([*ROW_SCHEMA, *state_fields(table.schema)])
+    check(table.schema.equals(own), "row updates have the row's schema", schema=table.schema.names)
     keys = table.column("key")
     rises = pc.all(pc.less(keys.slice(0, table.num_rows - 1), keys.slice(1)))
     check(keys.null_count == 0 and rises.as_py() is not False, "the keys of a row file rise")
+
+
+def state_fields(schema: pa.Schema) -> tuple[pa.Field, ...]:
+    return tuple(map(schema.field, state_columns_among(schema.names)))
 
 
 def check_may_commit(table: pa.Table, interval: Interval, fence: Fence) -> tuple[str, str]:
@@ -161,6 +175,7 @@ def write_row_file(
         sequencer=fence.sequencer,
         commit_number=fence.commit_number,
         productions=productions_in(table),
+        state_columns=state_fields(table.schema),
     )
 
 
@@ -173,16 +188,17 @@ def read_row_files(
     interval: Interval | None = None,
     large: Collection[str] = (),
     keep: Callable[[pa.Table], pa.Table] | None = None,
+    keeps_cells: bool = False,
 ) -> pa.Table:
     """Return the verified updates of live files, in the order of ``paths``; a missing or damaged file is a `DataError`.
 
-    ``keys`` and ``interval`` select updates, and ``keep`` filters them while reading. Of ``large`` files with
+    States with a schema become text; with ``keeps_cells`` they stay in their columns, which come last. ``keys`` and ``interval`` select updates, and ``keep`` filters them while reading. Of ``large`` files with
     a page index only the pages that may hold ``keys`` are read.
     """
     names = list(ROW_SCHEMA.names if columns is None else columns)
     check(set(names) <= set(ROW_SCHEMA.names), "only columns of rows are read", columns=names)
     needed = names if "key" in names else ["key", *names]
-    selection = _Selection(keys, interval, keep)
+    selection = _Selection(keys, interval, keep, keeps_cells=keeps_cells)
     found = []
     for path in paths:
         try:
@@ -195,7 +211,15 @@ def read_row_files(
         found += [table] if table.num_rows else []
     if not found:
         return pa.schema([ROW_SCHEMA.field(name) for name in names]).empty_table()
-    return selection.apply(pa.concat_tables(found)).select(names)
+    table = selection.apply(join_updates(found))
+    return table.select([*names, *state_columns_among(table.column_names)])
+
+
+def join_updates(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return row updates of several files as one table; a column of states that some lack is null there."""
+    names = tables[0].column_names
+    is_alike = all(table.column_names == names for table in tables)
+    return pa.concat_tables(tables, promote_options="none" if is_alike else "default")
 
 
 def sealed_name(path: str) -> str | None:
@@ -212,7 +236,9 @@ def _read_row_file(
         if chosen is not None:
             return chosen
         data = objects.get(path)
-        table = conform(decode_rows(data, needed, selection.filter, name=name), needed)
+        table = conform(
+            decode_rows(data, needed, selection.filter, name=name), needed, keeps_cells=selection.keeps_cells
+        )
         return table if len(data) <= _SMALL_BYTES and selection.keep is None else selection.reduce(table)
 
 
@@ -239,11 +265,14 @@ class _Selection:
         keys: Iterable[str] | None,
         interval: Interval | None,
         keep: Callable[[pa.Table], pa.Table] | None,
+        *,
+        keeps_cells: bool,
     ) -> None:
         self._keys = None if keys is None else sorted(set(keys))
         self._interval = interval
         self.filter: MayHold | None = None if keys is None and interval is None else self.may_hold
         self.keep = keep
+        self.keeps_cells = keeps_cells
         self._prints: Fingerprints | None = None
 
     def may_hold(self, low: str, high: str) -> bool:
@@ -257,11 +286,12 @@ class _Selection:
         index = bisect_left(self._keys, low)
         return index < len(self._keys) and self._keys[index] <= high
 
-    def read_blocks(self, objects: Objects, path: str, name: str, columns: list[str]) -> pa.Table | None:
+    def read_blocks(self, objects: Objects, path: str, name: str, wanted: list[str]) -> pa.Table | None:
         """Return the selected rows of a large file of ours, read in parts; None where that is no gain."""
         index = PAGE_INDEXES.of(objects, path, name)
         if index is None:
             return None
+        columns = stored_columns(wanted, index.columns)
         every = range(len(index.firsts))
         if self._keys is not None and self._prints is None:
             self._prints = fingerprints(pa.array(self._keys, pa.string()))
@@ -270,14 +300,13 @@ class _Selection:
         is_most = index.size_of(blocks, columns) * _SHARE_MAX > whole_bytes
         if is_most and whole_bytes <= _WHOLE_BYTES_MAX:
             return None
-        tables = [pa.schema([ROW_SCHEMA.field(column) for column in columns]).empty_table()]
+        tables = [pa.schema([ROW_SCHEMA.field(column) for column in wanted]).empty_table()]
         for some in index.portions(blocks, columns, blocks_max=_BLOCKS_AT_ONCE, bytes_max=_BYTES_AT_ONCE):
             ranges = join_ranges(index.ranges(some, columns), _GAP_BYTES)
             parts = dict(zip(ranges, read_ranges(objects, path, ranges), strict=True))
-            tables.append(
-                self.reduce(conform(decode_blocks(index, some, columns, parts), columns), is_sorted=True)
-            )
-        return pa.concat_tables(tables)
+            rows = conform(decode_blocks(index, some, columns, parts), wanted, keeps_cells=self.keeps_cells)
+            tables.append(self.reduce(rows, is_sorted=True))
+        return join_updates(tables)
 
     def reduce(self, table: pa.Table, *, is_sorted: bool = False) -> pa.Table:
         selected = self.apply(table, is_sorted=is_sorted)
@@ -340,7 +369,7 @@ def open_runs(
 ) -> Sequence[Run]:
     """Open a live row file as runs of the updates in an interval, together the result of `read_row_files`.
 
-    One of our files is a single run. Another writer's file may be unsorted, so each of its row groups is
+    States with a schema stay in their columns. One of our files is a single run. Another writer's file may be unsorted, so each of its row groups is
     sorted on its own and spilled to ``scratch``, an empty local folder which must stay until the runs are
     read. About ``batch_bytes`` of a run are decoded at a time. A damaged page raises `DataError` only when
     the run reaches it.
@@ -372,14 +401,15 @@ def _batches(file: pq.ParquetFile, path: str, interval: Interval, rows: int) -> 
         # One group at a time: over all groups, Arrow's reader would keep every group in memory.
         for group in range(file.num_row_groups):
             for batch in file.iter_batches(rows, row_groups=[group], use_threads=False):
-                yield rows_within(conform(pa.Table.from_batches([batch]), _NAMES), interval)
+                updates = conform(pa.Table.from_batches([batch]), _NAMES, keeps_cells=True)
+                yield rows_within(updates, interval)
 
 
 def _sorted_group(
     file: pq.ParquetFile, group: int, interval: Interval, scratch: Path, batch_bytes: int, size_bytes: int
 ) -> Run:
     rows = read_groups(file, [group], None, size_bytes)
-    table = rows_within(conform(rows, _NAMES), interval)
+    table = rows_within(conform(rows, _NAMES, keeps_cells=True), interval)
     # Arrow's sort is stable, so updates of a key stay in the file's order.
     table = table.take(pc.sort_indices(table.column("key"))).combine_chunks()
     keys = table.column("key")
@@ -388,7 +418,7 @@ def _sorted_group(
     starts = np.concatenate([[0], changes, [table.num_rows]])
     rows = max(1, table.num_rows * batch_bytes // max(table.nbytes, 1))
     spill, begin = str(scratch / f"group{group}"), 0
-    with pa.ipc.new_file(spill, ROW_SCHEMA) as writer:
+    with pa.ipc.new_file(spill, table.schema) as writer:
         while begin < table.num_rows:
             # Cut between keys only.
             end = int(starts[np.searchsorted(starts, min(begin + rows, table.num_rows))])
@@ -401,6 +431,18 @@ def _spilled_run(path: str) -> Run:
     with pa.OSFile(path) as source, pa.ipc.open_file(source) as reader:
         for number in range(reader.num_record_batches):
             yield pa.Table.from_batches([reader.get_batch(number)])
+
+
+def _aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return row updates with the columns of ``schema``; states in other columns become text."""
+    own = {
+        name: table.column(name) for name in state_columns_among(schema.names) if name in table.column_names
+    }
+    rest = conform(table.drop_columns(list(own)), _NAMES)
+    columns = {name: rest.column(name) for name in _NAMES} | own
+    return pa.Table.from_arrays(
+        [columns.get(field.name, pa.nulls(table.num_rows, field.type)) for field in schema], schema=schema
+    )
 
 
 class RowFileWriter:
@@ -421,19 +463,28 @@ class RowFileWriter:
         self._low: str | None = None
         self._high: str | None = None
         self._page_rows = 0
-        self._empty_columns = frozenset(ROW_SCHEMA.names)
+        self._schema: pa.Schema | None = None
+        self._empty_columns: frozenset[str] | None = None
 
     def write(self, table: pa.Table) -> None:
-        """Append row updates in `ROW_SCHEMA`, whose keys rise and are greater than all earlier keys."""
+        """Append row updates in `ROW_SCHEMA`, whose keys rise and are greater than all earlier keys.
+
+        The first ones decide which columns of states the file has; states of other schemas become text.
+        """
         if not table.num_rows:
             return
+        if self._schema is None:
+            self._schema = table.schema
+        if table.schema != self._schema:
+            table = _aligned(table, self._schema)
         check_keys_rise(table)
         low, high = check_may_commit(table, self._interval, self._fence)
         check(self._high is None or self._high < low, "the keys of a row file rise", low=low)
         self._low = low if self._low is None else self._low
         self._high = high
         self._rows += table.num_rows
-        self._empty_columns &= empty_columns(table)
+        empty = empty_columns(table)
+        self._empty_columns = empty if self._empty_columns is None else self._empty_columns & empty
         self._productions += productions_in(table)
         self._waiting.append(table)
         rows = sum(waiting.num_rows for waiting in self._waiting)
@@ -454,7 +505,9 @@ class RowFileWriter:
                     mmap(file.fileno(), 0, access=ACCESS_READ) as data,
                     memoryview(data) as view,
                 ):
-                    index = page_index_of(view, footer_start(view), self._page_rows, self._empty_columns)
+                    index = page_index_of(
+                        view, footer_start(view), self._page_rows, self._empty_columns or ()
+                    )
                 section = pack_section(index, name)
             seal_parquet_file(self._local, name, section)
             size_bytes = self._local.stat().st_size
@@ -469,6 +522,7 @@ class RowFileWriter:
             sequencer=self._fence.sequencer,
             commit_number=self._fence.commit_number,
             productions=self._productions,
+            state_columns=() if self._schema is None else state_fields(self._schema),
         )
 
     def close(self) -> None:
@@ -487,8 +541,9 @@ class RowFileWriter:
             rows = max(rows - rows % self._page_rows, self._page_rows)
         with disk_errors(path=self._path):
             if self._writer is None:
-                options = paged_options(self._page_rows) if self._page_rows else PARQUET_OPTIONS
-                self._writer = pq.ParquetWriter(self._local, ROW_SCHEMA, **options)
+                schema = table.schema
+                options = paged_options(self._page_rows, schema) if self._page_rows else PARQUET_OPTIONS
+                self._writer = pq.ParquetWriter(self._local, schema, **options)
             while table.num_rows >= rows or (is_end and table.num_rows):
                 group = table.slice(0, rows)
                 self._writer.write_table(group, row_group_size=rows)

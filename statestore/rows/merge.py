@@ -8,6 +8,7 @@ indexed assignment.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from itertools import pairwise
 from typing import Final, TypeAlias
@@ -18,7 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, lengths_of, lists_of
+from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, has_state, lengths_of, lists_of
+from millpond.statestore.rows.state_schema import state_columns_among
 
 _CHUNK_BYTES_MAX: Final = 2**30
 _WIDE: Final = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
@@ -93,11 +95,11 @@ def split_rows(updates: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Return the rows of `merge_updates`, and keys without state and timers, but perhaps with ids or productions."""
     combined = combine_updates(updates)
     timers = _empty_lists(combined.column("timers").combine_chunks())
-    has_state = _valid(combined, "state") | _valid(combined, "state_bytes")
-    is_row = has_state | (lengths_of(timers) > 0)
+    with_state = has_state(combined)
+    is_row = with_state | (lengths_of(timers) > 0)
     rows = combined.set_column(_TIMERS, combined.schema.field(_TIMERS), timers).drop_columns(["deleted"])
     stored = pc.fill_null(combined.column(STATE_VERSION), 0).to_numpy()
-    versions = pa.array(stored) if has_state.all() else pa.array(stored, mask=~has_state)
+    versions = pa.array(stored) if with_state.all() else pa.array(stored, mask=~with_state)
     rows = rows.set_column(_STATE_VERSION, combined.schema.field(_STATE_VERSION), versions)
     if is_row.all():
         return rows, rows.slice(0, 0)
@@ -107,27 +109,30 @@ def split_rows(updates: pa.Table) -> tuple[pa.Table, pa.Table]:
 def combine_updates(updates: pa.Table) -> pa.Table:
     """Return one update per key, sorted by key in `MERGE_COLUMNS`, equivalent to all of the key's updates together.
 
+    Columns of states with a schema follow.
     ``combine(a + b) == combine(combine(a) + combine(b))`` for any split in which ``a``'s updates of a key are
     older than ``b``'s. Tombstones stay; drop them only when no older file of the key is left.
     """
     missing = set(MERGE_COLUMNS).difference(updates.column_names)
     if missing:
         raise InvalidError("columns that a merge needs are missing", columns=sorted(missing))
-    table = updates.select(MERGE_COLUMNS).combine_chunks()
+    typed = state_columns_among(updates.column_names)
+    table = updates.select([*MERGE_COLUMNS, *typed]).combine_chunks()
     flags = table.column("deleted")
     deleted = _flags(pc.fill_null(flags, False) if flags.null_count else flags)
     keys = table.column("key").combine_chunks()
-    if table.schema.equals(_SCHEMA) and not deleted.any():
+    schema = pa.schema([*_SCHEMA, *(updates.schema.field(name) for name in typed)]) if typed else _SCHEMA
+    if table.schema.equals(schema) and not deleted.any():
         last = len(keys) - 1
         if last < 1 or pc.less(keys.slice(0, last), keys.slice(1)).true_count == last:
             # The table has one update per key, in order: combining would not change it.
             if not flags.null_count:
                 return table
             return table.set_column(_DELETED, _SCHEMA.field(_DELETED), pa.array(deleted))
-    return _combine(table, keys.dictionary_encode(), deleted)
+    return _combine(table, keys.dictionary_encode(), deleted, schema)
 
 
-def _combine(table: pa.Table, keys: pa.DictionaryArray, deleted: _Mask) -> pa.Table:
+def _combine(table: pa.Table, keys: pa.DictionaryArray, deleted: _Mask, schema: pa.Schema) -> pa.Table:
     codes = keys.indices.to_numpy().astype(np.int64)
     # Files come in the order of their commits, so the rows are usually in order already.
     sequencers, numbers = (table.column(name).to_numpy() for name in ("sequencer", "commit_number"))
@@ -135,7 +140,7 @@ def _combine(table: pa.Table, keys: pa.DictionaryArray, deleted: _Mask) -> pa.Ta
         (sequencers[:-1] == sequencers[1:]) & (numbers[:-1] <= numbers[1:])
     )
     order = np.arange(len(codes)) if rises.all() else np.lexsort((numbers, sequencers))
-    sets_state = _valid(table, "state") | _valid(table, "state_bytes") | deleted
+    sets_state = has_state(table) | deleted
     sets_timers = _valid(table, "timers") | deleted
 
     by_key = pc.sort_indices(keys.dictionary).to_numpy()
@@ -145,19 +150,18 @@ def _combine(table: pa.Table, keys: pa.DictionaryArray, deleted: _Mask) -> pa.Ta
     is_deleted = _at(deleted, last_state)
 
     whole, states = pa.array(last), _nullable(np.where(is_deleted, -1, last_state))
+    of_states = ("state", "state_bytes", STATE_VERSION, *state_columns_among(table.column_names))
     taken = {
-        "state": take_rows(table.column("state"), states),
-        "state_bytes": take_rows(table.column("state_bytes"), states),
-        STATE_VERSION: take_rows(table.column(STATE_VERSION), states),
+        **{name: take_rows(table.column(name), states) for name in of_states},
         "timers": _empty_lists(
             take_rows(table.column("timers"), _nullable(last_timers)), where=_at(deleted, last_timers)
         ),
         "deleted": pa.array(is_deleted),
     }
     columns = [
-        taken[name] if name in taken else take_rows(table.column(name), whole) for name in MERGE_COLUMNS
+        taken[name] if name in taken else take_rows(table.column(name), whole) for name in schema.names
     ]
-    return pa.Table.from_arrays(columns, schema=_SCHEMA)
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _last_of_each_key(codes: _Index, order: _Index, keys: int) -> _Index:
@@ -210,7 +214,7 @@ with updates as (
 positioned as (
     select *,
         max(position) over (partition by key) as last_position,
-        max(case when state is not null or state_bytes is not null or gone then position end)
+        max(case when {has_state} or gone then position end)
             over (partition by key) as state_position,
         max(case when timers is not null or gone then position end)
             over (partition by key) as timers_position
@@ -224,6 +228,7 @@ merged as (
         max(case when position = state_position and not gone then state_bytes end) as state_bytes,
         max(case when position = state_position and not gone then coalesce(state_version, 0) end)
             as state_version,
+        {typed}
         coalesce(max(case when position = timers_position then timers end), {empty_list}) as timers,
         max(case when position = last_position then hold end) as hold,
         max(case when position = last_position then superstep end) as superstep,
@@ -234,14 +239,22 @@ merged as (
 )
 select {columns}
 from merged
-where state is not null or state_bytes is not null or timers <> {empty_list}
+where {has_state} or timers <> {empty_list}
 """
 
 
-def rows_query(source: str, dialect: SqlDialect) -> str:
+def rows_query(source: str, dialect: SqlDialect, typed: Sequence[str] = ()) -> str:
     """Return a query for one row per key over the row updates of one computation, quoted for the dialect.
 
-    It needs one shuffle, because windows and grouping have the same partitioning.
+    ``typed`` are its columns of states with a schema, which come last. The query needs one shuffle, because windows and
+    grouping have the same partitioning.
     """
-    columns = ", ".join(ROWS_VIEW_COLUMNS)
-    return _QUERY.format(source=source, empty_list=dialect.value, columns=columns)
+    # A struct with a map has no order, so its update is found by the position.
+    chosen = "max_by({0}, case when position = state_position and not gone then position end) as {0},"
+    return _QUERY.format(
+        source=source,
+        empty_list=dialect.value,
+        columns=", ".join((*ROWS_VIEW_COLUMNS, *typed)),
+        has_state=" or ".join(f"{name} is not null" for name in ("state", "state_bytes", *typed)),
+        typed="\n        ".join(map(chosen.format, typed)),
+    )

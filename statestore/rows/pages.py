@@ -127,6 +127,11 @@ class PageIndex:
         return blocks
 
     @property
+    def columns(self) -> list[str]:
+        """The names of the file's columns, in order."""
+        return list(dict.fromkeys(leaf.path[0] for leaf in self.leaves))
+
+    @property
     def empty_columns(self) -> frozenset[str]:
         return frozenset(leaf.path[0] for leaf in self.leaves if leaf.pages is None)
 

@@ -4,8 +4,8 @@ One Parquet row is one *row update*: the new value of a key's row after a bundle
 "blind write", §6.1.2). The reader's rule, which `millpond.statestore.rows.merge` implements:
 
 - updates of a key are ordered by (``sequencer``, ``commit_number``);
-- the state and its ``state_version`` come from the last update that set or deleted the state (``state`` or
-  ``state_bytes`` not null, or ``deleted``); a null version is 0;
+- the state and its ``state_version`` come from the last update that set or deleted the state (``state``,
+  ``state_bytes`` or a column of states with a schema not null, or ``deleted``); a null version is 0;
 - the timers come from the last update whose ``timers`` is not null or which is ``deleted`` (a deleting update with
   null ``timers`` leaves none);
 - the hold comes from the last update;
@@ -16,6 +16,7 @@ One Parquet row is one *row update*: the new value of a key's row after a bundle
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -26,6 +27,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.errors import DataError
+from millpond.statestore.rows.state_schema import (
+    UTC_TIMESTAMP,
+    is_state_column,
+    state_columns_among,
+    state_field,
+    state_kind,
+    texts_of,
+)
 from millpond.statestore.types import (
     TIME_MAX_US,
     TIME_MIN_US,
@@ -35,7 +44,7 @@ from millpond.statestore.types import (
 )
 
 # UTC microseconds, the type of every time in a row.
-TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+TIMESTAMP: Final = UTC_TIMESTAMP
 
 TIMER_TYPE: Final = pa.struct(
     [("tag", pa.string()), ("domain", pa.string()), ("at", TIMESTAMP), ("output_at", TIMESTAMP)]
@@ -87,7 +96,8 @@ ROW_SCHEMA: Final = pa.schema(
 )
 """Schema of a row-update file, sorted by ``key``; the table adds the partition column.
 
-Files whose states all have version 0 lack the column ``state_version``.
+Files whose states all have version 0 lack the column ``state_version``. Files of states with a schema have a column more for
+each schema (`millpond.statestore.rows.state_schema`).
 """
 
 _COMMIT_BITS: Final = 32
@@ -215,19 +225,37 @@ _LISTS: Final = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_siz
 
 def check_names(schema: pa.Schema) -> None:
     """Refuse a file with columns that rows do not have, because a damaged name must not read as a missing column."""
-    unknown = sorted(set(schema.names) - {PARTITION_COLUMN, *ROW_SCHEMA.names})
+    known = {PARTITION_COLUMN, *ROW_SCHEMA.names, *state_columns_among(schema.names)}
+    unknown = sorted(set(schema.names) - known)
     if unknown:
         raise DataError("the file has columns that rows do not have", columns=unknown)
 
 
-def conform(table: pa.Table, columns: list[str]) -> pa.Table:
+def stored_columns(columns: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Return which columns of a file, by their ``names``, make up these columns of rows: states may be in their own."""
+    wanted = frozenset(columns)
+    return [name for name in names if name in wanted or ("state" in wanted and is_state_column(name))]
+
+
+def has_state(updates: pa.Table) -> npt.NDArray[np.bool_]:
+    """Return which row updates set a state, in any of its columns."""
+    found = np.zeros(updates.num_rows, np.bool_)
+    for name in ("state", "state_bytes", *state_columns_among(updates.column_names)):
+        found |= updates.column(name).is_valid().to_numpy()
+    return found
+
+
+def conform(table: pa.Table, columns: list[str], *, keeps_cells: bool = False) -> pa.Table:
     """Return ``columns`` of another writer's table in the types of `ROW_SCHEMA`; a missing column is null.
+
+    States with a schema become text, or stay in columns of their own with ``keeps_cells``.
 
     Spark's OPTIMIZE and delta-rs rewrite row files at any time, with the same values in another shape:
     timestamps without a zone or as INT96, narrower integers, large strings, nested fields in another order or
     under other list names.
     """
     schema = ROW_SCHEMA if columns == _ALL else pa.schema([ROW_SCHEMA.field(name) for name in columns])
+    typed = _typed_states(table) if "state" in columns else {}
     if not table.schema.equals(schema):
         names = frozenset(table.column_names)
         arrays = [
@@ -242,7 +270,51 @@ def conform(table: pa.Table, columns: list[str]) -> pa.Table:
     for name in _ORDER:
         if name in columns and table.column(name).null_count:
             raise DataError("a row update lacks a required value", column=name)
+    if typed:
+        table = _with_cells(table, typed) if keeps_cells else _with_texts(table, typed)
     return table
+
+
+def as_written(states: pa.StructArray) -> pa.StructArray:
+    """Return states with a schema in the types in which they were written, whatever another engine has made of them."""
+    return _convert(states, state_field(state_kind(states.type)).type)
+
+
+def _typed_states(table: pa.Table) -> dict[str, pa.StructArray]:
+    """Return the columns of states with a schema, by name, in the types in which they were written."""
+    found = {}
+    for name in state_columns_among(table.column_names):
+        column = table.column(name)
+        if not pa.types.is_struct(column.type):
+            raise DataError("the file has states that are no rows of fields", column=name)
+        field = state_field(state_kind(column.type))
+        if field.name != name:
+            raise DataError(
+                "the file has states of another schema than their column's name says", column=name
+            )
+        found[name] = _convert(column.combine_chunks(), field.type)
+    return found
+
+
+def with_state_texts(updates: pa.Table) -> pa.Table:
+    """Return row updates whose states with a schema are text, in ``state``."""
+    names = state_columns_among(updates.column_names)
+    typed = {name: updates.column(name).combine_chunks() for name in names}
+    return _with_texts(updates.drop_columns(names), typed) if names else updates
+
+
+def _with_cells(table: pa.Table, typed: Mapping[str, pa.StructArray]) -> pa.Table:
+    for name, column in typed.items():
+        table = table.append_column(name, column)
+    return table
+
+
+def _with_texts(table: pa.Table, typed: Mapping[str, pa.StructArray]) -> pa.Table:
+    texts = table.column("state")
+    for column in typed.values():
+        if column.null_count < len(column):
+            texts = pc.coalesce(texts, texts_of(column))
+    return table.set_column(table.column_names.index("state"), ROW_SCHEMA.field("state"), texts)
 
 
 def lists_of(
@@ -273,6 +345,10 @@ def _convert(array: pa.Array, target: pa.DataType) -> pa.Array:
     if pa.types.is_list(target) and any(is_kind(array.type) for is_kind in _LISTS):
         values = _convert(array.flatten(), target.value_type)
         return lists_of(values, lengths_of(array), target, array.is_null())
+    if pa.types.is_map(target) and pa.types.is_map(array.type):
+        keys, items = _convert(array.keys, target.key_type), _convert(array.items, target.item_type)
+        mask = array.is_null() if array.null_count else None
+        return pa.MapArray.from_arrays(array.offsets, keys, items, type=target, mask=mask)
     if pa.types.is_struct(target) and pa.types.is_struct(array.type):
         names = {field.name for field in array.type}
         unknown = sorted(names - {field.name for field in target})

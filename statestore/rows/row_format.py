@@ -28,7 +28,7 @@ from millpond.statestore.rows.pages import (
     pack_section,
     page_index_of,
 )
-from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, check_names
+from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, check_names, stored_columns
 
 # A file's bytes, the name it is sealed under, and the decoded columns.
 FileKey: TypeAlias = tuple[bytes, str, tuple[str, ...]]
@@ -78,12 +78,6 @@ _PAGE_ROWS_MAX: Final = 4_096
 
 # Starting a page takes zstd 20 µs and LZ4 one; in small pages only texts gain as much from zstd.
 _PAGED_ZSTD: Final = ("state", "productions.list.element.value")
-_LEAVES: Final = (
-    f"{column.name}.list.element.{field.name}" if field is not None else column.name
-    for column in ROW_SCHEMA
-    for field in (column.type.value_type if pa.types.is_list(column.type) else [None])
-)
-_PAGED_COMPRESSION: Final = {path: "zstd" if path in _PAGED_ZSTD else "lz4" for path in _LEAVES}
 
 # Return True if a run of rows with this smallest and greatest key may contain selected keys.
 MayHold: TypeAlias = Callable[[str, str], bool]
@@ -109,10 +103,11 @@ def rows_per_page(table: pa.Table) -> int:
     return int(min(max(rows, _PAGE_ROWS_MIN), _PAGE_ROWS_MAX))
 
 
-def paged_options(page_rows: int) -> dict[str, Any]:
+def paged_options(page_rows: int, schema: pa.Schema) -> dict[str, Any]:
+    leaves = [leaf for column in schema for leaf in _leaves_of(column.name, column.type)]
     return {
         **PARQUET_OPTIONS,
-        "compression": _PAGED_COMPRESSION,
+        "compression": {path: "zstd" if path in _PAGED_ZSTD else "lz4" for path in leaves},
         "compression_level": dict.fromkeys(_PAGED_ZSTD, 1),
         "max_rows_per_page": page_rows,
         "write_batch_size": page_rows,
@@ -121,6 +116,18 @@ def paged_options(page_rows: int) -> dict[str, Any]:
         # Each page must be readable alone, without a dictionary page.
         "use_dictionary": False,
     }
+
+
+def _leaves_of(path: str, kind: pa.DataType) -> list[str]:
+    """Return the paths of a column's leaves in a Parquet file."""
+    if pa.types.is_struct(kind):
+        return [leaf for field in kind for leaf in _leaves_of(f"{path}.{field.name}", field.type)]
+    if pa.types.is_list(kind):
+        return _leaves_of(f"{path}.list.element", kind.value_type)
+    if pa.types.is_map(kind):
+        parts = (("key", kind.key_type), ("value", kind.item_type))
+        return [leaf for name, part in parts for leaf in _leaves_of(f"{path}.key_value.{name}", part)]
+    return [path]
 
 
 def empty_columns(table: pa.Table) -> frozenset[str]:
@@ -165,7 +172,10 @@ class ParquetRowFormat:
             return seal_parquet(memoryview(sink.getvalue()), name)
         rows = rows_per_page(table)
         pq.write_table(
-            table, sink, row_group_size=ROWS_PER_GROUP - ROWS_PER_GROUP % rows, **paged_options(rows)
+            table,
+            sink,
+            row_group_size=ROWS_PER_GROUP - ROWS_PER_GROUP % rows,
+            **paged_options(rows, table.schema),
         )
         file = memoryview(sink.getvalue()).cast("B")
         index = page_index_of(file, footer_start(file), rows, empty_columns(table))
@@ -195,8 +205,7 @@ class ParquetRowFormat:
         )
         schema = file.schema_arrow
         check_names(schema)
-        known = frozenset(schema.names)
-        names = [name for name in columns if name in known]
+        names = stored_columns(columns, schema.names)
         groups = list(range(file.num_row_groups))
         if may_hold is not None:
             # Without a seal the statistics are unprotected, so read the keys.
@@ -259,7 +268,7 @@ class IpcRowFormat:
         decode = _decode_small_ipc if len(data) <= _SMALL_BYTES else _decode_ipc
         table = decode(data, name or "")
         names = table.column_names
-        return table if names == columns else table.select([name for name in columns if name in names])
+        return table if names == columns else table.select(stored_columns(columns, names))
 
 
 def _decode_ipc(data: bytes, name: str) -> pa.Table:

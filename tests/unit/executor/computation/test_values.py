@@ -22,10 +22,10 @@ from millpond.executor.computation.values import (
     JsonValues,
     PythonValues,
     Values,
-    plain_cells,
 )
 from millpond.executor.inputs.payload import UndecodedRow, python_rows
 from millpond.statestore.errors import DataError, InvalidError
+from millpond.statestore.rows.state_schema import plain_cells
 
 TABLE = pa.table({"city": ["Bergen", None], "days": [[1, 2], []], "rain": [True, False]})
 

@@ -1,0 +1,507 @@
+"""States with a schema: a column of the row for each field, in place of text.
+
+A state whose computation declares a schema (``state=`` of `ComputationOptions`) is a *row of cells*: a tuple with a Python
+object for each field, in the schema's types. The row file keeps it in a struct column whose name has a digest of the
+schema, such as ``state_5f0c1a2b``: computations with one schema share a column, a changed schema is another one, and a
+renamed computation's files stay as they are. The first commit of a file with the column adds it to the table's schema.
+
+Whoever does not ask for cells reads such a state as its JSON text (`texts_of`), so ``state ->> 'total'`` goes on to work.
+A row that was stored as text is read as before, and moves to the column when it is next written.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, date, datetime
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from millpond.statestore.errors import DataError, InvalidError, did_you_mean
+from millpond.statestore.rows.key_text import kind_of_name, name_of_kind
+from millpond.statestore.rows.value_text import as_python, decode_value, encode_value, has_utf8
+
+StateCells: TypeAlias = tuple[Any, ...]
+"""The fields of a state, in the order of its schema."""
+
+_NAME: Final = re.compile(r"state_[0-9a-f]{8}")
+_FORBIDDEN: Final = re.compile(r"[ ,;{}()\n\t=]")
+_FLOAT_BITS: Final = 32
+_DECIMAL_DIGITS_MAX: Final = 38
+_EXACT_FLOAT_MAX: Final = 1 << 53
+# All NaN are one object, because Python compares the parts of a tuple by identity first.
+_NAN: Final = math.nan
+UTC_TIMESTAMP: Final = pa.timestamp("us", "UTC")
+_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - of times without a zone
+_ZONE: Final = pa.lib.string_to_tzinfo("UTC")
+_UTC_EPOCH: Final = _EPOCH.replace(tzinfo=_ZONE)
+_WIDER: Final = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.large_string(): pa.string(),
+    pa.large_binary(): pa.binary(),
+}
+_AS_THEY_ARE: Final = frozenset(
+    {pa.bool_(), pa.string(), pa.binary(), pa.date32(), pa.float32(), pa.float64()}
+    | {pa.int8(), pa.int16(), pa.int32(), pa.int64()}
+)
+
+
+def is_state_column(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
+def state_columns_among(names: Sequence[str]) -> list[str]:
+    """Return the names of columns that hold states with a schema."""
+    return [name for name in names if _NAME.fullmatch(name) is not None]
+
+
+def state_field(kind: pa.StructType) -> pa.Field:
+    """Return the column of states of this type, whose name follows from the type alone."""
+    name = name_of_kind(kind)
+    # Whether a field takes nulls is the codec's to check: Delta could not change it later.
+    return pa.field(f"state_{zlib.crc32(orjson.dumps(name)):08x}", kind_of_name(name))
+
+
+def state_kind(schema: pa.Schema | pa.StructType) -> pa.StructType:
+    """Return the type in which states of a schema are stored, or refuse a type that Delta's basic protocol lacks.
+
+    Times with a zone are stored as microseconds of UTC, unsigned whole numbers in the next wider type.
+    """
+    kind = _stored(pa.struct(list(schema)), "state")
+    if not kind.num_fields:
+        raise InvalidError("a schema of states needs a field")
+    return kind
+
+
+def _stored(kind: pa.DataType, part: str) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        names = [field.name.lower() for field in kind]
+        for field in kind:
+            if not field.name or _FORBIDDEN.search(field.name):
+                raise InvalidError(
+                    "Delta takes no field names with blanks or any of `,;{}()=`", part=f"{part}.{field.name}"
+                )
+            if names.count(field.name.lower()) > 1:
+                raise InvalidError("SQL cannot tell fields apart by case", part=f"{part}.{field.name}")
+        return pa.struct([field.with_type(_stored(field.type, f"{part}.{field.name}")) for field in kind])
+    if pa.types.is_map(kind):
+        key, item = _stored(kind.key_type, f"{part}[key]"), _stored(kind.item_type, f"{part}[value]")
+        return pa.map_(key, item)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_stored(kind.value_type, f"{part}[]"))
+    if pa.types.is_decimal(kind) and kind.precision <= _DECIMAL_DIGITS_MAX and kind.scale >= 0:
+        return pa.decimal128(kind.precision, kind.scale)
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return UTC_TIMESTAMP
+    stored = _WIDER.get(kind, kind)
+    if stored not in _AS_THEY_ARE:
+        raise InvalidError(
+            "a state's schema takes the types of Delta's basic protocol: leave the schema out, and the state keeps any value "
+            "of the model as text",
+            part=part,
+            type=str(kind),
+        )
+    return stored
+
+
+class SchemaCodec:
+    """The codec of states with a schema: dicts of its fields, stored as columns; it reads JSON text as well.
+
+    A field that is left out is null. A field that the schema lacks, a null where it allows none and a value that would
+    change are refused, with the path of the part. Whole numbers become floats and decimals where none of their digits
+    is lost.
+    """
+
+    # The same as `JsonCodec`, because text of one is read by the other.
+    name: Final = "json"
+    is_text: Final = True
+
+    def __init__(self, schema: pa.Schema | pa.StructType) -> None:
+        self.kind: pa.StructType = state_kind(schema)
+        self.column: pa.Field = state_field(self.kind)
+        self._names = tuple(field.name for field in self.kind)
+        self._known = frozenset(self._names)
+        self._fit = _fitter(self.kind)
+        copies = [_copier(field.type) for field in self.kind]
+        self._copies = None if not any(copies) else tuple(copy or _same for copy in copies)
+
+    def __reduce__(self) -> tuple[type[SchemaCodec], tuple[pa.StructType]]:
+        return SchemaCodec, (self.kind,)
+
+    def encode(self, value: Any) -> Any:
+        """Return the `StateCells` of a state, or raise `InvalidError`, which names the part that does not fit."""
+        try:
+            cells: dict[str, Any] = self._fit(value)
+        except _MisfitError as misfit:
+            raise InvalidError(
+                misfit.reason,
+                part=f"state{misfit.part}",
+                type=type(misfit.value).__name__,
+                value=misfit.value,
+            ) from None
+        return tuple(cells.values())
+
+    def decode(self, encoded: Any) -> dict[str, Any]:
+        """Return a new dict of the fields of cells or of text; text is fitted to the schema, without fields that the schema lacks."""
+        if not isinstance(encoded, tuple):
+            encoded = self._of_text(encoded)
+        if self._copies is None:
+            return dict(zip(self._names, encoded, strict=True))
+        return {
+            name: None if cell is None else copy(cell)
+            for name, copy, cell in zip(self._names, self._copies, encoded, strict=True)
+        }
+
+    def encode_text(self, value: Any) -> str:
+        """Return a state that fits as JSON text, for a table without its column."""
+        return encode_value(dict(zip(self._names, self.encode(value), strict=True)))
+
+    def _of_text(self, text: str | bytes) -> StateCells:
+        try:
+            value = decode_value(text)
+            if type(value) is not dict:
+                raise _MisfitError("a state is a dict of the schema's fields", value)  # noqa: TRY301
+            cells = self._fit({name: part for name, part in value.items() if name in self._known})
+        except (_MisfitError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+            reason = f"state{error.part}: {error.reason}" if isinstance(error, _MisfitError) else error
+            raise DataError(
+                "the stored state does not fit its schema: raise state_version, and change it with upgrade_state",
+                codec="schema",
+                reason=reason,
+            ) from error
+        return tuple(cells.values())
+
+
+class _MisfitError(Exception):
+    """A value that does not fit its type; ``part`` is its path within the state."""
+
+    def __init__(self, reason: str, value: object, part: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.value = value
+        self.part = part
+
+    def within(self, outer: str) -> _MisfitError:
+        self.part = f"{outer}{self.part}"
+        return self
+
+
+_Fit: TypeAlias = Callable[[Any], Any]
+
+
+def _same(cell: Any) -> Any:
+    return cell
+
+
+def _copier(kind: pa.DataType) -> _Fit | None:
+    """Return a function that copies a cell that code could change; ``None`` for types of immutable cells."""
+    if pa.types.is_struct(kind):
+        parts = {field.name: _copier(field.type) for field in kind}
+        if not any(parts.values()):
+            return dict
+        return lambda cell: {
+            name: copy(cell[name]) if copy is not None and cell[name] is not None else cell[name]
+            for name, copy in parts.items()
+        }
+    if pa.types.is_list(kind):
+        of_part = _copier(kind.value_type)
+        if of_part is None:
+            return list
+        return lambda cell: [None if part is None else of_part(part) for part in cell]
+    if pa.types.is_map(kind):
+        of_item = _copier(kind.item_type)
+        if of_item is None:
+            return dict
+        return lambda cell: {key: None if item is None else of_item(item) for key, item in cell.items()}
+    return None
+
+
+def _fitter(kind: pa.DataType) -> _Fit:
+    """Return a function that makes the cell of a value that is not null, or raises `_MisfitError`."""
+    if pa.types.is_struct(kind):
+        return _struct_fitter(kind)
+    if pa.types.is_list(kind):
+        return _list_fitter(kind)
+    if pa.types.is_map(kind):
+        return _map_fitter(kind)
+    if pa.types.is_integer(kind):
+        bits = kind.bit_width - 1
+        return _leaf(int, _whole(-(1 << bits), (1 << bits) - 1), f"a whole number of {bits + 1} bits")
+    if pa.types.is_floating(kind):
+        return _leaf(float, _single if kind.bit_width == _FLOAT_BITS else _double, "a float")
+    if pa.types.is_decimal(kind):
+        return _leaf(Decimal, _decimal(kind.precision, kind.scale), f"a {kind}, to the last digit")
+    found = next(words for test, words in _LEAVES if test(kind))
+    return _leaf(*found)
+
+
+def _leaf(own: type, convert: _Fit, expected: str) -> _Fit:
+    def fit(value: Any) -> Any:
+        try:
+            if type(value) is not own:
+                with suppress(InvalidError):
+                    value = as_python(value)
+            return None if value is None else convert(value)
+        except (ValueError, TypeError, OverflowError, InvalidOperation, Inexact):
+            raise _MisfitError(f"the value is not {expected}", value) from None
+
+    return fit
+
+
+def _whole(low: int, high: int) -> _Fit:
+    def convert(value: Any) -> int:
+        number: int = value
+        if type(value) is not int and (
+            type(value) not in (float, Decimal) or value != (number := int(value))
+        ):
+            raise ValueError(value)
+        if not low <= number <= high:
+            raise ValueError(value)
+        return number
+
+    return convert
+
+
+def _double(value: Any) -> float:
+    if type(value) is float:
+        return value if value == value else _NAN  # noqa: PLR0124 - NaN is the only value that differs from itself
+    if type(value) is int and -_EXACT_FLOAT_MAX <= value <= _EXACT_FLOAT_MAX:
+        return float(value)
+    raise ValueError(value)
+
+
+def _single(value: Any) -> float:
+    double = _double(value)
+    with np.errstate(over="ignore", under="ignore"):
+        single = float(np.float32(double))
+    if (math.isinf(single) and not math.isinf(double)) or (not single and double):
+        raise ValueError(value)
+    return single if single == single else _NAN  # noqa: PLR0124
+
+
+def _decimal(precision: int, scale: int) -> _Fit:
+    step = Decimal(1).scaleb(-scale)
+    context = Context(prec=precision, traps=[Inexact, InvalidOperation])
+
+    def convert(value: Any) -> Decimal:
+        if type(value) is int:
+            value = Decimal(value)
+        if type(value) is not Decimal or not value.is_finite():
+            raise ValueError(value)
+        return value.quantize(step, context=context)
+
+    return convert
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str or not (value.isascii() or has_utf8(value)):
+        raise ValueError(value)
+    return value
+
+
+def _bytes(value: Any) -> bytes:
+    if type(value) not in (bytes, bytearray, memoryview):
+        raise ValueError(value)
+    return value.tobytes() if type(value) is memoryview else bytes(value)
+
+
+def _date(value: Any) -> date:
+    if type(value) is not date:
+        raise ValueError(value)
+    return value
+
+
+def _instant(value: Any) -> datetime:
+    if type(value) is not datetime or value.utcoffset() is None:
+        raise ValueError(value)
+    return value.astimezone(UTC).replace(tzinfo=_ZONE)
+
+
+def _boolean(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError(value)
+    return value
+
+
+_LEAVES: Final[tuple[tuple[Callable[[pa.DataType], bool], tuple[type, _Fit, str]], ...]] = (
+    (pa.types.is_string, (str, _text, "text that has a UTF-8 form")),
+    (pa.types.is_boolean, (bool, _boolean, "true or false")),
+    (pa.types.is_timestamp, (datetime, _instant, "a time with a zone")),
+    (pa.types.is_date, (date, _date, "a date")),
+    (pa.types.is_binary, (bytes, _bytes, "bytes")),
+)
+
+
+def _struct_fitter(kind: pa.StructType) -> _Fit:
+    parts = tuple((field.name, _fitter(field.type), field.nullable) for field in kind)
+    known = frozenset(name for name, _, _ in parts)
+
+    def fit(value: Any) -> dict[str, Any]:
+        if type(value) is not dict:
+            if not isinstance(value, Mapping):
+                raise _MisfitError("the value is not a dict of the schema's fields", value)
+            value = dict(value)
+        cells = {}
+        for name, fit_part, is_nullable in parts:
+            part = value.get(name)
+            if part is not None:
+                try:
+                    part = fit_part(part)
+                except _MisfitError as misfit:
+                    raise misfit.within(f".{name}") from None
+            if part is None and not is_nullable:
+                raise _MisfitError("the field takes no null, and is missing or null", value, f".{name}")
+            cells[name] = part
+        if not known.issuperset(value):
+            name = next(name for name in value if name not in known)
+            raise _MisfitError(
+                f"the schema has no such field{did_you_mean(name, known)}", value[name], f".{name}"
+            )
+        return cells
+
+    return fit
+
+
+def _list_fitter(kind: pa.ListType) -> _Fit:
+    fit_part = _fitter(kind.value_type)
+
+    def fit(value: Any) -> list[Any]:
+        if type(value) not in (list, tuple):
+            value = as_python(value)
+            if type(value) is not list:
+                raise _MisfitError("the value is not a list", value)
+        cells = []
+        for place, part in enumerate(value):
+            try:
+                cells.append(None if part is None else fit_part(part))
+            except _MisfitError as misfit:
+                raise misfit.within(f"[{place}]") from None
+        return cells
+
+    return fit
+
+
+def _map_fitter(kind: pa.MapType) -> _Fit:
+    fit_key, fit_item = _fitter(kind.key_type), _fitter(kind.item_type)
+
+    def fit(value: Any) -> dict[Any, Any]:
+        if type(value) is not dict:
+            raise _MisfitError("the value is not a dict", value)
+        cells = {}
+        for key, item in value.items():
+            try:
+                cell = None if key is None else fit_key(key)
+                if cell is None:
+                    raise _MisfitError("a key of a map cannot be null", key)  # noqa: TRY301
+                if cell in cells:
+                    raise _MisfitError("two keys of the map become one", key)  # noqa: TRY301
+                cells[cell] = None if item is None else fit_item(item)
+            except _MisfitError as misfit:
+                raise misfit.within(f"[{key!r}]") from None
+        return cells
+
+    return fit
+
+
+def cells_of(column: pa.StructArray) -> list[StateCells | None]:
+    """Return the cells of each state; ``None`` where the struct is null."""
+    parts = [_part_cells(part) for part in column.flatten()]
+    rows: list[StateCells | None] = list(zip(*parts, strict=True))
+    if column.null_count:
+        for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
+            rows[row] = None
+    return rows
+
+
+def _part_cells(part: pa.Array) -> list[Any]:
+    cells = part.to_pylist(maps_as_pydicts="strict") if pa.types.is_nested(part.type) else plain_cells(part)
+    if pa.types.is_floating(part.type):
+        return [cell if cell == cell else _NAN for cell in cells]  # noqa: PLR0124
+    return cells
+
+
+def plain_cells(column: pa.Array) -> list[Any]:
+    """Return the same objects as ``to_pylist``, which takes a microsecond or more for each time and decimal."""
+    kind = column.type
+    if pa.types.is_decimal(kind):
+        return [
+            None if digits is None else Decimal(digits) for digits in column.cast(pa.string()).to_pylist()
+        ]
+    if kind == pa.duration("us"):
+        return _durations(column)
+    if kind == pa.timestamp("us"):
+        return [None if length is None else _EPOCH + length for length in _durations(column)]
+    if kind == UTC_TIMESTAMP:
+        return [None if length is None else _UTC_EPOCH + length for length in _durations(column)]
+    if kind == pa.date32():
+        days: list[Any] = column.to_numpy(zero_copy_only=False).astype("O").tolist()
+        # NumPy gives a number for a day that Python's dates lack.
+        if int not in set(map(type, days)):
+            return days
+    cells: list[Any] = column.to_pylist()
+    return cells
+
+
+def _durations(column: pa.Array) -> list[Any]:
+    lengths = column.view(pa.int64()).view(pa.duration("us")).to_numpy(zero_copy_only=False)
+    objects: list[Any] = lengths.astype("O").tolist()
+    # NumPy takes the smallest number for a missing value.
+    return objects if objects.count(None) == column.null_count else column.view(pa.duration("us")).to_pylist()
+
+
+def struct_of(rows: Sequence[StateCells | None], kind: pa.StructType) -> pa.StructArray:
+    """Return states as a column of their type; the reverse of `cells_of`."""
+    is_null = [row is None for row in rows]
+    nothing = (None,) * kind.num_fields
+    parts = zip(*[nothing if row is None else row for row in rows], strict=True)
+    arrays = [
+        pa.array(map(_pairs(field.type), cells) if _has_maps(field.type) else cells, field.type)
+        for field, cells in zip(kind, parts, strict=True)
+    ]
+    if not arrays or not len(rows):
+        return pa.array([], kind)
+    return pa.StructArray.from_arrays(
+        arrays, fields=list(kind), mask=pa.array(is_null) if any(is_null) else None
+    )
+
+
+def _has_maps(kind: pa.DataType) -> bool:
+    if pa.types.is_map(kind):
+        return True
+    if pa.types.is_list(kind):
+        return _has_maps(kind.value_type)
+    return pa.types.is_struct(kind) and any(_has_maps(field.type) for field in kind)
+
+
+def _pairs(kind: pa.DataType) -> _Fit:
+    """Return a function that makes a list of pairs of each map within a cell, as Arrow takes it."""
+    if pa.types.is_map(kind):
+        of_item = _pairs(kind.item_type)
+        of_key = _pairs(kind.key_type)
+        return lambda cell: None if cell is None else [(of_key(k), of_item(v)) for k, v in cell.items()]
+    if pa.types.is_list(kind) and _has_maps(kind):
+        of_part = _pairs(kind.value_type)
+        return lambda cell: None if cell is None else list(map(of_part, cell))
+    if pa.types.is_struct(kind) and _has_maps(kind):
+        parts = {field.name: _pairs(field.type) for field in kind}
+        return lambda cell: None if cell is None else {name: of(cell[name]) for name, of in parts.items()}
+    return _same
+
+
+def texts_of(column: pa.StructArray) -> pa.StringArray:
+    """Return states as JSON text, null where the struct is."""
+    names = [field.name for field in column.type]
+    texts = [
+        None if cells is None else encode_value(dict(zip(names, cells, strict=True)))
+        for cells in cells_of(column)
+    ]
+    return pa.array(texts, pa.string())
