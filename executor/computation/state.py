@@ -10,9 +10,10 @@ key's timers, in the same atomic row update as the state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
@@ -71,7 +72,7 @@ class FormerState:
     upgraded: Encoded | None = field(default=None, compare=False)
 
     def __len__(self) -> int:
-        return size_of_state(self.encoded) + (0 if self.upgraded is None else size_of_state(self.upgraded))
+        return size_of_states([self.encoded] if self.upgraded is None else [self.encoded, self.upgraded])
 
 
 StoredState: TypeAlias = Encoded | FormerState
@@ -82,14 +83,23 @@ _CONTAINERS: Final = frozenset({dict, list, set})
 _SIZED: Final = frozenset({str, bytes, list, dict})
 
 
-def size_of_state(state: StoredState) -> int:
-    """Estimate the cost of a state in memory, in bytes."""
-    if type(state) is not tuple:
-        return len(state)
-    # A list or map counts as so many cells.
-    return CELL_BYTES * len(state) + sum(
-        len(cell) * (CELL_BYTES if type(cell) in _CONTAINERS else 1) for cell in state if type(cell) in _SIZED
-    )
+def size_of_states(states: Iterable[StoredState]) -> int:
+    """Estimate the cost of states in memory, in bytes."""
+    own = list(states)
+    if tuple not in set(map(type, own)):
+        return sum(map(len, own))
+    cells = [state for state in own if type(state) is tuple]
+    size = sum(len(state) for state in own if type(state) is not tuple)
+    for column in zip_longest(*cells):
+        size += CELL_BYTES * len(column)
+        if not _SIZED.isdisjoint(set(map(type, column))):
+            # A part of a list or map counts as a cell.
+            size += sum(
+                len(cell) * (CELL_BYTES if type(cell) in _CONTAINERS else 1)
+                for cell in column
+                if type(cell) in _SIZED
+            )
+    return size
 
 
 def floor_of(timers: KeyTimers, input_time: InputTime) -> int:

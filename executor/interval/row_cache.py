@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import repeat
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.computation.state import CELL_BYTES, StateLayout, StoredState, size_of_state
+from millpond.executor.computation.state import CELL_BYTES, StateLayout, StoredState, size_of_states
 from millpond.executor.computation.timers import KeyTimes, Timers
 from millpond.executor.interval.eviction import (
     NEVER,
@@ -433,9 +433,7 @@ class RowCache:
 
 
 def _weight(keys: Sequence[str], states: Iterable[_Cached]) -> int:
-    own = list(filter(None, states))
-    measure: Callable[[Any], int] = size_of_state if tuple in set(map(type, own)) else len
-    return ROW_BYTES * len(keys) + sum(map(len, keys)) + sum(map(measure, own))
+    return ROW_BYTES * len(keys) + sum(map(len, keys)) + size_of_states(filter(None, states))
 
 
 class MemoryBudget:
