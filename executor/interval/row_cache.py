@@ -433,7 +433,7 @@ class RowCache:
 
 
 def _weight(keys: Sequence[str], states: Iterable[_Cached]) -> int:
-    return ROW_BYTES * len(keys) + sum(map(len, keys)) + size_of_states(filter(None, states))
+    return ROW_BYTES * len(keys) + sum(map(len, keys)) + size_of_states(filter(None, states))  # type: ignore[arg-type]
 
 
 class MemoryBudget:

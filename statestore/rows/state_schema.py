@@ -346,7 +346,7 @@ def _decimal(precision: int, scale: int) -> _Fit:
             if type(value) is not int:
                 raise ValueError(value)
             value = Decimal(value)
-        cell = value.quantize(step, None, context)
+        cell: Decimal = value.quantize(step, None, context)
         if cell != cell:  # noqa: PLR0124 - NaN passes `quantize`
             raise ValueError(value)
         return cell
