@@ -42,13 +42,14 @@ from millpond.statestore.rows.files import (
     open_runs,
     read_row_files,
     scratch_folder,
-    state_fields,
+    typed_fields,
     write_row_file,
 )
 from millpond.statestore.rows.merge import combine_updates, nulls
 from millpond.statestore.rows.record_ids import IdRetention
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence, has_state, lengths_of, lists_of
 from millpond.statestore.rows.row_format import COMPACTED_PAGED_BYTES_MIN, ParquetRowFormat, RowFormat
+from millpond.statestore.rows.state_schema import production_columns_among
 from millpond.statestore.types import Objects, Superstep
 
 # Default size of all files together up to which a compaction runs in memory.
@@ -394,8 +395,9 @@ def compact_updates(updates: pa.Table, rules: CompactionRules, *, is_complete: b
     columns = {name: combined.column(name) for name in combined.column_names}
     pending = updates.column("superstep").to_numpy() >= rules.pending_from
     columns["record_ids"] = _kept_lists(updates, "record_ids", slots, len(keys), rules.ids)
-    columns["productions"] = _kept_lists(updates, "productions", slots, len(keys), pending)
-    schema = pa.schema([*ROW_SCHEMA, *state_fields(updates.schema)])
+    for name in ("productions", *production_columns_among(updates.column_names)):
+        columns[name] = _kept_lists(updates, name, slots, len(keys), pending)
+    schema = pa.schema([*ROW_SCHEMA, *typed_fields(updates.schema)])
     rows = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
     if not is_complete:
         return rows
@@ -425,4 +427,4 @@ def _kept_lists(
     values = values.take(pa.array(kept))
     if isinstance(kept_by, IdRetention):
         values = kept_by.with_arrivals(values)
-    return lists_of(values, lengths, ROW_SCHEMA.field(name).type, pa.array(lengths == 0))
+    return lists_of(values, lengths, lists.type, pa.array(lengths == 0))

@@ -6,10 +6,13 @@ over the pipeline's life: an addition counts if and only if its superstep commit
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NoReturn, TypeAlias
+
+import pyarrow as pa
 
 from millpond.executor.computation.records import InputTime
 from millpond.executor.computation.state import State, floor_of
@@ -20,6 +23,7 @@ from millpond.executor.time.instants import Moment, to_micros
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.rows.key_text import KeyValue, decode_key, encode_key, key_of_text
 from millpond.statestore.rows.row import TimeDomain
+from millpond.statestore.rows.state_schema import SchemaCodec, StateCells
 from millpond.statestore.rows.value_text import PLAIN_MARK, TYPED_MARK, PlainObject, encode_value
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
@@ -81,6 +85,8 @@ class Productions:
     texts: list[str | None] = field(default_factory=list)
     blobs: list[bytes | None] = field(default_factory=list)
     at: list[int] = field(default_factory=list)
+    # The places of values with a schema, and their cells, by their field in memory.
+    typed: dict[pa.Field, tuple[list[int], list[StateCells]]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.at)
@@ -97,6 +103,29 @@ class Productions:
         self.blobs.append(value if is_bytes else None)
         self.at.append(at)
 
+    def append_cells(self, stream: str, key: str, value: Any, at: int, codec: SchemaCodec) -> None:
+        """Append a value of a stream with a schema; raise `InvalidError` if it does not fit."""
+        cells = codec.encode(value)
+        places, rows = self.typed.setdefault(codec.produced, ([], []))
+        places.append(len(self.at))
+        rows.append(cells)
+        self.streams.append(stream)
+        self.keys.append(key)
+        self.texts.append(None)
+        self.blobs.append(None)
+        self.at.append(at)
+
+    def cells(self) -> Iterator[tuple[pa.Field, list[StateCells | None]]]:
+        """Yield each field of values with a schema, with an entry for each production."""
+        for produced, (places, rows) in self.typed.items():
+            if len(rows) == len(self.at):
+                yield produced, list(rows)
+            elif rows:
+                spread: list[StateCells | None] = [None] * len(self.at)
+                for place, cells in zip(places, rows, strict=True):
+                    spread[place] = cells
+                yield produced, spread
+
     def append_text(self, stream: str, key: str, text: str, at: int) -> None:
         """Append a value that has been encoded."""
         self.streams.append(stream)
@@ -108,6 +137,9 @@ class Productions:
     def truncate(self, count: int) -> None:
         for column in (self.streams, self.keys, self.texts, self.blobs, self.at):
             del column[count:]
+        for places, rows in self.typed.values():
+            kept = bisect_left(places, count)
+            del places[kept:], rows[kept:]
 
 
 DomainName: TypeAlias = TimeDomain | Literal["event", "wall"]
@@ -155,6 +187,7 @@ class Context:
         "_percentiles",
         "_produces",
         "_productions",
+        "_schemas",
         "_timers",
         "key",
         "late_before",
@@ -177,6 +210,7 @@ class Context:
         # A `ComputationNode`, which rests on this module.
         self._name: str = node.name
         self._produces = dict(node.production_names)
+        self._schemas: Mapping[str, SchemaCodec] = node.schemas
         self._cycle: tuple[str, ...] = node.cycle
         self._percentiles = frozenset(node.percentiles)
         self._clocks = clocks
@@ -326,7 +360,8 @@ class Context:
 
         Args:
             stream: one of the streams in the computation's ``produces``; any other ends the run.
-            value: a value of the types that `JsonCodec` lists, or ``bytes``.
+            value: a value of the types that `JsonCodec` lists, or ``bytes``; a dict of the fields of the schema that
+                ``produces`` gives the stream.
             key: the record's key; by default the current key. A tuple makes a typed key, equal to columns
                 with these values: a whole number is no decimal, and no float. The text of a typed key is that key.
             at: the event time, not before `oldest_at` (MillWheel §4.5); by default that of the current record or timer.
@@ -344,7 +379,11 @@ class Context:
                 if isinstance(key, tuple)
                 else key_of_text(checked_text(key, "production key"))
             )
-        self._productions.append(whole_name, own_key, value, moment)
+        codec = self._schemas.get(whole_name)
+        if codec is None:
+            self._productions.append(whole_name, own_key, value, moment)
+        else:
+            self._productions.append_cells(whole_name, own_key, value, moment, codec)
 
     def count(self, counter: str, amount: int = 1) -> None:
         """Add to a counter of the computation, summed over all its keys; see ``by_computation`` of `Totals`.

@@ -124,11 +124,15 @@ def _is_held(column: pa.Array) -> bool:
         return bounds["min"] is None or bool(
             bounds["min"] >= INSTANT_MIN_US and bounds["max"] <= INSTANT_MAX_US
         )
+    if kind == pa.date32():
+        bounds = pc.min_max(column.cast(pa.int32())).as_py()
+        return bounds["min"] is None or (bounds["min"] >= _DAY_MIN and bounds["max"] <= _DAY_MAX)
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
     return bool(is_number or pa.types.is_boolean(kind) or pa.types.is_binary(kind))
 
 
 _TAKEN: Final = object()
+_DAY_MIN, _DAY_MAX = ((day - date(1970, 1, 1)).days for day in (date.min, date.max))
 
 
 class ArrowValues:

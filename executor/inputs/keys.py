@@ -8,6 +8,7 @@ an extractor raises or returns no valid key, the record becomes a dead letter.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 from types import NoneType
 from typing import Any, Final, TypeAlias
@@ -19,6 +20,7 @@ from millpond.executor.inputs.payload import ROW_DICTS, TEXT_TYPES, UndecodedRow
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.rows.key_columns import KeyTexts, check_key_type, encode_key_columns, plain_keys
 from millpond.statestore.rows.key_text import encode_key, is_missing, is_typed, key_of_text, plain_key
+from millpond.statestore.rows.row import is_envelope
 from millpond.statestore.rows.value_text import has_utf8
 from millpond.statestore.types import Key
 
@@ -114,6 +116,22 @@ def _checked_key(key: object) -> Key:
     raise InvalidError(
         "the key is not text: return text, or a tuple for a key of other types", type=type(key).__name__
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PaneKey:
+    """A key extractor that looks inside the envelope of a windowed step's result."""
+
+    extractor: KeyExtractor
+
+    def __call__(self, value: Any) -> str:
+        inner = value["value"] if is_envelope(value) else value
+        return extract_key(self.extractor, None, inner)
+
+    @classmethod
+    def of(cls, extractor: KeyExtractor, step: str) -> KeyExtractor:
+        check_key_extractor(extractor, computation=step)
+        return extractor if extractor is None else cls(settled_key(extractor))
 
 
 def extract_keys(extractor: KeyExtractor, own_keys: pa.Array, value: Callable[[int], Any]) -> KeyTexts:

@@ -23,7 +23,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.files import LARGE_BYTES, read_row_files
 from millpond.statestore.rows.merge import take_rows
-from millpond.statestore.rows.row import STATE_VERSION, has_state, with_state_texts
+from millpond.statestore.rows.row import STATE_VERSION, has_state, with_texts
 from millpond.statestore.rows.state_schema import StateCells, cells_of, state_columns_among
 from millpond.statestore.types import Objects
 
@@ -139,13 +139,13 @@ def _load_states(rows: pa.Table, layout: StateLayout) -> list[StoredState | None
 
 
 def _split_cells(rows: pa.Table, column: pa.Field | None) -> tuple[pa.Table, list[StateCells | None] | None]:
-    """Return the cells of states of today's schema, and rows in which states of other schemas are text."""
+    """Return the cells of states of today's schema, and rows in which what has another schema is text."""
     cells = None
     if column is not None and column.name in rows.column_names:
         own = rows.column(column.name).combine_chunks()
         cells = cells_of(own) if own.null_count < len(own) else None
         rows = rows.drop_columns([column.name])
-    return with_state_texts(rows), cells
+    return with_texts(rows), cells
 
 
 def _load_timers(keys: list[str], column: pa.ChunkedArray) -> dict[str, Timers]:

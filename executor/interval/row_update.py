@@ -44,7 +44,9 @@ from millpond.statestore.rows.row import (
     TIMESTAMP,
     Fence,
     lists_of,
+    production_lists,
 )
+from millpond.statestore.rows.state_schema import struct_of, typed_columns_among
 from millpond.statestore.types import EventTimeMicros, Superstep, WallTimeMicros, quickly_pickled
 
 _OPTIONAL = ("timers", "record_ids", "productions", "hold")
@@ -108,15 +110,15 @@ class RowUpdateDraft:
         if not written.any():
             return None
         if produced.any():
-            columns["productions"] = _lists("productions", self.kept.values, produced)
+            columns |= production_lists(self.kept.values, produced)
         columns |= {
             "key": self.grouping.key_column,
             "sequencer": pa.repeat(bundle.plan.fence.sequencer, count),
             "commit_number": pa.repeat(bundle.plan.fence.commit_number, count),
             "superstep": pa.repeat(bundle.superstep, count),
         }
-        column = self.outcome.layout.column
-        table = pa.table(columns, schema=ROW_SCHEMA if column is None else ROW_SCHEMA.append(column))
+        ordered = {name: columns[name] for name in (*ROW_SCHEMA.names, *typed_columns_among(columns))}
+        table = pa.table(ordered)
         return table if written.all() else table.filter(pa.array(written))
 
     def summaries(self) -> tuple[ProductionSummary, ...]:
@@ -298,16 +300,18 @@ def _record_ids(ids: pa.BinaryArray, draft: RowUpdateDraft) -> pa.Array:
 
 
 def production_values(productions: Productions) -> pa.StructArray:
-    return pa.StructArray.from_arrays(
-        [
-            pa.array(productions.streams, pa.string()),
-            pa.array(productions.keys, pa.string()),
-            pa.array(productions.texts, pa.string()),
-            pa.array(productions.blobs, pa.binary()),
-            _timestamps(productions.at),
-        ],
-        fields=list(PRODUCTION_TYPE),
-    )
+    columns = [
+        pa.array(productions.streams, pa.string()),
+        pa.array(productions.keys, pa.string()),
+        pa.array(productions.texts, pa.string()),
+        pa.array(productions.blobs, pa.binary()),
+        _timestamps(productions.at),
+    ]
+    fields = list(PRODUCTION_TYPE)
+    for typed, rows in productions.cells():
+        columns.append(struct_of(rows, typed.type))
+        fields.append(typed)
+    return pa.StructArray.from_arrays(columns, fields=fields)
 
 
 def _holds(outcome: BundleOutcome, count: int) -> pa.Array:
@@ -369,7 +373,7 @@ def split_productions(draft: RowUpdateDraft) -> WeakProductions:
         _readdressed(values.filter(pa.array(in_rows)), is_kept[in_rows], ""), owners[in_rows]
     )
     fused = values.filter(pa.array(is_fused))
-    table = pa.Table.from_arrays(fused.flatten(), schema=pa.schema(list(PRODUCTION_TYPE)))
+    table = pa.Table.from_arrays(fused.flatten(), schema=pa.schema(list(fused.type)))
     return WeakProductions(table, owners[is_fused], replace(draft, kept=kept))
 
 
@@ -384,7 +388,7 @@ def _readdressed(values: pa.StructArray, chosen: _Mask, consumer: str) -> pa.Str
     streams = values.field("stream")
     renamed = pc.binary_join_element_wise(streams, addressed("", consumer), "")
     columns = [pc.if_else(pa.array(chosen), renamed, streams), *values.flatten()[1:]]
-    return pa.StructArray.from_arrays(columns, fields=list(PRODUCTION_TYPE))
+    return pa.StructArray.from_arrays(columns, fields=list(values.type))
 
 
 @quickly_pickled

@@ -10,7 +10,7 @@ superstep, and ``visits@`` waits for sinks only.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, Final, Literal, TypeAlias, TypedDict
@@ -24,6 +24,7 @@ from millpond.executor.sinks.sink import Sink
 from millpond.executor.time.clocks import declared_percentiles, horizon_us
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
+from millpond.statestore.rows.state_schema import SchemaCodec
 
 ProductionMode: TypeAlias = Literal["strong", "weak"]
 """When a production is delivered: ``"strong"``: once its checkpoint is durable; ``"weak"``: before."""
@@ -83,6 +84,7 @@ class ComputationNode:
     """A declared computation; `ComputationOptions` explains its options.
 
     Attributes:
+        schemas: the schemas of the values that it produces, by stream.
         prefix: the prefix of its composite's names; empty outside of composites.
         cycle: the shortest cycle in which its output watermark holds its input watermark back: computation
             names that begin and end with this one. Empty without such a cycle; `Pipeline.check` fills it in.
@@ -92,6 +94,7 @@ class ComputationNode:
     computation: Computation
     subscriptions: tuple[Subscription, ...]
     produces: tuple[str, ...] = ()
+    schemas: Mapping[str, SchemaCodec] = field(default_factory=dict)
     exactly_once: bool = True
     on_error: OnError = "dead_letter"
     retries: int = 2
@@ -193,6 +196,9 @@ def backfill_by_stream(computation: str, given: Backfill, streams: Sequence[str]
         )
     return {streams[0]: given}
 
+
+ValueSchema: TypeAlias = pa.Schema | pa.StructType | None
+"""The schema of the values of a stream; ``None`` for values of any type of the model."""
 
 StateSchema: TypeAlias = pa.Schema | pa.StructType | type
 """What the states of a computation are: rows with a schema, or objects of a class."""

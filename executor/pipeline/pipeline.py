@@ -48,6 +48,7 @@ from millpond.executor.pipeline.nodes import (
     SinkNode,
     StateSchema,
     Subscription,
+    ValueSchema,
     backfill_by_stream,
 )
 from millpond.executor.pipeline.topology import Topology, cycle_of, holding_edges
@@ -95,7 +96,7 @@ class Stream:
         *,
         name: str,
         key: KeyExtractor = None,
-        produces: str | Sequence[str] | None = None,
+        produces: str | Sequence[str] | Mapping[str, ValueSchema] | None = None,
         **options: Unpack[ComputationOptions],
     ) -> Self:
         """Process this stream with a computation; return the stream that it produces to, the first one of several.
@@ -106,15 +107,13 @@ class Stream:
             key: how to extract a record's key: a field of the value, a list of fields, a function of the
                 value that returns text or a tuple, or ``None`` for the record's own key.
             produces: the stream or streams that the computation produces to; by default one stream with the
-                computation's name.
+                computation's name. A mapping gives streams the schema of their values (see `Pipeline.add`).
             options: further settings; see `ComputationOptions`.
 
         Example:
             ``counts = words.apply(Counter(), name="counts", key="word")``
         """
-        streams = (
-            (name,) if produces is None else (produces,) if isinstance(produces, str) else tuple(produces)
-        )
+        streams = (name,) if produces is None else (produces,) if isinstance(produces, str) else produces
         if not streams:
             raise InvalidError(
                 "apply needs a stream to return: use Pipeline.add for a computation that produces nothing",
@@ -123,7 +122,7 @@ class Stream:
         produced = self.pipeline.add(
             computation, name=name, subscribes={self.name: key}, produces=streams, **options
         )
-        return replace(self, name=produced[streams[0]].name)
+        return replace(self, name=next(iter(produced.values())).name)
 
     def transform(
         self,
@@ -336,7 +335,7 @@ class EnginePipeline(Generic[StreamT_co]):
         *,
         name: str,
         subscribes: Mapping[str, KeyExtractor],
-        produces: Sequence[str] = (),
+        produces: Sequence[str] | Mapping[str, ValueSchema] = (),
         **options: Unpack[ComputationOptions],
     ) -> dict[str, StreamT_co]:
         """Add a computation with any number of input and output streams; return the output streams by name.
@@ -346,7 +345,9 @@ class EnginePipeline(Generic[StreamT_co]):
             name: the computation's name, which is also its table in SQL.
             subscribes: the input streams by name, each with the way to extract its records' keys: a field of
                 the value, a list of fields, a function of the value, or ``None`` for the record's own key.
-            produces: the names of the streams that the computation may produce to.
+            produces: the names of the streams that the computation may produce to. A mapping gives each the
+                schema of its values, or ``None``: a `pyarrow.Schema`. Such values are dicts of its fields; they are
+                checked by ``produce`` and kept, delivered and written to sinks as columns of these types.
             options: further settings; see `ComputationOptions`.
 
         Example:
@@ -374,6 +375,7 @@ class EnginePipeline(Generic[StreamT_co]):
             computation=computation,
             subscriptions=_subscriptions(name, subscribes, options.get("feedback", ()), self._prefix),
             produces=tuple(streams.values()),
+            schemas=_value_schemas(name, produces, streams),
             prefix=self._prefix,
             **_checked_options(name, options),
         )
@@ -525,16 +527,7 @@ def _with_schema(name: str, computation: Computation, schema: StateSchema) -> Co
     if inspect.isclass(schema):
         declared.codec = ModelCodec(schema)
         return declared
-    if not isinstance(schema, pa.Schema | pa.StructType):
-        raise InvalidError(
-            "state= takes an Arrow schema, or a class such as a dataclass",
-            computation=name,
-            type=type_name(schema),
-        )
-    try:
-        declared.codec = codec = SchemaCodec(schema)
-    except InvalidError as error:
-        raise InvalidError(error.message, computation=name, **error.details) from error
+    declared.codec = codec = _schema_codec(schema, "state", computation=name)
     declared.state_columns = tuple(
         StateColumn(field.name, "field", field.type) for field in codec.column.type
     )
@@ -567,7 +560,29 @@ def _subscriptions(
     )
 
 
-def _productions(name: str, produces: Sequence[str]) -> tuple[str, ...]:
+def _value_schemas(
+    name: str, produces: Sequence[str] | Mapping[str, ValueSchema], streams: Mapping[str, str]
+) -> dict[str, SchemaCodec]:
+    """Return the schemas of the produced values, by the whole name of their stream."""
+    if not isinstance(produces, Mapping):
+        return {}
+    found = {}
+    for stream, schema in produces.items():
+        if schema is not None:
+            found[streams[stream]] = _schema_codec(schema, "value", computation=name, stream=stream)
+    return found
+
+
+def _schema_codec(schema: object, whole: str, **subject: Any) -> SchemaCodec:
+    if not isinstance(schema, pa.Schema | pa.StructType):
+        raise InvalidError("a schema must be an Arrow schema", **subject, type=type_name(schema))
+    try:
+        return SchemaCodec(schema, whole)
+    except InvalidError as error:
+        raise InvalidError(error.message, **subject, **error.details) from error
+
+
+def _productions(name: str, produces: Sequence[str] | Mapping[str, ValueSchema]) -> tuple[str, ...]:
     if isinstance(produces, str):
         raise InvalidError("produces must be a list of stream names", computation=name, produces=produces)
     for stream in produces:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from millpond.executor.computation.values import ArrowValues, ChangedValues, JsonValues, Values
+from millpond.executor.computation.values import ArrowValues, ChangedValues, Values
 from millpond.executor.inputs.changes import change_signs, in_commit_order, signed_ids
 from millpond.executor.inputs.extraction import (
     member_names,
@@ -57,11 +57,18 @@ from millpond.executor.spark.task_plan import (
     unreadable_target,
 )
 from millpond.executor.spark.worker_process import WorkerProcess
-from millpond.executor.superstep.delivery import ProductionSource, deliveries_in, keyed_productions
+from millpond.executor.superstep.delivery import (
+    ProductionSource,
+    deliveries_in,
+    join_productions,
+    keyed_productions,
+    values_of,
+)
 from millpond.executor.time.instants import INSTANT_MAX_US, INSTANT_MIN_US, parse_instant_us
 from millpond.executor.time.observations import InputObservation, Watch
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError, check
 from millpond.statestore.rows.key_columns import plain_keys
+from millpond.statestore.rows.state_schema import value_fields
 
 _DEAD_LETTERS_MAX: Final = 100_000
 _GARBLED: Final = "__millpond_garbled"
@@ -368,9 +375,11 @@ def route_productions(
                 part.column("value_bytes"),
                 pa.nulls(rows, pa.string()) if errors is None else pa.array(errors, pa.string()),
             ]
-            tables.append(pa.table(columns, schema=_TABLE))
+            typed = value_fields(part.schema)
+            columns += [part.column(field.name) for field in typed]
+            tables.append(pa.table(columns, schema=pa.schema([*_TABLE, *typed])))
     if tables:
-        yield from _by_slot(pa.concat_tables(tables).combine_chunks(), routes.slots, read_bytes)
+        yield from _by_slot(join_productions(tables).combine_chunks(), routes.slots, read_bytes)
 
 
 def _targets(keys: pa.Array, route: Route) -> npt.NDArray[np.int32]:
@@ -442,7 +451,7 @@ def pop_productions(
         records = batch.filter(column.is_null()).drop_columns([PRODUCTIONS])
         if records.num_rows:
             outside.append(records)
-    return (RoutedProductions(pa.concat_tables(tables), read_bytes) if tables else None), outside
+    return (RoutedProductions(join_productions(tables), read_bytes) if tables else None), outside
 
 
 class RoutedProductions:
@@ -478,9 +487,7 @@ class RoutedProductions:
             if is_readable(target):
                 continue
             mine = self._table.slice(start, end - start)
-            values = JsonValues(
-                mine.column("value").combine_chunks(), mine.column("value_bytes").combine_chunks()
-            )
+            values = values_of(mine)
             columns = (mine.column(name).to_pylist() for name in ("stream", "error", "at"))
             for row, (stream, error, at) in enumerate(zip(*columns, strict=True)):
                 yield DeadLetter.of_unreadable(

@@ -8,6 +8,7 @@ A production lives in the row update of the key that produced it (strong product
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -18,15 +19,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.computation.timers import oldest_but
-from millpond.executor.computation.values import JsonValues
-from millpond.executor.inputs.keys import extract_keys
+from millpond.executor.computation.values import ArrowValues, JsonValues, Values
+from millpond.executor.inputs.keys import KeyExtractor, PaneKey, extract_key_column, extract_keys
 from millpond.executor.interval.bundle import DeadLetter, Deliveries, ProductionSummary
 from millpond.executor.pipeline.nodes import ComputationNode, addressed
 from millpond.executor.time.clocks import PercentileTimes
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.rows.key_columns import KeyTexts
-from millpond.statestore.rows.row import PRODUCTION_TYPE
+from millpond.statestore.rows.row import PRODUCTION_TYPE, flat_productions, productions_with_texts
+from millpond.statestore.rows.state_schema import value_fields
 from millpond.statestore.types import EventTimeMicros, Objects, Superstep, quickly_pickled
 
 PRODUCTION_SCHEMA = pa.schema(list(PRODUCTION_TYPE))
@@ -64,21 +67,49 @@ class ProductionSource:
 
 def flatten_productions(updates: pa.Table) -> pa.Table:
     """Return the productions of row updates, one per row, in the order of rows and of emission."""
-    lists = updates.column("productions").combine_chunks()
-    flat = pc.list_flatten(lists)
-    if isinstance(flat, pa.ChunkedArray):
-        flat = flat.combine_chunks()
+    flat = flat_productions(updates)
+    return pa.Table.from_arrays(flat.flatten(), schema=pa.schema(list(flat.type)))
+
+
+def join_productions(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return productions of several files as one table; a field of values with a schema that some lack is null there."""
+    is_alike = all(table.column_names == tables[0].column_names for table in tables)
+    return pa.concat_tables(tables, promote_options="none" if is_alike else "default")
+
+
+def values_of(productions: pa.Table) -> Values:
+    """Return the values of productions: columns if all of them have one schema, otherwise text or bytes."""
+    typed = value_fields(productions.schema)
+    for one in typed:
+        column = _only(productions, one.name)
+        if not column.null_count:
+            return ArrowValues(column)
+    if typed:
+        productions = with_value_texts(productions)
+    return JsonValues(_only(productions, "value"), _only(productions, "value_bytes"))
+
+
+def with_value_texts(productions: pa.Table) -> pa.Table:
+    """Return productions with the columns of `PRODUCTION_SCHEMA`: values with a schema are text."""
+    if not value_fields(productions.schema):
+        return productions
+    values = productions.to_struct_array()
+    flat = productions_with_texts(values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values)
     return pa.Table.from_arrays(flat.flatten(), schema=PRODUCTION_SCHEMA)
 
 
 def read_productions(objects: Objects, sources: Sequence[ProductionSource]) -> pa.Table:
     tables = [_read_source(objects, source) for source in sources]
-    return pa.concat_tables(tables) if tables else PRODUCTION_SCHEMA.empty_table()
+    return join_productions(tables) if tables else PRODUCTION_SCHEMA.empty_table()
 
 
 def _read_source(objects: Objects, source: ProductionSource) -> pa.Table:
     table = read_row_files(
-        objects, [source.path], columns=["superstep", "productions"], interval=source.interval
+        objects,
+        [source.path],
+        columns=["superstep", "productions"],
+        interval=source.interval,
+        keeps_cells=True,
     )
     wanted = table.column("superstep").to_numpy() == source.superstep
     wanted &= table.column("productions").is_valid().to_numpy()
@@ -138,8 +169,18 @@ def keyed_productions(
     for subscription in node.subscriptions:
         part = productions.filter(_is_for(node, subscription.stream, streams)).combine_chunks()
         if part.num_rows:
-            values = JsonValues(_only(part, "value"), _only(part, "value_bytes"))
-            yield subscription.stream, part, extract_keys(subscription.key, _only(part, "key"), values.value)
+            yield subscription.stream, part, _keys_in(part, subscription.key)
+
+
+def _keys_in(productions: pa.Table, extractor: KeyExtractor) -> KeyTexts:
+    values = values_of(productions)
+    # Columns hold no panes.
+    inner = extractor.extractor if isinstance(extractor, PaneKey) else extractor
+    if isinstance(values, ArrowValues) and inner is not None and not callable(inner):
+        # Without the column, each record gets a letter below.
+        with suppress(InvalidError):
+            return extract_key_column(inner, pa.Table.from_struct_array(values.columns))
+    return extract_keys(extractor, _only(productions, "key"), values.value)
 
 
 def deliveries_in(keyed: pa.Table, stream: str) -> Deliveries:
@@ -148,7 +189,7 @@ def deliveries_in(keyed: pa.Table, stream: str) -> Deliveries:
         stream=stream,
         keys=_only(keyed, "key"),
         at=_only(keyed, "at").cast(pa.int64()).to_numpy(zero_copy_only=False),
-        values=JsonValues(_only(keyed, "value"), _only(keyed, "value_bytes")),
+        values=values_of(keyed),
     )
 
 
@@ -271,7 +312,7 @@ class UndeliveredProductions:
             tables = [self._table(source) for source in self._sources if source.concerns(inbox)]
             handed_on = (source for source in self._handed_on if source.concerns(addresses))
             tables += [weak_only(self._table(source)) for source in handed_on]
-            self._extracted[node.name] = deliveries_of(pa.concat_tables(tables), node) if tables else ()
+            self._extracted[node.name] = deliveries_of(join_productions(tables), node) if tables else ()
         return self._extracted[node.name]
 
     def deliveries(self, node: ComputationNode, interval: Interval) -> list[Deliveries]:

@@ -21,6 +21,7 @@ from millpond.executor.superstep.delivery import (
     merged_pending,
     read_productions,
     summarise_productions,
+    with_value_texts,
 )
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile
@@ -102,7 +103,7 @@ def keep_undelivered(
         "sequencer": fence.sequencer,
         "commit_number": fence.commit_number,
         "superstep": superstep,
-        "productions": productions.to_pylist(),
+        "productions": with_value_texts(productions).to_pylist(),
         "deleted": True,
     }
     return write_row_file(

@@ -23,7 +23,7 @@ from millpond.executor.sinks.delta_table import TableWriter
 from millpond.executor.sinks.fork import SinkFolder
 from millpond.executor.sinks.sink import DeltaSink, RecordingSink, SinkWriter
 from millpond.executor.sinks.table_upkeep import TableUpkeep
-from millpond.executor.superstep.delivery import ProductionSource, read_productions
+from millpond.executor.superstep.delivery import ProductionSource, read_productions, with_value_texts
 from millpond.statestore.app_ids import AppId, is_elsewhere, sink_reached, superstep_reached
 from millpond.statestore.failpoint import reach
 from millpond.statestore.history.lineage import Origin
@@ -223,7 +223,7 @@ class SinkDelivery:
             return
         names = [kept for stream, _ in behind for kept in _kept_as(stream)]
         wanted = [source for source in sources if source.concerns(names)]
-        productions = read_productions(self._row_files, wanted)
+        productions = with_value_texts(read_productions(self._row_files, wanted))
         for stream, writer in behind:
             part = productions.filter(
                 pc.is_in(productions.column("stream"), pa.array(sorted(_kept_as(stream))))

@@ -7,6 +7,7 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
+from millpond.executor.inputs.keys import PaneKey
 from millpond.executor.pipeline.nodes import ComputationNode, Subscription
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.signals import with_signals
@@ -18,7 +19,6 @@ from millpond.executor.windows.strategy import Accumulation
 from millpond.executor.windows.stream import DataflowStream, OfWindow, passes_values_on
 from millpond.executor.windows.windowed_computation import (
     ElementWise,
-    PaneKey,
     TimestampShift,
     WindowedComputation,
 )

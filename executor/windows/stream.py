@@ -10,7 +10,7 @@ from typing import Any, Unpack, cast, overload
 
 from millpond.executor.computation.computation import Computation, Drain
 from millpond.executor.computation.records import Record
-from millpond.executor.inputs.keys import KeyExtractor
+from millpond.executor.inputs.keys import KeyExtractor, PaneKey
 from millpond.executor.pipeline.checks import check_overrides
 from millpond.executor.pipeline.nodes import (
     LATE,
@@ -47,7 +47,6 @@ from millpond.executor.windows.window import Element, TimestampCombiner, Window,
 from millpond.executor.windows.window_fns import SlidingWindows
 from millpond.executor.windows.windowed_computation import (
     ElementWise,
-    PaneKey,
     TimestampShift,
     WindowedComputation,
     element_of,

@@ -7,7 +7,6 @@ value: the results of the retracted value are retracted, whatever key they ended
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import groupby
 from types import GeneratorType
 from typing import Any, Final
@@ -18,7 +17,6 @@ from millpond.executor.computation.context import Context
 from millpond.executor.computation.quick_turn import QuickTurns
 from millpond.executor.computation.records import Record, RecordColumns, Records
 from millpond.executor.computation.timers import Timer
-from millpond.executor.inputs.keys import KeyExtractor, check_key_extractor, extract_key, settled_key
 from millpond.executor.pipeline.nodes import SIGNALS
 from millpond.executor.pipeline.signals import read_signal
 from millpond.executor.time.clocks import Clocks, LateDataHorizon
@@ -196,22 +194,6 @@ class WindowedComputation(Computation):
             if amount:
                 context.count(counter, amount)
         return windows
-
-
-@dataclass(frozen=True, slots=True)
-class PaneKey:
-    """A key extractor that looks inside the envelope of a windowed step's result."""
-
-    extractor: KeyExtractor
-
-    def __call__(self, value: Any) -> str:
-        inner = value["value"] if is_envelope(value) else value
-        return extract_key(self.extractor, None, inner)
-
-    @classmethod
-    def of(cls, extractor: KeyExtractor, step: str) -> KeyExtractor:
-        check_key_extractor(extractor, computation=step)
-        return extractor if extractor is None else cls(settled_key(extractor))
 
 
 _MANY: Final = frozenset({list, tuple, GeneratorType})

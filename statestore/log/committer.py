@@ -153,16 +153,16 @@ class _RequestPlan:
         # Tables of earlier versions have no column for versions of states; the first version that is recorded adds it. So
         # does the first file with a column of states with a schema, because readers take the columns from the metadata.
         request, metadata = self.request, snapshot.metadata
-        of_states = {
+        typed = {
             field.name: field
             for write in request.writes
             for file in write.added
-            for field in file.state_columns
+            for field in file.typed_columns
         }
         has_versions = any(app_id.startswith(AppId.STATE_VERSION) for app_id in request.positions)
-        if metadata is None or not (of_states or has_versions):
+        if metadata is None or not (typed or has_versions):
             return []
-        complete = with_row_columns(metadata, of_states.values())
+        complete = with_row_columns(metadata, typed.values())
         return [] if complete == metadata else [complete]
 
     def _add_files(self, actions: list[Action], snapshot: Snapshot, now_ms: int) -> None:

@@ -31,7 +31,7 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
 from millpond.statestore.log.writer import CommitDraft, LogWriter
 from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA
-from millpond.statestore.rows.state_schema import is_state_column
+from millpond.statestore.rows.state_schema import is_typed_column
 from millpond.statestore.system import RetryPolicy
 from millpond.statestore.types import Clock, Rng, TableVersion
 
@@ -122,16 +122,16 @@ def rows_metadata(metadata: Metadata) -> Metadata:
     }
     schema = orjson.loads(delta_schema(_ROWS_SCHEMA))
     fields = orjson.loads(metadata.schema_string).get("fields", [])
-    schema["fields"] += [field for field in fields if is_state_column(field["name"])]
+    schema["fields"] += [field for field in fields if is_typed_column(field["name"])]
     return replace(metadata, schema_string=orjson.dumps(schema).decode(), configuration=own)
 
 
-def with_row_columns(metadata: Metadata, of_states: Iterable[pa.Field] = ()) -> Metadata:
-    """Return metadata with all columns of rows, and with columns for states with a schema, in the order given."""
+def with_row_columns(metadata: Metadata, typed: Iterable[pa.Field] = ()) -> Metadata:
+    """Return metadata with all columns of rows, and with ``typed`` ones for states and productions with a schema."""
     schema = orjson.loads(metadata.schema_string)
     fields = schema.setdefault("fields", [])
     names = {field["name"] for field in fields}
-    lacking = [field for field in (*ROW_SCHEMA, *of_states) if field.name not in names]
+    lacking = [field for field in (*ROW_SCHEMA, *typed) if field.name not in names]
     if not lacking:
         return metadata
     fields += orjson.loads(delta_schema(pa.schema(lacking)))["fields"]

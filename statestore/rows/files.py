@@ -45,7 +45,8 @@ from millpond.statestore.rows.row import (
     Fence,
     check_names,
     conform,
-    stored_columns,
+    no_cells,
+    with_texts,
 )
 from millpond.statestore.rows.row_format import (
     COMPACTED_PAGED_BYTES_MIN,
@@ -64,7 +65,7 @@ from millpond.statestore.rows.row_format import (
     rows_per_page,
     seal_parquet_file,
 )
-from millpond.statestore.rows.state_schema import state_columns_among
+from millpond.statestore.rows.state_schema import is_typed_column, stored_columns, typed_columns_among
 from millpond.statestore.types import CommitNumber, Objects, Sequencer, Superstep, quickly_pickled
 
 # The format of every store on disk.
@@ -102,7 +103,7 @@ class RowFile:
     sequencer: Sequencer
     commit_number: CommitNumber
     productions: int
-    state_columns: tuple[pa.Field, ...] = ()  # of states with a schema
+    typed_columns: tuple[pa.Field, ...] = ()  # of states and productions with a schema
 
 
 def row_file_path(computation: str, superstep: Superstep, token: str) -> str:
@@ -116,15 +117,15 @@ def encode_row_file(table: pa.Table, path: str, row_format: RowFormat = PARQUET)
 
 
 def check_keys_rise(table: pa.Table) -> None:
-    own = pa.schema([*ROW_SCHEMA, *state_fields(table.schema)])
+    own = pa.schema([*ROW_SCHEMA, *typed_fields(table.schema)])
     check(table.schema.equals(own), "row updates have the row's schema", schema=table.schema.names)
     keys = table.column("key")
     rises = pc.all(pc.less(keys.slice(0, table.num_rows - 1), keys.slice(1)))
     check(keys.null_count == 0 and rises.as_py() is not False, "the keys of a row file rise")
 
 
-def state_fields(schema: pa.Schema) -> tuple[pa.Field, ...]:
-    return tuple(map(schema.field, state_columns_among(schema.names)))
+def typed_fields(schema: pa.Schema) -> tuple[pa.Field, ...]:
+    return tuple(map(schema.field, typed_columns_among(schema.names)))
 
 
 def check_may_commit(table: pa.Table, interval: Interval, fence: Fence) -> tuple[str, str]:
@@ -175,7 +176,7 @@ def write_row_file(
         sequencer=fence.sequencer,
         commit_number=fence.commit_number,
         productions=productions_in(table),
-        state_columns=state_fields(table.schema),
+        typed_columns=typed_fields(table.schema),
     )
 
 
@@ -212,14 +213,22 @@ def read_row_files(
     if not found:
         return pa.schema([ROW_SCHEMA.field(name) for name in names]).empty_table()
     table = selection.apply(join_updates(found))
-    return table.select([*names, *state_columns_among(table.column_names)])
+    return table.select([*names, *typed_columns_among(table.column_names)])
 
 
 def join_updates(tables: Sequence[pa.Table]) -> pa.Table:
-    """Return row updates of several files as one table; a column of states that some lack is null there."""
-    names = tables[0].column_names
-    is_alike = all(table.column_names == names for table in tables)
-    return pa.concat_tables(tables, promote_options="none" if is_alike else "default")
+    """Return row updates of several files as one table, with the columns of cells that any of them has."""
+    fields = {field.name: field for table in tables for field in typed_fields(table.schema)}
+    return pa.concat_tables([_with_columns(table, fields.values()) for table in tables] if fields else tables)
+
+
+def _with_columns(updates: pa.Table, typed: Iterable[pa.Field]) -> pa.Table:
+    """Return row updates whose columns of cells are these, in this order; those that they lack hold no cells."""
+    names = updates.column_names
+    columns = {name: updates.column(name) for name in names if not is_typed_column(name)}
+    for field in typed:
+        columns[field.name] = updates.column(field.name) if field.name in names else no_cells(updates, field)
+    return pa.table(columns)
 
 
 def sealed_name(path: str) -> str | None:
@@ -435,14 +444,7 @@ def _spilled_run(path: str) -> Run:
 
 def _aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return row updates with the columns of ``schema``; states in other columns become text."""
-    own = {
-        name: table.column(name) for name in state_columns_among(schema.names) if name in table.column_names
-    }
-    rest = conform(table.drop_columns(list(own)), _NAMES)
-    columns = {name: rest.column(name) for name in _NAMES} | own
-    return pa.Table.from_arrays(
-        [columns.get(field.name, pa.nulls(table.num_rows, field.type)) for field in schema], schema=schema
-    )
+    return _with_columns(with_texts(table, typed_columns_among(schema.names)), typed_fields(schema))
 
 
 class RowFileWriter:
@@ -522,7 +524,7 @@ class RowFileWriter:
             sequencer=self._fence.sequencer,
             commit_number=self._fence.commit_number,
             productions=self._productions,
-            state_columns=() if self._schema is None else state_fields(self._schema),
+            typed_columns=() if self._schema is None else typed_fields(self._schema),
         )
 
     def close(self) -> None:

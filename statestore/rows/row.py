@@ -16,7 +16,7 @@ One Parquet row is one *row update*: the new value of a key's row after a bundle
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -29,11 +29,16 @@ import pyarrow.compute as pc
 from millpond.statestore.errors import DataError
 from millpond.statestore.rows.state_schema import (
     UTC_TIMESTAMP,
-    is_state_column,
+    production_columns_among,
+    production_name,
     state_columns_among,
     state_field,
     state_kind,
+    stored_columns,
     texts_of,
+    typed_columns_among,
+    value_fields,
+    value_name,
 )
 from millpond.statestore.types import (
     TIME_MAX_US,
@@ -225,16 +230,10 @@ _LISTS: Final = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_siz
 
 def check_names(schema: pa.Schema) -> None:
     """Refuse a file with columns that rows do not have, because a damaged name must not read as a missing column."""
-    known = {PARTITION_COLUMN, *ROW_SCHEMA.names, *state_columns_among(schema.names)}
+    known = {PARTITION_COLUMN, *ROW_SCHEMA.names, *typed_columns_among(schema.names)}
     unknown = sorted(set(schema.names) - known)
     if unknown:
         raise DataError("the file has columns that rows do not have", columns=unknown)
-
-
-def stored_columns(columns: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Return which columns of a file, by their ``names``, make up these columns of rows: states may be in their own."""
-    wanted = frozenset(columns)
-    return [name for name in names if name in wanted or ("state" in wanted and is_state_column(name))]
 
 
 def has_state(updates: pa.Table) -> npt.NDArray[np.bool_]:
@@ -255,7 +254,7 @@ def conform(table: pa.Table, columns: list[str], *, keeps_cells: bool = False) -
     under other list names.
     """
     schema = ROW_SCHEMA if columns == _ALL else pa.schema([ROW_SCHEMA.field(name) for name in columns])
-    typed = _typed_states(table) if "state" in columns else {}
+    typed = _typed_columns(table, columns)
     if not table.schema.equals(schema):
         names = frozenset(table.column_names)
         arrays = [
@@ -270,9 +269,9 @@ def conform(table: pa.Table, columns: list[str], *, keeps_cells: bool = False) -
     for name in _ORDER:
         if name in columns and table.column(name).null_count:
             raise DataError("a row update lacks a required value", column=name)
-    if typed:
-        table = _with_cells(table, typed) if keeps_cells else _with_texts(table, typed)
-    return table
+    for name, column in typed.items():
+        table = table.append_column(name, column)
+    return table if keeps_cells or not typed else with_texts(table)
 
 
 def as_written(states: pa.StructArray) -> pa.StructArray:
@@ -280,41 +279,93 @@ def as_written(states: pa.StructArray) -> pa.StructArray:
     return _convert(states, state_field(state_kind(states.type)).type)
 
 
-def _typed_states(table: pa.Table) -> dict[str, pa.StructArray]:
-    """Return the columns of states with a schema, by name, in the types in which they were written."""
-    found = {}
-    for name in state_columns_among(table.column_names):
-        column = table.column(name)
-        if not pa.types.is_struct(column.type):
-            raise DataError("the file has states that are no rows of fields", column=name)
-        field = state_field(state_kind(column.type))
-        if field.name != name:
+def _typed_columns(table: pa.Table, columns: Sequence[str]) -> dict[str, pa.Array]:
+    """Return the columns of states and productions with a schema, by name, in the types in which they were written."""
+    found: dict[str, pa.Array] = {}
+    for name in stored_columns(columns, typed_columns_among(table.column_names)):
+        column = table.column(name).combine_chunks()
+        is_list = name in production_columns_among([name])
+        kind = column.type.value_type if is_list and pa.types.is_list(column.type) else column.type
+        if is_list != pa.types.is_list(column.type) or not pa.types.is_struct(kind):
+            raise DataError("the file has states or productions that are no rows of fields", column=name)
+        field = state_field(state_kind(kind))
+        if field.name.rpartition("_")[2] != name.rpartition("_")[2]:
             raise DataError(
-                "the file has states of another schema than their column's name says", column=name
+                "the file has another schema in a column than the column's name says", column=name
             )
-        found[name] = _convert(column.combine_chunks(), field.type)
+        found[name] = _convert(column, pa.list_(field.type) if is_list else field.type)
     return found
 
 
-def with_state_texts(updates: pa.Table) -> pa.Table:
-    """Return row updates whose states with a schema are text, in ``state``."""
-    names = state_columns_among(updates.column_names)
-    typed = {name: updates.column(name).combine_chunks() for name in names}
-    return _with_texts(updates.drop_columns(names), typed) if names else updates
-
-
-def _with_cells(table: pa.Table, typed: Mapping[str, pa.StructArray]) -> pa.Table:
-    for name, column in typed.items():
-        table = table.append_column(name, column)
-    return table
-
-
-def _with_texts(table: pa.Table, typed: Mapping[str, pa.StructArray]) -> pa.Table:
-    texts = table.column("state")
-    for column in typed.values():
+def with_texts(updates: pa.Table, but: Collection[str] = ()) -> pa.Table:
+    """Return row updates without columns of cells ``but`` these: other states and productions with a schema are text."""
+    names = updates.column_names
+    typed = [name for name in typed_columns_among(names) if name not in but]
+    of_states, of_productions = state_columns_among(typed), production_columns_among(typed)
+    for name in of_states:
+        column = updates.column(name).combine_chunks()
         if column.null_count < len(column):
-            texts = pc.coalesce(texts, texts_of(column))
-    return table.set_column(table.column_names.index("state"), ROW_SCHEMA.field("state"), texts)
+            texts = pc.coalesce(updates.column("state"), texts_of(column))
+            updates = updates.set_column(names.index("state"), ROW_SCHEMA.field("state"), texts)
+    if of_productions:
+        lists = updates.column("productions").combine_chunks()
+        kept = updates.drop_columns([name for name in production_columns_among(but) if name in names])
+        values = productions_with_texts(flat_productions(kept))
+        field = ROW_SCHEMA.field("productions")
+        joined = lists_of(values, lengths_of(lists), field.type, lists.is_null())
+        updates = updates.set_column(names.index("productions"), field, joined)
+    return updates.drop_columns(typed)
+
+
+def no_cells(updates: pa.Table, field: pa.Field) -> pa.Array:
+    """Return a column of cells without any, for row updates whose states and productions have other schemas."""
+    if not pa.types.is_list(field.type):
+        return pa.nulls(updates.num_rows, field.type)
+    # As long as the productions, so that their values stay side by side.
+    lists = updates.column("productions").combine_chunks()
+    lengths = lengths_of(lists)
+    return lists_of(pa.nulls(int(lengths.sum()), field.type.value_type), lengths, field.type, lists.is_null())
+
+
+def flat_productions(updates: pa.Table) -> pa.StructArray:
+    """Return the productions of row updates in order; values with a schema are in fields of their own."""
+    lists = updates.column("productions").combine_chunks()
+    flat = lists.flatten()
+    columns, fields = flat.flatten(), list(PRODUCTION_TYPE)
+    for name in production_columns_among(updates.column_names):
+        values = updates.column(name).combine_chunks().flatten()
+        if len(values) != len(flat):
+            raise DataError("productions and their values differ in number", column=name)
+        columns.append(values)
+        fields.append(pa.field(value_name(name), values.type))
+    return pa.StructArray.from_arrays(columns, fields=fields) if len(fields) > flat.type.num_fields else flat
+
+
+def production_lists(values: pa.StructArray, counts: npt.NDArray[np.int64]) -> dict[str, pa.ListArray]:
+    """Return the row's columns for productions, ``counts`` of them in each row; the reverse of `flat_productions`."""
+    nulls = pa.array(counts == 0)
+    typed = value_fields(values.type)
+    base = (
+        values
+        if not typed
+        else pa.StructArray.from_arrays(
+            values.flatten()[: PRODUCTION_TYPE.num_fields], fields=list(PRODUCTION_TYPE)
+        )
+    )
+    lists = {"productions": lists_of(base, counts, pa.list_(PRODUCTION_TYPE), nulls)}
+    for field in typed:
+        column = values.field(field.name)
+        lists[production_name(field.name)] = lists_of(column, counts, pa.list_(field.type), nulls)
+    return lists
+
+
+def productions_with_texts(values: pa.StructArray) -> pa.StructArray:
+    """Return productions with `PRODUCTION_TYPE`: values with a schema are text."""
+    columns = values.flatten()
+    text = PRODUCTION_TYPE.get_field_index("value")
+    for field in value_fields(values.type):
+        columns[text] = pc.coalesce(columns[text], texts_of(values.field(field.name)))
+    return pa.StructArray.from_arrays(columns[: PRODUCTION_TYPE.num_fields], fields=list(PRODUCTION_TYPE))
 
 
 def lists_of(

@@ -28,7 +28,8 @@ from millpond.statestore.rows.pages import (
     pack_section,
     page_index_of,
 )
-from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, check_names, stored_columns
+from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, check_names
+from millpond.statestore.rows.state_schema import stored_columns
 
 # A file's bytes, the name it is sealed under, and the decoded columns.
 FileKey: TypeAlias = tuple[bytes, str, tuple[str, ...]]

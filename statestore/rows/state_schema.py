@@ -1,11 +1,15 @@
-"""States with a schema: a column of the row for each field, in place of text.
+"""States and productions with a schema: columns of the row, in place of text.
 
 A state whose computation declares a schema (``state=`` of `ComputationOptions`) is a *row of cells*: a tuple with a Python
 object for each field, in the schema's types. The row file keeps it in a struct column whose name has a digest of the
 schema, such as ``state_5f0c1a2b``: computations with one schema share a column, a changed schema is another one, and a
 renamed computation's files stay as they are. The first commit of a file with the column adds it to the table's schema.
 
-Whoever does not ask for cells reads such a state as its JSON text (`texts_of`), so ``state ->> 'total'`` goes on to work.
+Values of productions whose stream declares a schema (``produces=``) are such cells too. The row has them in a list column,
+such as ``productions_5f0c1a2b``, as long as ``productions``: null where a production has another schema or none. In memory
+a production has them in a field of its own, ``value_5f0c1a2b``.
+
+Whoever does not ask for cells reads such a state or value as its JSON text (`texts_of`), so ``state ->> 'total'`` goes on to work.
 A row that was stored as text is read as before, and moves to the column when it is next written.
 """
 
@@ -14,7 +18,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import Any, Final, TypeAlias
@@ -30,7 +34,8 @@ from millpond.statestore.rows.value_text import as_python, decode_value, encode_
 StateCells: TypeAlias = tuple[Any, ...]
 """The fields of a state, in the order of its schema."""
 
-_NAME: Final = re.compile(r"state_[0-9a-f]{8}")
+_NAME: Final = re.compile(r"(?:state|productions)_[0-9a-f]{8}")
+_STATE, _PRODUCTIONS, _VALUE = "state_", "productions_", "value_"
 _FORBIDDEN: Final = re.compile(r"[ ,;{}()\n\t=]")
 _FLOAT_BITS: Final = 32
 _DECIMAL_DIGITS_MAX: Final = 38
@@ -54,20 +59,62 @@ _AS_THEY_ARE: Final = frozenset(
 )
 
 
-def is_state_column(name: str) -> bool:
+def is_typed_column(name: str) -> bool:
+    """Return True for a row's column of states, or of productions' values, with a schema."""
     return _NAME.fullmatch(name) is not None
 
 
-def state_columns_among(names: Sequence[str]) -> list[str]:
-    """Return the names of columns that hold states with a schema."""
-    return [name for name in names if _NAME.fullmatch(name) is not None]
+def typed_columns_among(names: Iterable[str]) -> list[str]:
+    return list(filter(is_typed_column, names))
+
+
+def state_columns_among(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(_STATE) and is_typed_column(name)]
+
+
+def production_columns_among(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(_PRODUCTIONS) and is_typed_column(name)]
+
+
+def stored_columns(columns: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Return which columns of a file, by their ``names``, make up these columns of rows."""
+    wanted = frozenset(columns)
+    return [
+        name
+        for name in names
+        if name in wanted or (is_typed_column(name) and name.rpartition("_")[0] in wanted)
+    ]
 
 
 def state_field(kind: pa.StructType) -> pa.Field:
     """Return the column of states of this type, whose name follows from the type alone."""
+    return _field(_STATE, kind)
+
+
+def value_field(kind: pa.StructType) -> pa.Field:
+    """Return the field that productions in memory have for values of this type."""
+    return _field(_VALUE, kind)
+
+
+def value_name(column: str) -> str:
+    """Return the name of `value_field` of the values that a row's column of productions holds."""
+    return column.replace(_PRODUCTIONS, _VALUE, 1)
+
+
+def production_name(value: str) -> str:
+    """Return the row's column for the values of a `value_field`."""
+    return value.replace(_VALUE, _PRODUCTIONS, 1)
+
+
+def value_fields(kind: pa.StructType | pa.Schema) -> list[pa.Field]:
+    """Return the fields of productions in memory that hold values with a schema."""
+    return [field for field in kind if is_typed_column(production_name(field.name))]
+
+
+def _field(prefix: str, kind: pa.StructType) -> pa.Field:
     name = name_of_kind(kind)
     # Whether a field takes nulls is the codec's to check: Delta could not change it later.
-    return pa.field(f"state_{zlib.crc32(orjson.dumps(name)):08x}", kind_of_name(name))
+    return pa.field(f"{prefix}{zlib.crc32(orjson.dumps(name)):08x}", kind_of_name(name))
 
 
 def state_kind(schema: pa.Schema | pa.StructType) -> pa.StructType:
@@ -124,9 +171,11 @@ class SchemaCodec:
     name: Final = "json"
     is_text: Final = True
 
-    def __init__(self, schema: pa.Schema | pa.StructType) -> None:
+    def __init__(self, schema: pa.Schema | pa.StructType, whole: str = "state") -> None:
+        self._whole = whole
         self.kind: pa.StructType = state_kind(schema)
         self.column: pa.Field = state_field(self.kind)
+        self.produced: pa.Field = value_field(self.kind)
         self._names = tuple(field.name for field in self.kind)
         self._known = frozenset(self._names)
         self._fit = _struct_fitter(self.kind)
@@ -134,8 +183,8 @@ class SchemaCodec:
         copies = [_copier(field.type) for field in self.kind]
         self._copies = None if not any(copies) else tuple(copy or _same for copy in copies)
 
-    def __reduce__(self) -> tuple[type[SchemaCodec], tuple[pa.StructType]]:
-        return SchemaCodec, (self.kind,)
+    def __reduce__(self) -> tuple[type[SchemaCodec], tuple[pa.StructType, str]]:
+        return SchemaCodec, (self.kind, self._whole)
 
     def encode(self, value: Any) -> Any:
         """Return the `StateCells` of a state, or raise `InvalidError`, which names the part that does not fit."""
@@ -151,7 +200,7 @@ class SchemaCodec:
         except _MisfitError as misfit:
             raise InvalidError(
                 misfit.reason,
-                part=f"state{misfit.part}",
+                part=f"{self._whole}{misfit.part}",
                 type=type(misfit.value).__name__,
                 value=misfit.value,
             ) from None

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from millpond.executor.inputs.keys import PaneKey
 from millpond.executor.windows.pane import Pane, Timing, WindowedValue
 from millpond.executor.windows.window import TimestampCombiner, Window, combined
-from millpond.executor.windows.windowed_computation import PaneKey
 from millpond.statestore.errors import InvalidError
 
 

@@ -16,6 +16,7 @@ import pytest
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record
+from millpond.executor.inputs.keys import PaneKey
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.sinks.sink import DeltaSink, read_table
 from millpond.executor.time.watermark_policies import BoundedDisorder, ManualWatermark
@@ -29,7 +30,6 @@ from millpond.executor.windows.stream import DataflowStream, WindowedStream, co_
 from millpond.executor.windows.time_triggers import AfterProcessingTime, AfterWatermark, WatermarkPercentile
 from millpond.executor.windows.window import Window, WindowFn
 from millpond.executor.windows.window_fns import FixedWindows, GlobalWindows, Sessions
-from millpond.executor.windows.windowed_computation import PaneKey
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TIMESTAMP
 from millpond.statestore.store import Store
