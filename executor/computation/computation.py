@@ -155,8 +155,10 @@ def codec_of(computation: Computation, version: int) -> Codec:
 
 def upgrade(computation: Computation, name: str, key: str, former: FormerState) -> FormerState:
     try:
-        # The old bytes need the old codec, the result today's.
-        state = codec_of(computation, former.version).decode(former.encoded)  # type: ignore[arg-type]  # only a `SchemaCodec` is given cells
+        # The old bytes need the old codec, the result today's; cells are of today's schema.
+        is_cells = isinstance(former.encoded, tuple)
+        codec = computation.codec if is_cells else codec_of(computation, former.version)
+        state = codec.decode(former.encoded)  # type: ignore[arg-type]  # only a `SchemaCodec` is given cells
         was_none = state is None
         upgraded = computation.upgrade_state(state, former.version)
         if upgraded is None and not was_none:

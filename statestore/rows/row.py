@@ -29,11 +29,11 @@ import pyarrow.compute as pc
 from millpond.statestore.errors import DataError
 from millpond.statestore.rows.state_schema import (
     UTC_TIMESTAMP,
+    kind_as_written,
     production_columns_among,
     production_name,
     state_columns_among,
     state_field,
-    state_kind,
     stored_columns,
     texts_of,
     typed_columns_among,
@@ -276,7 +276,7 @@ def conform(table: pa.Table, columns: list[str], *, keeps_cells: bool = False) -
 
 def as_written(states: pa.StructArray) -> pa.StructArray:
     """Return states with a schema in the types in which they were written, whatever another engine has made of them."""
-    return _convert(states, state_field(state_kind(states.type)).type)
+    return _convert(states, state_field(kind_as_written(states.type)).type)
 
 
 def _typed_columns(table: pa.Table, columns: Sequence[str]) -> dict[str, pa.Array]:
@@ -288,7 +288,7 @@ def _typed_columns(table: pa.Table, columns: Sequence[str]) -> dict[str, pa.Arra
         kind = column.type.value_type if is_list and pa.types.is_list(column.type) else column.type
         if is_list != pa.types.is_list(column.type) or not pa.types.is_struct(kind):
             raise DataError("the file has states or productions that are no rows of fields", column=name)
-        field = state_field(state_kind(kind))
+        field = state_field(kind_as_written(kind))
         if field.name.rpartition("_")[2] != name.rpartition("_")[2]:
             raise DataError(
                 "the file has another schema in a column than the column's name says", column=name

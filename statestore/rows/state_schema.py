@@ -128,22 +128,33 @@ def state_kind(schema: pa.Schema | pa.StructType) -> pa.StructType:
     return kind
 
 
+def kind_as_written(kind: pa.StructType) -> pa.StructType:
+    """Return the type of states that another engine has rewritten, which may leave out that times are in UTC."""
+    return state_kind(_with_zones(kind))
+
+
+def _with_zones(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_with_zones(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_with_zones(kind.key_type), _with_zones(kind.item_type))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_with_zones(kind.value_type))
+    return UTC_TIMESTAMP if pa.types.is_timestamp(kind) else kind
+
+
 def _stored(kind: pa.DataType, part: str) -> pa.DataType:
     if pa.types.is_struct(kind):
-        names = [field.name.lower() for field in kind]
-        for field in kind:
-            if not field.name or _FORBIDDEN.search(field.name):
-                raise InvalidError(
-                    "Delta takes no field names with blanks or any of `,;{}()=`", part=f"{part}.{field.name}"
-                )
-            if names.count(field.name.lower()) > 1:
-                raise InvalidError("SQL cannot tell fields apart by case", part=f"{part}.{field.name}")
-        return pa.struct([field.with_type(_stored(field.type, f"{part}.{field.name}")) for field in kind])
+        return _stored_fields(kind, part)
     if pa.types.is_map(kind):
         key, item = _stored(kind.key_type, f"{part}[key]"), _stored(kind.item_type, f"{part}[value]")
-        return pa.map_(key, item)
+        if pa.types.is_nested(key):
+            raise InvalidError(
+                "a dict has no keys of this type", part=f"{part}[key]", type=str(kind.key_type)
+            )
+        return pa.map_(key, kind.item_field.with_type(item))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return pa.list_(_stored(kind.value_type, f"{part}[]"))
+        return pa.list_(kind.value_field.with_type(_stored(kind.value_type, f"{part}[]")))
     if pa.types.is_decimal(kind) and kind.precision <= _DECIMAL_DIGITS_MAX and kind.scale >= 0:
         return pa.decimal128(kind.precision, kind.scale)
     if pa.types.is_timestamp(kind) and kind.tz is not None:
@@ -157,6 +168,18 @@ def _stored(kind: pa.DataType, part: str) -> pa.DataType:
             type=str(kind),
         )
     return stored
+
+
+def _stored_fields(kind: pa.StructType, part: str) -> pa.StructType:
+    names = [field.name.lower() for field in kind]
+    for field in kind:
+        if not field.name or _FORBIDDEN.search(field.name):
+            raise InvalidError(
+                "Delta takes no field names with blanks or any of `,;{}()=`", part=f"{part}.{field.name}"
+            )
+        if names.count(field.name.lower()) > 1:
+            raise InvalidError("SQL cannot tell fields apart by case", part=f"{part}.{field.name}")
+    return pa.struct([field.with_type(_stored(field.type, f"{part}.{field.name}")) for field in kind])
 
 
 class SchemaCodec:
@@ -177,7 +200,6 @@ class SchemaCodec:
         self.column: pa.Field = state_field(self.kind)
         self.produced: pa.Field = value_field(self.kind)
         self._names = tuple(field.name for field in self.kind)
-        self._known = frozenset(self._names)
         self._fit = _struct_fitter(self.kind)
         self._fits = [_fitter(field.type, is_nullable=field.nullable) for field in self.kind]
         copies = [_copier(field.type) for field in self.kind]
@@ -206,7 +228,7 @@ class SchemaCodec:
             ) from None
 
     def decode(self, encoded: Any) -> dict[str, Any]:
-        """Return a new dict of the fields of cells or of text; text is fitted to the schema, without fields that the schema lacks."""
+        """Return a new dict of the fields of cells or of text; text is fitted to the schema."""
         if not isinstance(encoded, tuple):
             encoded = self._of_text(encoded)
         if self._copies is None:
@@ -223,7 +245,7 @@ class SchemaCodec:
             value = decode_value(text)
             if type(value) is not dict:
                 raise _MisfitError("a state is a dict of the schema's fields", value)  # noqa: TRY301
-            cells = self._fit({name: part for name, part in value.items() if name in self._known})
+            cells = self._fit(_known_parts(value, self.kind))
         except (_MisfitError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
             reason = f"state{error.part}: {error.reason}" if isinstance(error, _MisfitError) else error
             raise DataError(
@@ -232,6 +254,19 @@ class SchemaCodec:
                 reason=reason,
             ) from error
         return tuple(cells.values())
+
+
+def _known_parts(value: Any, kind: pa.DataType) -> Any:
+    """Return a value without fields that a schema lacks, at any depth, because fields may go while text stays."""
+    if pa.types.is_struct(kind) and isinstance(value, dict):
+        return {
+            field.name: _known_parts(value[field.name], field.type) for field in kind if field.name in value
+        }
+    if pa.types.is_list(kind) and type(value) is list:
+        return [_known_parts(part, kind.value_type) for part in value]
+    if pa.types.is_map(kind) and type(value) is dict:
+        return {key: _known_parts(item, kind.item_type) for key, item in value.items()}
+    return value
 
 
 class _MisfitError(Exception):
@@ -357,8 +392,11 @@ def _bounds(bits: int) -> tuple[int, int]:
 
 def _whole(low: int, high: int) -> _Fit:
     def convert(value: Any) -> int:
+        # The bounds first, because a decimal may have more digits than memory holds.
+        if type(value) not in _NUMBERS or not low <= value <= high:
+            raise ValueError(value)
         number = int(value)
-        if type(value) not in _NUMBERS or value != number or not low <= number <= high:
+        if value != number:
             raise ValueError(value)
         return number
 
@@ -382,6 +420,8 @@ def _single(value: Any) -> float:
     with np.errstate(over="ignore", under="ignore"):
         single = float(np.float32(double))
     if (math.isinf(single) and not math.isinf(double)) or (not single and double):
+        raise ValueError(value)
+    if type(value) is int and single != double:
         raise ValueError(value)
     return single if single == single else _NAN  # noqa: PLR0124
 
@@ -469,13 +509,11 @@ def _struct_fitter(kind: pa.StructType) -> Callable[[Any], dict[str, Any]]:
 
 
 def _list_fitter(kind: pa.ListType) -> _Fit:
-    fit_part = _fitter(kind.value_type)
+    fit_part = _fitter(kind.value_type, is_nullable=kind.value_field.nullable)
 
     def fit(value: Any) -> list[Any]:
         if type(value) not in (list, tuple):
-            value = as_python(value)
-            if type(value) is not list:
-                raise _MisfitError("the value is not a list", value)
+            value = _as_list(value)
         cells: list[Any] = []
         try:
             # On an error, the list's length is the place of the bad part.
@@ -487,8 +525,19 @@ def _list_fitter(kind: pa.ListType) -> _Fit:
     return fit
 
 
+def _as_list(value: Any) -> list[Any]:
+    try:
+        known = as_python(value)
+    except InvalidError as error:
+        raise _MisfitError(error.message, value) from None
+    if type(known) is not list:
+        raise _MisfitError("the value is not a list", value)
+    return known
+
+
 def _map_fitter(kind: pa.MapType) -> _Fit:
-    fit_key, fit_item = _fitter(kind.key_type, is_nullable=False), _fitter(kind.item_type)
+    fit_key = _fitter(kind.key_type, is_nullable=False)
+    fit_item = _fitter(kind.item_type, is_nullable=kind.item_field.nullable)
 
     def fit(value: Any) -> dict[Any, Any]:
         if type(value) is not dict:
@@ -518,9 +567,30 @@ def cells_of(column: pa.StructArray) -> list[StateCells | None]:
 
 def _part_cells(part: pa.Array) -> list[Any]:
     cells = part.to_pylist(maps_as_pydicts="strict") if pa.types.is_nested(part.type) else plain_cells(part)
-    if pa.types.is_floating(part.type):
-        return [cell if cell == cell else _NAN for cell in cells]  # noqa: PLR0124
-    return cells
+    of_cell = _nan_unifier(part.type)
+    return cells if of_cell is None else list(map(of_cell, cells))
+
+
+def _nan_unifier(kind: pa.DataType) -> _Fit | None:
+    """Return a function that makes all NaN within a cell one object; ``None`` for types without floats."""
+    if pa.types.is_floating(kind):
+        return lambda cell: cell if cell == cell else _NAN  # noqa: PLR0124
+    if pa.types.is_struct(kind):
+        parts = [(field.name, of) for field in kind if (of := _nan_unifier(field.type)) is not None]
+        if not parts:
+            return None
+        return lambda cell: None if cell is None else cell | {name: of(cell[name]) for name, of in parts}
+    if pa.types.is_list(kind):
+        of_part = _nan_unifier(kind.value_type)
+        return None if of_part is None else lambda cell: None if cell is None else list(map(of_part, cell))
+    if pa.types.is_map(kind):
+        of_key, of_item = _nan_unifier(kind.key_type) or _same, _nan_unifier(kind.item_type) or _same
+        if of_key is of_item is _same:
+            return None
+        return lambda cell: (
+            None if cell is None else {of_key(key): of_item(item) for key, item in cell.items()}
+        )
+    return None
 
 
 def plain_cells(column: pa.Array) -> list[Any]:
@@ -554,6 +624,8 @@ def _durations(column: pa.Array) -> list[Any]:
 
 def struct_of(rows: Sequence[StateCells | None], kind: pa.StructType) -> pa.StructArray:
     """Return states as a column of their type; the reverse of `cells_of`."""
+    if not rows:
+        return pa.array([], kind)
     is_null = [row is None for row in rows]
     nothing = (None,) * kind.num_fields
     parts = zip(*[nothing if row is None else row for row in rows], strict=True)
@@ -561,8 +633,6 @@ def struct_of(rows: Sequence[StateCells | None], kind: pa.StructType) -> pa.Stru
         pa.array(map(_pairs(field.type), cells) if _has_maps(field.type) else cells, field.type)
         for field, cells in zip(kind, parts, strict=True)
     ]
-    if not arrays or not len(rows):
-        return pa.array([], kind)
     return pa.StructArray.from_arrays(
         arrays, fields=list(kind), mask=pa.array(is_null) if any(is_null) else None
     )
