@@ -18,6 +18,8 @@ from millpond.executor.pipeline.nodes import ComputationOptions as ComputationOp
 from millpond.executor.pipeline.nodes import OnError as OnError
 from millpond.executor.pipeline.nodes import OnLate as OnLate
 from millpond.executor.pipeline.nodes import ProductionMode as ProductionMode
+from millpond.executor.pipeline.nodes import StateSchema as StateSchema
+from millpond.executor.pipeline.nodes import ValueSchema as ValueSchema
 from millpond.executor.pipeline.signals import SignalWindow as SignalWindow
 from millpond.executor.pipeline.topology import Topology as Topology
 from millpond.executor.replay.difference import PartDifference as PartDifference

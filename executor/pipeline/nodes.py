@@ -211,12 +211,6 @@ class ComputationOptions(TypedDict, total=False):
         ``stream.apply(Counter(), name="counts", retries=0, on_error="stop")``
     """
 
-    state: StateSchema
-    """The schema of the computation's states, as a `pyarrow.Schema`; they are then dicts of its fields, stored as columns
-    of these types and shown so in SQL. Or a class (a dataclass, attrs, pydantic or msgspec): states are then its objects,
-    stored as JSON (`ModelCodec`). By default a state is any value of the model, stored as JSON (docs/how-to/values.md).
-    """
-
     exactly_once: bool
     """Deduplicate records that carry an id; ``True`` by default (MillWheel §6.1.1)."""
 

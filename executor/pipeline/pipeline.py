@@ -97,6 +97,7 @@ class Stream:
         name: str,
         key: KeyExtractor = None,
         produces: str | Sequence[str] | Mapping[str, ValueSchema] | None = None,
+        state: StateSchema | None = None,
         **options: Unpack[ComputationOptions],
     ) -> Self:
         """Process this stream with a computation; return the stream that it produces to, the first one of several.
@@ -108,6 +109,7 @@ class Stream:
                 value that returns text or a tuple, or ``None`` for the record's own key.
             produces: the stream or streams that the computation produces to; by default one stream with the
                 computation's name. A mapping gives streams the schema of their values (see `Pipeline.add`).
+            state: the schema of the computation's states (see `Pipeline.add`).
             options: further settings; see `ComputationOptions`.
 
         Example:
@@ -120,7 +122,7 @@ class Stream:
                 computation=name,
             )
         produced = self.pipeline.add(
-            computation, name=name, subscribes={self.name: key}, produces=streams, **options
+            computation, name=name, subscribes={self.name: key}, produces=streams, state=state, **options
         )
         return replace(self, name=next(iter(produced.values())).name)
 
@@ -336,6 +338,7 @@ class EnginePipeline(Generic[StreamT_co]):
         name: str,
         subscribes: Mapping[str, KeyExtractor],
         produces: Sequence[str] | Mapping[str, ValueSchema] = (),
+        state: StateSchema | None = None,
         **options: Unpack[ComputationOptions],
     ) -> dict[str, StreamT_co]:
         """Add a computation with any number of input and output streams; return the output streams by name.
@@ -348,6 +351,10 @@ class EnginePipeline(Generic[StreamT_co]):
             produces: the names of the streams that the computation may produce to. A mapping gives each the
                 schema of its values, or ``None``: a `pyarrow.Schema`. Such values are dicts of its fields; they are
                 checked by ``produce`` and kept, delivered and written to sinks as columns of these types.
+            state: the schema of the computation's states: a `pyarrow.Schema`. They are then dicts of its fields, which
+                ``state.set`` checks, stored as columns of these types and shown so in SQL. Or a class (a dataclass,
+                attrs, pydantic or msgspec): states are its objects, stored as JSON (`ModelCodec`). By default a state
+                is any value of the model (docs/how-to/schemas.md).
             options: further settings; see `ComputationOptions`.
 
         Example:
@@ -360,8 +367,8 @@ class EnginePipeline(Generic[StreamT_co]):
                 computation=name,
             )
         _check_computation(name, computation)
-        if (schema := options.get("state")) is not None:
-            computation = _with_schema(name, computation, schema)
+        if state is not None:
+            computation = _with_schema(name, computation, state)
         declared_percentiles(computation.percentiles, name)
         horizon_us(computation.late_data_horizon)
         declared_counters(computation.counters, name)
@@ -637,6 +644,4 @@ def _checked_options(name: str, options: ComputationOptions) -> dict[str, Any]:
     intervals = options.get("intervals")
     if intervals is not None:
         check_count("intervals", intervals, computation=name)
-    return {
-        option: value for option, value in options.items() if option not in ("backfill", "feedback", "state")
-    }
+    return {option: value for option, value in options.items() if option not in ("backfill", "feedback")}

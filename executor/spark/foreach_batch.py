@@ -32,6 +32,8 @@ from millpond.executor.pipeline.nodes import (
     OnError,
     OnLate,
     ProductionMode,
+    StateSchema,
+    ValueSchema,
 )
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.run.options import SparkRunnerOptions
@@ -433,7 +435,8 @@ def foreach_batch(
     watermark: WatermarkPolicy | None = None,
     id_slack: Duration = "3h",
     name: str | None = None,
-    produces: str | Sequence[str] | None = None,
+    produces: str | Sequence[str] | Mapping[str, ValueSchema] | None = None,
+    state: StateSchema | None = None,
     sink: Sink | Mapping[str, Sink] | None = None,
     pipeline: str | None = None,
     drop: Sequence[str] = (),
@@ -453,7 +456,9 @@ def foreach_batch(
             ``withWatermark`` on the column ``at``, and without that records must arrive in the order of their times.
         id_slack: time within which a sender may repeat a record; see `Pipeline.inject`.
         name: the computation's name in the store; by default the name of its class.
-        produces: the stream or streams of the computation's productions; by default one stream with its name.
+        produces: the stream or streams of the computation's productions, or a mapping of them to the schemas of their
+            values; by default one stream with the computation's name.
+        state: the schema of the computation's states; see `Pipeline.add`.
         sink: one sink for the first of these streams, or a mapping of streams to sinks. `DEAD_LETTERS` is a
             stream, too.
         pipeline: name under which the store keeps the consumed position of the query: the name of the
@@ -490,7 +495,7 @@ def foreach_batch(
     if watermark is not None:
         of_stream["watermark"] = watermark
     stream = graph.inject(INPUT, key=key, at=at, id=id, id_slack=id_slack, **of_stream)
-    output = stream.apply(computation, name=chosen, produces=produces, **of_code)
+    output = stream.apply(computation, name=chosen, produces=produces, state=state, **of_code)
     sinks = sink if isinstance(sink, Mapping) else {} if sink is None else {output.name: sink}
     for produced, target in sinks.items():
         # A store keeps the sink of the first stream under the computation's name.

@@ -19,6 +19,7 @@ from millpond.executor.pipeline.nodes import (
     OnError,
     OnLate,
     ProductionMode,
+    ValueSchema,
 )
 from millpond.executor.pipeline.pipeline import Stream
 from millpond.executor.time.clocks import LateDataHorizon
@@ -171,18 +172,21 @@ class DataflowStream(Stream):
         *,
         name: str,
         key: KeyExtractor = None,
+        schema: ValueSchema = None,
         **options: Unpack[ComputationOptions],
     ) -> DataflowStream:
         """Replace each value by an iterable of any number of values; windows, panes and retractions are kept.
 
         The function must be deterministic, so that a retraction yields the values it retracts. ``name`` names the
         step and its output stream. ``key`` extracts the key under which the step runs; the record's key by default.
+        With a ``schema`` the values are dicts of its fields, kept and delivered as columns; panes have none.
 
         Example:
             >>> words = lines.flat_map(str.split, name="words")
         """
         check_function("function", function, computation=name)
-        return self.apply(ElementWise(function, name), name=name, key=PaneKey.of(key, name), **options)
+        code = ElementWise(function, name)
+        return self.apply(code, name=name, key=PaneKey.of(key, name), produces={name: schema}, **options)
 
     def map(
         self,
@@ -190,12 +194,13 @@ class DataflowStream(Stream):
         *,
         name: str,
         key: KeyExtractor = None,
+        schema: ValueSchema = None,
         **options: Unpack[ComputationOptions],
     ) -> DataflowStream:
         """Replace each value by one value; see `flat_map`."""
         check_function("function", function, computation=name)
         code = ElementWise(lambda value: (function(value),), name, is_one_to_one=True)
-        return self.apply(code, name=name, key=PaneKey.of(key, name), **options)
+        return self.apply(code, name=name, key=PaneKey.of(key, name), produces={name: schema}, **options)
 
     def union(
         self, *others: DataflowStream, name: str, **options: Unpack[ComputationOptions]

@@ -3,7 +3,8 @@
 Fourteen kinds of steps keep or pass on a row: ``map``, ``union``, ``with_timestamps``, a `Computation` that produces
 (strongly or weakly), one that keeps rows in its state until a timer, one whose records wait for the order of time,
 windows combined by ``ToList`` and by ``LastN``, ``process_windows``, ``co_group``, panes that are retracted, dead
-letters that are retried, Spark's ``StatefulProcessor``, and a sink. Input comes as a table or as its changes.
+letters that are retried, Spark's ``StatefulProcessor``, and a sink. Where Delta has all types of a table, three more
+declare its schema, of what they produce (strongly or weakly) or of their state. Input comes as a table or as its changes.
 
 The last step keeps each row as a pickle, which no codec of Millpond's can change, and Arrow says what the row was. For
 combined values DuckDB is the other opinion.
@@ -332,7 +333,29 @@ def in_delta(column: pa.Field) -> bool:
     return True
 
 
+def schema_of(chain: Chain) -> pa.Schema | None:
+    return chain.schema if all(map(in_delta, chain.schema)) else None
+
+
+def produce_rows(stream: mp.DataflowStream, name: str, chain: Chain) -> mp.DataflowStream:
+    return stream.apply(Forward(), name=name, produces={name: schema_of(chain)})
+
+
+def produce_rows_weakly(stream: mp.DataflowStream, name: str, chain: Chain) -> mp.DataflowStream:
+    return stream.apply(Forward(), name=name, produces={name: schema_of(chain)}, productions="weak")
+
+
+def state_of_rows(stream: mp.DataflowStream, name: str, chain: Chain) -> mp.DataflowStream:
+    schema, options = schema_of(chain), dict[str, Any]()
+    if schema is not None:
+        options["state"] = pa.schema([("rows", pa.list_(pa.struct(list(schema))))])
+    return stream.apply(Keep(), name=name, **options)
+
+
 STEPS: dict[str, Step] = {
+    "produce_rows": produce_rows,
+    "produce_rows_weakly": produce_rows_weakly,
+    "state_of_rows": state_of_rows,
     "map": lambda stream, name, _: stream.map(itself, name=name),
     "union": union,
     "with_timestamps": lambda stream, name, _: stream.with_timestamps(lambda _, at: at + 1, name=name),
