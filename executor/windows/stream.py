@@ -203,11 +203,15 @@ class DataflowStream(Stream):
         return self.apply(code, name=name, key=PaneKey.of(key, name), produces={name: schema}, **options)
 
     def union(
-        self, *others: DataflowStream, name: str, **options: Unpack[ComputationOptions]
+        self,
+        *others: DataflowStream,
+        name: str,
+        schema: ValueSchema = None,
+        **options: Unpack[ComputationOptions],
     ) -> DataflowStream:
         """Join this stream and others of its pipeline into one; keys, windows, panes and retractions are kept.
 
-        Records of different streams are in no order.
+        Records of different streams are in no order. ``schema`` is that of the values; see `flat_map`.
 
         Example:
             ``visits = web.union(app, name="visits")``
@@ -221,7 +225,7 @@ class DataflowStream(Stream):
             ElementWise(_itself, name, is_one_to_one=True),
             name=name,
             subscribes={stream.name: None for stream in streams},
-            produces=(name,),
+            produces={name: schema},
             **options,
         )
         return replace(self, name=produced[name].name)
@@ -233,6 +237,7 @@ class DataflowStream(Stream):
         name: str,
         late_data_horizon: LateDataHorizon = 0,
         key: KeyExtractor = None,
+        schema: ValueSchema = None,
         **options: Unpack[ComputationOptions],
     ) -> DataflowStream:
         """Give each value a new event time.
@@ -248,6 +253,7 @@ class DataflowStream(Stream):
             late_data_horizon: how far back a time may be moved; a value that is moved further becomes a dead letter.
                 ``"unbounded"`` does not hold the watermark: values may be moved back freely, and may be late.
             key: extracts the key under which the step runs; the record's key by default.
+            schema: the schema of the values; see `flat_map`.
             options: see `ComputationOptions`.
 
         Example:
@@ -255,7 +261,7 @@ class DataflowStream(Stream):
         """
         check_function("function", function, computation=name)
         shift = TimestampShift(function, name, late_data_horizon)
-        return self.apply(shift, name=name, key=PaneKey.of(key, name), **options)
+        return self.apply(shift, name=name, key=PaneKey.of(key, name), produces={name: schema}, **options)
 
 
 @dataclass(frozen=True, slots=True)

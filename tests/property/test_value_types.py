@@ -3,8 +3,8 @@
 Fourteen kinds of steps keep or pass on a row: ``map``, ``union``, ``with_timestamps``, a `Computation` that produces
 (strongly or weakly), one that keeps rows in its state until a timer, one whose records wait for the order of time,
 windows combined by ``ToList`` and by ``LastN``, ``process_windows``, ``co_group``, panes that are retracted, dead
-letters that are retried, Spark's ``StatefulProcessor``, and a sink. Where Delta has all types of a table, three more
-declare its schema, of what they produce (strongly or weakly) or of their state. Input comes as a table or as its changes.
+letters that are retried, Spark's ``StatefulProcessor``, and a sink. Where Delta has all types of a table, four more
+declare its schema, of what they produce (strongly, weakly or at another time) or of their state. Input comes as a table or as its changes.
 
 The last step keeps each row as a pickle, which no codec of Millpond's can change, and Arrow says what the row was. For
 combined values DuckDB is the other opinion.
@@ -345,6 +345,11 @@ def produce_rows_weakly(stream: mp.DataflowStream, name: str, chain: Chain) -> m
     return stream.apply(Forward(), name=name, produces={name: schema_of(chain)}, productions="weak")
 
 
+def shift_rows(stream: mp.DataflowStream, name: str, chain: Chain) -> mp.DataflowStream:
+    plain = stream.apply(Forward(), name=f"{name}_plain")
+    return plain.with_timestamps(lambda _, at: at + 1, name=name, schema=schema_of(chain))
+
+
 def state_of_rows(stream: mp.DataflowStream, name: str, chain: Chain) -> mp.DataflowStream:
     schema, options = schema_of(chain), dict[str, Any]()
     if schema is not None:
@@ -355,6 +360,7 @@ def state_of_rows(stream: mp.DataflowStream, name: str, chain: Chain) -> mp.Data
 STEPS: dict[str, Step] = {
     "produce_rows": produce_rows,
     "produce_rows_weakly": produce_rows_weakly,
+    "shift_rows": shift_rows,
     "state_of_rows": state_of_rows,
     "map": lambda stream, name, _: stream.map(itself, name=name),
     "union": union,
