@@ -117,14 +117,14 @@ def _field(prefix: str, kind: pa.StructType) -> pa.Field:
     return pa.field(f"{prefix}{zlib.crc32(orjson.dumps(name)):08x}", kind_of_name(name))
 
 
-def state_kind(schema: pa.Schema | pa.StructType) -> pa.StructType:
-    """Return the type in which states of a schema are stored, or refuse a type that Delta's basic protocol lacks.
+def state_kind(schema: pa.Schema | pa.StructType, whole: str = "state") -> pa.StructType:
+    """Return the type in which values of a schema are stored, or refuse a type that Delta's basic protocol lacks.
 
     Times with a zone are stored as microseconds of UTC, unsigned whole numbers in the next wider type.
     """
-    kind = _stored(pa.struct(list(schema)), "state")
+    kind = _stored(pa.struct(list(schema)), whole)
     if not kind.num_fields:
-        raise InvalidError("a schema of states needs a field")
+        raise InvalidError("a schema needs a field")
     return kind
 
 
@@ -162,8 +162,7 @@ def _stored(kind: pa.DataType, part: str) -> pa.DataType:
     stored = _WIDER.get(kind, kind)
     if stored not in _AS_THEY_ARE:
         raise InvalidError(
-            "a state's schema takes the types of Delta's basic protocol: leave the schema out, and the state keeps any value "
-            "of the model as text",
+            "a schema takes the types of Delta's basic protocol: leave it out, and any value of the model is kept as text",
             part=part,
             type=str(kind),
         )
@@ -196,7 +195,7 @@ class SchemaCodec:
 
     def __init__(self, schema: pa.Schema | pa.StructType, whole: str = "state") -> None:
         self._whole = whole
-        self.kind: pa.StructType = state_kind(schema)
+        self.kind: pa.StructType = state_kind(schema, whole)
         self.column: pa.Field = state_field(self.kind)
         self.produced: pa.Field = value_field(self.kind)
         self._names = tuple(field.name for field in self.kind)

@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import millpond as mp
@@ -67,6 +68,32 @@ def test_state_refused_by_its_model(told: Told) -> None:
     pipeline.inject("queries", key="query", at="at").apply(Keeps(), name="counter", on_error="stop")
 
     with told.by_error("counter", "Visits", "count"):
+        run(pipeline, ROWS)
+
+
+@pytest.mark.mistake("state-and-codec")
+def test_schema_of_a_state_that_has_a_codec(told: Told) -> None:
+    stream = mp.Pipeline("searches").inject("queries", key="query", at="at")
+
+    with told.by_error("counter"):
+        stream.apply(Keeps(), name="counter", state=pa.schema([("count", pa.int64())]))
+
+
+@pytest.mark.mistake("schema-of-a-time-without-a-zone")
+def test_schema_with_a_type_that_the_table_lacks(told: Told) -> None:
+    with told.by_error("counter", "state.seen", "timestamp[us]"):
+        counting(state=pa.schema([("seen", pa.timestamp("us"))]))
+
+
+@pytest.mark.mistake("production-with-a-misspelt-field")
+def test_field_that_the_schema_of_a_stream_lacks(told: Told) -> None:
+    code = Does(lambda context, _: context.produce("visits", {"usr": 1}))
+    pipeline = mp.Pipeline("searches")
+    pipeline.inject("queries", key="query", at="at").apply(
+        code, name="counter", produces={"visits": pa.schema([("user", pa.int64())])}, on_error="stop"
+    )
+
+    with told.by_error("counter", "cat", "value.usr", "user"):
         run(pipeline, ROWS)
 
 
