@@ -30,7 +30,8 @@ from millpond.statestore.app_ids import AppId, sink_app_id
 from millpond.statestore.errors import DataError, InvalidError, did_you_mean
 from millpond.statestore.history.lineage import Lineage
 from millpond.statestore.log.snapshot import Snapshot
-from millpond.statestore.rows.row import TIMESTAMP, is_envelope
+from millpond.statestore.rows.row import TIMESTAMP, is_envelope, with_value_texts
+from millpond.statestore.rows.state_schema import value_fields
 from millpond.statestore.rows.value_text import PLAIN_MARK, decode_value, encode_value, has_marks
 from millpond.statestore.types import Superstep
 
@@ -123,6 +124,11 @@ def sink_table(
 
 
 def _rows(productions: pa.Table, schema: pa.Schema | None, sink: str, watch: ColumnWatch | None) -> pa.Table:
+    if schema is not None and schema is not ROW_SCHEMA_BY_WINDOW:
+        table = _of_cells(productions, schema, watch)
+        if table is not None:
+            return table
+    productions = with_value_texts(productions)
     if schema is None:
         return _as_texts(productions.select(SINK_SCHEMA.names).cast(SINK_SCHEMA))
     values = _decoded(productions, sink)
@@ -133,6 +139,37 @@ def _rows(productions: pa.Table, schema: pa.Schema | None, sink: str, watch: Col
     if watch is not None:
         watch.look(values)
     columns = [_column(productions, values, field, sink) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _cells(productions: pa.Table) -> pa.StructArray | None:
+    """Return the values of productions as columns, if all of them have one schema."""
+    for field in value_fields(productions.schema):
+        column = productions.column(field.name).combine_chunks()
+        if not column.null_count:
+            return column
+    return None
+
+
+def _of_cells(productions: pa.Table, schema: pa.Schema, watch: ColumnWatch | None) -> pa.Table | None:
+    """Return rows whose columns are those of the values, unchanged; ``None`` where a value has to be converted or refused."""
+    cells = _cells(productions)
+    if cells is None:
+        return None
+    names = [field.name for field in cells.type]
+    columns = []
+    for field in schema:
+        if field.name in _OWN and not _is_typed(field):
+            column = productions.column(field.name).combine_chunks()
+        elif field.name in names:
+            column = cells.field(field.name)
+        else:
+            column = pa.nulls(len(cells), field.type)
+        if column.type != field.type or (column.null_count and not field.nullable):
+            return None
+        columns.append(column)
+    if watch is not None:
+        watch.look([dict.fromkeys(names)])
     return pa.Table.from_arrays(columns, schema=schema)
 
 
@@ -147,7 +184,10 @@ def _as_texts(table: pa.Table) -> pa.Table:
 
 
 def retractions(productions: pa.Table, sink: str) -> list[bool]:
-    values = _decoded(productions, sink)
+    if _cells(productions) is not None:
+        # Panes have no schema.
+        return [False] * productions.num_rows
+    values = _decoded(with_value_texts(productions), sink)
     return [is_envelope(value) and bool(value["pane"]["is_retraction"]) for value in values]
 
 

@@ -28,7 +28,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.rows.key_columns import KeyTexts
-from millpond.statestore.rows.row import PRODUCTION_TYPE, flat_productions, productions_with_texts
+from millpond.statestore.rows.row import PRODUCTION_TYPE, flat_productions, with_value_texts
 from millpond.statestore.rows.state_schema import value_fields
 from millpond.statestore.types import EventTimeMicros, Objects, Superstep, quickly_pickled
 
@@ -87,15 +87,6 @@ def values_of(productions: pa.Table) -> Values:
     if typed:
         productions = with_value_texts(productions)
     return JsonValues(_only(productions, "value"), _only(productions, "value_bytes"))
-
-
-def with_value_texts(productions: pa.Table) -> pa.Table:
-    """Return productions with the columns of `PRODUCTION_SCHEMA`: values with a schema are text."""
-    if not value_fields(productions.schema):
-        return productions
-    values = productions.to_struct_array()
-    flat = productions_with_texts(values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values)
-    return pa.Table.from_arrays(flat.flatten(), schema=PRODUCTION_SCHEMA)
 
 
 def read_productions(objects: Objects, sources: Sequence[ProductionSource]) -> pa.Table:

@@ -21,13 +21,12 @@ from millpond.executor.superstep.delivery import (
     merged_pending,
     read_productions,
     summarise_productions,
-    with_value_texts,
 )
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.files import RowFile, write_row_file
-from millpond.statestore.rows.row import ROW_SCHEMA, Fence
+from millpond.statestore.rows.row import ROW_SCHEMA, Fence, with_value_texts
 from millpond.statestore.store import Store
 from millpond.statestore.types import Objects, Superstep
 

@@ -23,10 +23,11 @@ from millpond.executor.sinks.delta_table import TableWriter
 from millpond.executor.sinks.fork import SinkFolder
 from millpond.executor.sinks.sink import DeltaSink, RecordingSink, SinkWriter
 from millpond.executor.sinks.table_upkeep import TableUpkeep
-from millpond.executor.superstep.delivery import ProductionSource, read_productions, with_value_texts
+from millpond.executor.superstep.delivery import ProductionSource, read_productions
 from millpond.statestore.app_ids import AppId, is_elsewhere, sink_reached, superstep_reached
 from millpond.statestore.failpoint import reach
 from millpond.statestore.history.lineage import Origin
+from millpond.statestore.rows.row import with_value_texts
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, Objects, Rng, Superstep
 
@@ -223,14 +224,15 @@ class SinkDelivery:
             return
         names = [kept for stream, _ in behind for kept in _kept_as(stream)]
         wanted = [source for source in sources if source.concerns(names)]
-        productions = with_value_texts(read_productions(self._row_files, wanted))
+        productions = read_productions(self._row_files, wanted)
         for stream, writer in behind:
             part = productions.filter(
                 pc.is_in(productions.column("stream"), pa.array(sorted(_kept_as(stream))))
             )
             if part.num_rows:
                 reach("sink.behind")
-                writer.write(superstep, part.drop_columns(["stream"]))
+                part = part.drop_columns(["stream"])
+                writer.write(superstep, part if isinstance(writer, TableWriter) else with_value_texts(part))
                 reach("sink.delivered")
                 self._keep_up(writer)
 

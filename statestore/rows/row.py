@@ -310,7 +310,10 @@ def with_texts(updates: pa.Table, but: Collection[str] = ()) -> pa.Table:
     if of_productions:
         lists = updates.column("productions").combine_chunks()
         kept = updates.drop_columns([name for name in production_columns_among(but) if name in names])
-        values = productions_with_texts(flat_productions(kept))
+        flat = flat_productions(kept)
+        table = with_value_texts(pa.Table.from_arrays(flat.flatten(), schema=pa.schema(list(flat.type))))
+        columns = [column.combine_chunks() for column in table.columns]
+        values = pa.StructArray.from_arrays(columns, fields=list(PRODUCTION_TYPE))
         field = ROW_SCHEMA.field("productions")
         joined = lists_of(values, lengths_of(lists), field.type, lists.is_null())
         updates = updates.set_column(names.index("productions"), field, joined)
@@ -359,13 +362,15 @@ def production_lists(values: pa.StructArray, counts: npt.NDArray[np.int64]) -> d
     return lists
 
 
-def productions_with_texts(values: pa.StructArray) -> pa.StructArray:
-    """Return productions with `PRODUCTION_TYPE`: values with a schema are text."""
-    columns = values.flatten()
-    text = PRODUCTION_TYPE.get_field_index("value")
-    for field in value_fields(values.type):
-        columns[text] = pc.coalesce(columns[text], texts_of(values.field(field.name)))
-    return pa.StructArray.from_arrays(columns[: PRODUCTION_TYPE.num_fields], fields=list(PRODUCTION_TYPE))
+def with_value_texts(productions: pa.Table) -> pa.Table:
+    """Return a table of productions with the columns of `PRODUCTION_TYPE`: values with a schema are text."""
+    typed = value_fields(productions.schema)
+    text = productions.column_names.index("value")
+    for field in typed:
+        texts = texts_of(productions.column(field.name).combine_chunks())
+        joined = pc.coalesce(productions.column("value"), texts)
+        productions = productions.set_column(text, PRODUCTION_TYPE.field("value"), joined)
+    return productions.drop_columns([field.name for field in typed])
 
 
 def lists_of(

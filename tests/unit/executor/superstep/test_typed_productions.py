@@ -366,3 +366,28 @@ def test_both_runners_deliver_the_same(tmp_path: Path, spark: SparkSession):
         }
 
     assert shown == {"a": ["a", "a"], "b": ["b"]}
+
+
+@pytest.mark.parametrize("amount", [pa.decimal128(9, 2), pa.decimal128(12, 2), pa.float64()])
+def test_a_sink_has_the_same_rows_from_columns_as_from_text(tmp_path: Path, amount: pa.DataType):
+    """Columns of the values' own types go to the table unchanged; others are converted, or refused."""
+    sale = pa.schema([("card", pa.string()), ("amount", pa.decimal128(9, 2)), ("left_out", pa.int64())])
+    columns = pa.schema(
+        [("key", pa.string()), ("amount", amount), ("card", pa.string()), ("absent", pa.date32())]
+    )
+
+    def make(value: Any) -> list[tuple[str, Any]]:
+        return [("sales", {"card": None, "amount": Decimal(value["n"]).scaleb(-2), "left_out": 1})]
+
+    found = []
+    for name, schema in (("text", None), ("columns", sale)):
+        pipeline = produced(make, {"sales": schema})
+        pipeline.stream("sales").sink("out", mp.DeltaSink(str(tmp_path / name), columns))
+        try:
+            mp.LocalRunner(tmp_path / f"{name} pond", progress=False).run(pipeline, {"in": rows(3)})
+        except mp.InvalidError as error:
+            found.append(error.message)
+        else:
+            found.append(DeltaTable(tmp_path / name).to_pyarrow_table().to_pylist())
+
+    assert found[0] == found[1]
