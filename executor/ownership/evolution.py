@@ -377,10 +377,11 @@ def _moved(topology: Topology, snapshot: Snapshot, old: str, new: str) -> dict[s
         moved[AppId.STATE_VERSION.of(new, code.state_version)] = snapshot.version + 1
     if recorded_word(txns, AppId.FINGERPRINT, old) is not None:
         moved |= _fingerprint_record(topology.computations[new], snapshot, old)
-    for kind in (AppId.KEY_COLUMNS, AppId.DECLARED_INTERVALS):
-        word = recorded_word(txns, kind, old)
-        if word is not None:
-            moved[kind.of(new, word)] = snapshot.version + 1
+    # A record of columns also if there are none now, because it tells views that the rows may have states in columns.
+    columns = state_word(code.state_columns)
+    words = {kind: recorded_word(txns, kind, old) for kind in (AppId.KEY_COLUMNS, AppId.DECLARED_INTERVALS)}
+    words[AppId.STATE_COLUMNS] = recorded_word(txns, AppId.STATE_COLUMNS, old) and columns
+    moved |= {kind.of(new, word): snapshot.version + 1 for kind, word in words.items() if word is not None}
     return moved
 
 
