@@ -1,6 +1,6 @@
 """States and productions with a schema: columns of the row, in place of text.
 
-A state whose computation declares a schema (``state=`` of `ComputationOptions`) is a *row of cells*: a tuple with a Python
+A state whose computation declares a schema (``state=`` of `Pipeline.add`) is a *row of cells*: a tuple with a Python
 object for each field, in the schema's types. The row file keeps it in a struct column whose name has a digest of the
 schema, such as ``state_5f0c1a2b``: computations with one schema share a column, a changed schema is another one, and a
 renamed computation's files stay as they are. The first commit of a file with the column adds it to the table's schema.
