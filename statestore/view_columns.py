@@ -27,6 +27,7 @@ from millpond.statestore.rows.key_text import kind_of_name, name_of_kind
 from millpond.statestore.rows.merge import ROWS_VIEW_COLUMNS
 from millpond.statestore.rows.row import as_written
 from millpond.statestore.rows.state_schema import texts_of
+from millpond.statestore.rows.value_text import TYPED_MARK, untyped_object
 
 if TYPE_CHECKING:
     import duckdb
@@ -162,9 +163,10 @@ def parsed_states(texts: Iterable[str | None]) -> list[Any]:
 
 def _parsed(text: str) -> Any:
     try:
-        return orjson.loads(text)
+        parsed = orjson.loads(text)
     except orjson.JSONDecodeError:
         return None
+    return untyped_object(parsed) if text.startswith(TYPED_MARK) else parsed
 
 
 def state_word(columns: Iterable[StateColumn]) -> str:
@@ -227,8 +229,10 @@ def _fits(stored: pa.DataType, declared: pa.DataType) -> bool:
     if pa.types.is_decimal(stored) and pa.types.is_decimal(declared):
         whole = declared.precision - declared.scale >= stored.precision - stored.scale
         return bool(whole and declared.scale >= stored.scale)
+    if pa.types.is_floating(stored) and pa.types.is_floating(declared):
+        return int(stored.bit_width) <= int(declared.bit_width)
     if pa.types.is_floating(declared):
-        return any(test(stored) for test in (pa.types.is_integer, pa.types.is_floating, pa.types.is_null))
+        return bool(pa.types.is_integer(stored) or pa.types.is_null(stored))
     if pa.types.is_integer(stored) and pa.types.is_integer(declared):
         return int(stored.bit_width) <= int(declared.bit_width)
     return stored == declared or bool(pa.types.is_null(stored))

@@ -117,6 +117,11 @@ def has_marks(texts: pa.StringArray) -> bool:
     return bool(pc.any(pc.starts_with(texts, PLAIN_MARK)).as_py())
 
 
+def untyped_object(parsed: dict[str, Any]) -> Any:
+    """Return a parsed text with types as JSON alone, without them."""
+    return parsed.get(_VALUE, {name: part for name, part in parsed.items() if name != _TYPES})
+
+
 def typed_object(parsed: dict[str, Any]) -> Any:
     """Return the value of a parsed text with types."""
     types = parsed.pop(_TYPES)

@@ -635,3 +635,25 @@ def test_equal_state_writes_no_row():
             run.run_until_quiet()
         counts.append(len(pond.snapshot().files_in("c")))
     assert counts == [1, 1]
+
+
+def test_fields_that_are_called_like_marks_of_text_are_shown():
+    class Marks(Computation):
+        def process_record(self, context, record):
+            context.state.set({"$types": 1, "$value": 2, "day": NOON.date()})
+
+    pond = Pond()
+    pond.run(
+        Marks(), "a", state=pa.schema([("$types", pa.int64()), ("$value", pa.int64()), ("day", pa.date32())])
+    )
+    (row,) = pond.store().rows_view("c").to_arrow().to_pylist()
+
+    assert (row["$types"], row["$value"], row["day"]) == (1, 2, NOON.date())
+
+
+def test_floats_of_fewer_bits_need_another_version():
+    pond = Pond()
+    pond.run(Counting(), "a", state=pa.schema([("n", pa.float64())]))
+
+    with pytest.raises(InvalidError, match="another schema"):
+        pond.run(Counting(), "a", state=pa.schema([("n", pa.float32())]))
