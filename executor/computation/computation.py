@@ -7,7 +7,7 @@ once.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from millpond.executor.computation.context import Context
@@ -28,6 +28,14 @@ from millpond.statestore.view_columns import StateColumn
 
 Drain: TypeAlias = Literal["last_event", "all"]
 """The timers that still fire when all input has ended: those set up to the last event, or also those that these set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a step runs: on columns of all keys, by a short turn for each key, or by its hooks; and why no faster."""
+
+    name: Literal["columns", "short turns", "hooks"]
+    because: str = ""
 
 
 class Computation:
@@ -119,6 +127,11 @@ class Computation:
         raise InvalidError(
             "the computation set a timer but has no process_timer: write one", computation=type(self).__name__
         )
+
+    def way(self) -> Way:
+        """Return how the step runs, apart from its options; the engine's."""
+        by_key = type(self).process_records is not Computation.process_records
+        return Way("hooks", "code of your own, once a key" if by_key else "code of your own, once a record")
 
     def upgrade_state(self, state: Any, version: int) -> Any:  # noqa: ARG002 - a hook
         """Return a key's state in today's form, from the state that an earlier ``state_version`` wrote.

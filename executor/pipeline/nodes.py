@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 import pyarrow as pa
 
-from millpond.executor.computation.computation import Computation, Drain
+from millpond.executor.computation.computation import Computation, Drain, Way
 from millpond.executor.computation.context import declared_counters
 from millpond.executor.inputs.keys import KeyExtractor
 from millpond.executor.sinks.sink import Sink
@@ -149,6 +149,22 @@ class ComputationNode:
 
     def subscription(self, stream: str) -> Subscription | None:
         return next((own for own in self.subscriptions if own.stream == stream), None)
+
+
+def way_of(node: ComputationNode, text: Sequence[str] = ()) -> Way:
+    """Return how a computation runs with its options, if the values of the streams ``text`` reach it as text."""
+    way = node.computation.way()
+    if way.name == "hooks":
+        return way
+    if node.user_code_timeout is not None:
+        return Way("hooks", "user_code_timeout limits the code")
+    if node.cycle:
+        return Way("hooks", "the step is in a cycle")
+    if node.time_sorted:
+        return Way("hooks", "its records wait for the order of time")
+    if way.name == "columns" and text:
+        return Way("short turns", f"values are text, without a schema: {', '.join(text)}")
+    return way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,6 +50,7 @@ from millpond.executor.pipeline.nodes import (
     Subscription,
     ValueSchema,
     backfill_by_stream,
+    way_of,
 )
 from millpond.executor.pipeline.topology import Topology, cycle_of, holding_edges
 from millpond.executor.sinks.sink import Sink
@@ -473,6 +474,27 @@ class EnginePipeline(Generic[StreamT_co]):
         }
         return other
 
+    def explain(self) -> str:
+        """Return how each step runs, and why no faster, as a table; the same on every runner (docs/how-to/tune.md).
+
+        On ``columns`` all keys of a bundle are done at once. ``short turns`` take each key, and ``hooks`` call code for
+        it. A bundle with anything else than records on time, or whose values are no columns, takes the next way.
+
+        Example:
+            ``print(pipeline.explain())``
+        """
+        topology = self.check()
+        schemas = {stream for node in topology.computations.values() for stream in node.schemas}
+        rows = [("step", "runs by", "because", "values")]
+        for name, node in topology.computations.items():
+            forms = {one.stream: _form_of(one.stream, topology, schemas) for one in node.subscriptions}
+            way = way_of(node, text=[stream for stream, form in forms.items() if form == _TEXT])
+            values = ", ".join(f"{stream}: {form}" for stream, form in forms.items())
+            rows.append((name, way.name, way.because, values))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["   ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])
+
     def check(self, inputs: Iterable[str] | None = None) -> Topology:
         """Check the whole declaration before the run, and return the immutable graph.
 
@@ -501,6 +523,18 @@ class EnginePipeline(Generic[StreamT_co]):
         if inputs is not None:
             check_inputs(topology, inputs)
         return topology
+
+
+_TEXT: Final = "text"
+
+
+def _form_of(stream: str, topology: Topology, schemas: Collection[str]) -> str:
+    """Return in what form the values of a stream reach its consumers."""
+    if stream in topology.injectors:
+        # Python's dicts come as they are, which only the run knows.
+        injector = topology.injectors[stream]
+        return "decoded payloads" if injector.payload is not None else "columns of tables and frames"
+    return "columns" if stream in schemas else _TEXT
 
 
 def _gone(argument: str, names: Sequence[str], pipeline: str) -> frozenset[str]:

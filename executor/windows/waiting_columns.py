@@ -36,7 +36,7 @@ from millpond.executor.windows.accumulator_columns import (
 from millpond.executor.windows.combiners import CombineFn
 from millpond.executor.windows.key_windows import DROPPED, EXPIRY
 from millpond.executor.windows.strategy import Accumulation, WindowingStrategy
-from millpond.executor.windows.waiting_windows import END, on_time_pane, only_wait
+from millpond.executor.windows.waiting_windows import END, more_than_waiting, on_time_pane
 from millpond.executor.windows.window_fns import FixedWindows, SlidingWindows
 from millpond.statestore.durations import duration_us
 from millpond.statestore.rows.row import (
@@ -102,8 +102,15 @@ def _no_windows(totals: Accumulators) -> _Windows:
 
 def waiting_columns(strategy: WindowingStrategy, combine: CombineFn, stream: str) -> WaitingColumns | None:
     """Return columns for the windows of a step; ``None`` if its windows or combiner are not for columns."""
-    fits = only_wait(strategy) and type(strategy.window_fn) in (FixedWindows, SlidingWindows)
-    return WaitingColumns(strategy, combine, stream) if fits and has_column(combine) else None
+    is_for_columns = more_than_waiting(strategy) is None and not_in_columns(strategy, combine) is None
+    return WaitingColumns(strategy, combine, stream) if is_for_columns else None
+
+
+def not_in_columns(strategy: WindowingStrategy, combine: CombineFn) -> str | None:
+    """Return why windows that only wait are no columns; ``None`` if they are."""
+    if type(strategy.window_fn) not in (FixedWindows, SlidingWindows):
+        return f"{type(strategy.window_fn).__name__} begin at times of their keys"
+    return None if has_column(combine) else f"{type(combine).__name__} of these arguments is no column"
 
 
 class WaitingColumns(ColumnRows):

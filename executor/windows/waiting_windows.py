@@ -61,17 +61,21 @@ _MARK: Final = " "
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 
 
-def only_wait(strategy: WindowingStrategy) -> bool:
-    """Return True if windows of this strategy that get no late element do nothing but wait for their end."""
-    return (
-        type(strategy.window_fn) in _OF_ONE_SIZE
-        and type(strategy.trigger) is Default
-        and strategy.accumulation in (Accumulation.DISCARDING, Accumulation.ACCUMULATING)
-        and not strategy.incremental
-        and strategy.timestamp_combiner is TimestampCombiner.END_OF_WINDOW
-        and strategy.closing == "if_non_empty"
-        and not strategy.state_version
-    )
+def more_than_waiting(strategy: WindowingStrategy) -> str | None:
+    """Return what windows of this strategy do besides waiting for their end; ``None`` if nothing, without late elements."""
+    found = {
+        f"{type(strategy.window_fn).__name__} are not of one size": type(strategy.window_fn)
+        not in _OF_ONE_SIZE,
+        "the trigger is not the default one": type(strategy.trigger) is not Default,
+        f"accumulation is {strategy.accumulation.value}": strategy.accumulation
+        not in (Accumulation.DISCARDING, Accumulation.ACCUMULATING),
+        "panes are incremental": strategy.incremental,
+        "panes have another time than the end of their window": strategy.timestamp_combiner
+        is not TimestampCombiner.END_OF_WINDOW,
+        f"closing is {strategy.closing}": strategy.closing != "if_non_empty",
+        "it has a state_version": strategy.state_version > 0,
+    }
+    return next((reason for reason, holds in found.items() if holds), None)
 
 
 def on_time_pane(strategy: WindowingStrategy, clocks: Clocks) -> dict[str, Any]:
@@ -111,7 +115,7 @@ class WaitingWindows:
         self._of = of
         self._watermark = clocks.watermark
         self._columns = columns
-        self._size_us: int = duration_us(strategy.window_fn.size)  # type: ignore[attr-defined]  # `only_wait` says so
+        self._size_us: int = duration_us(strategy.window_fn.size)  # type: ignore[attr-defined]  # `more_than_waiting` says so
         self._lateness_us = strategy.allowed_lateness_us + 1
         self._accumulates = strategy.accumulation is Accumulation.ACCUMULATING
         self._assign = strategy.window_fn.assign

@@ -12,7 +12,7 @@ from types import GeneratorType
 from typing import Any, Final
 
 from millpond.executor.computation.column_rows import ColumnRows
-from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.computation import Computation, Way
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.quick_turn import QuickTurns
 from millpond.executor.computation.records import Record, RecordColumns, Records
@@ -38,8 +38,8 @@ from millpond.executor.windows.key_windows import (
     upgraded_windows,
 )
 from millpond.executor.windows.strategy import WindowingStrategy, described
-from millpond.executor.windows.waiting_columns import waiting_columns
-from millpond.executor.windows.waiting_windows import WaitingWindows, only_wait
+from millpond.executor.windows.waiting_columns import not_in_columns, waiting_columns
+from millpond.executor.windows.waiting_windows import WaitingWindows, more_than_waiting
 from millpond.executor.windows.window import Element, Window
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain, is_envelope
@@ -94,20 +94,39 @@ class WindowedComputation(Computation):
 
     def quick_turns(self, clocks: Clocks, columns: RecordColumns) -> QuickTurns | None:
         """Return the turns of keys whose windows only wait for their end; ``None`` for other strategies."""
-        if not self._only_waits:
+        if self._needs_hooks is not None:
             return None
         return WaitingWindows(self.strategy, self.combine, self.stream, clocks, columns, self.of)
 
     def column_rows(self, streams: Mapping[str, str]) -> ColumnRows | None:
         """Return rows for windows that only wait, if their combiner adds whole numbers of a field."""
-        if not self._only_waits or self.of is not None:
+        if self._needs_hooks is not None or self.of is not None:
             return None
         return waiting_columns(self.strategy, self.combine, streams[self.stream])
 
+    def way(self) -> Way:
+        reason = self._needs_hooks
+        if reason is not None:
+            return Way("hooks", reason)
+        reason = (
+            "of= gives the values" if self.of is not None else not_in_columns(self.strategy, self.combine)
+        )
+        return Way("columns") if reason is None else Way("short turns", reason)
+
     @property
-    def _only_waits(self) -> bool:
-        is_plain = self.finish is None and not self.signals and self.late_stream is None
-        return type(self) is WindowedComputation and is_plain and only_wait(self.strategy)
+    def _needs_hooks(self) -> str | None:
+        """The reason why keys need hooks; ``None`` if their windows mostly wait for their end."""
+        if type(self) is not WindowedComputation:
+            return "the step joins streams"
+        if self.finish is not None:
+            return "a function makes the results"
+        if self.signals:
+            return "it waits for signals"
+        return (
+            more_than_waiting(self.strategy)
+            if self.late_stream is None
+            else "it has a stream of late records"
+        )
 
     def element(self, record: Record) -> Element:
         return element_of(record, self.of)

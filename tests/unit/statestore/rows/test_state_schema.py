@@ -304,7 +304,7 @@ ORDER: Final = pa.schema(
         ({"id": 1, "notes": {"a": [1, 999]}}, r"part=.state\.notes\['a'\]\[1\]. type=.int. value=.999"),
         ({"id": 1, "notes": {7: []}}, r"part=.state\.notes\[7\]"),
         ({"id": 1, "place": {"citty": "x"}}, r"no such field.*city.*part=.state\.place\.citty"),
-        ({"id": 1, "itmes": []}, r"no such field.*items.*part=.state\.itmes"),
+        ({"id": 1, "item": []}, r"no such field.*items.*part=.state\.item"),
         ({"id": 1, 5: []}, r"no such field.*part=.state\.5"),
         ({"items": []}, r"takes no null.*part=.state\.id"),
         ({"id": None, "items": [], "notes": {}, "place": {}}, r"takes no null.*part=.state\.id"),

@@ -1,0 +1,73 @@
+"""`Pipeline.explain` tells the way that each step takes, and why it takes no faster one."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import millpond as mp
+from millpond.executor.computation.records import RecordColumns
+from millpond.executor.computation.values import PythonValues
+from millpond.executor.time.clocks import Clocks
+from millpond.executor.windows.windowed_computation import WindowedComputation
+
+MINUTE = mp.FixedWindows("1m")
+ROW = pa.schema([("k", pa.string()), ("n", pa.int64())])
+
+
+def test_steps_and_their_reasons():
+    pipeline = mp.Pipeline("p")
+    rows = pipeline.inject("rows", key="k", at="t")
+    clean = rows.map(lambda row: row, name="clean", schema=ROW)
+    clean.window(MINUTE).combine(mp.Sum("n"), name="sums", key="k")
+    top = rows.window(MINUTE).combine(mp.TopN(3, of="n"), name="top")
+    top.window(mp.FixedWindows("1h")).combine(mp.Count(), name="counts")
+    rows.window(mp.Sessions("1m")).combine(mp.Count(), name="sessions")
+    rows.window(MINUTE).combine(mp.Count(), name="limited", user_code_timeout="1s")
+
+    assert pipeline.explain().splitlines() == [
+        "step       runs by       because                                  values",
+        "─" * 100,
+        "clean      hooks         code of your own, once a record          rows: columns of tables and frames",
+        "sums       columns                                                clean: columns",
+        "top        short turns   TopN of these arguments is no column     rows: columns of tables and frames",
+        "counts     short turns   values are text, without a schema: top   top: text",
+        "sessions   hooks         Sessions are not of one size             rows: columns of tables and frames",
+        "limited    hooks         user_code_timeout limits the code        rows: columns of tables and frames",
+    ]
+
+
+STRATEGIES: list[dict[str, Any]] = [
+    {},
+    {"window_fn": mp.SlidingWindows("1m", "30s")},
+    {"window_fn": mp.windows.UnalignedFixedWindows("1m")},
+    {"window_fn": mp.Sessions("1m")},
+    {"window_fn": mp.GlobalWindows()},
+    {"trigger": mp.Repeatedly(mp.AfterCount(1))},
+    {"accumulation": "accumulating"},
+    {"accumulation": "retracting"},
+    {"closing": "always"},
+    {"of": "n"},
+    {"timestamp_combiner": "OUTPUT_AT_EARLIEST"},
+]
+COMBINERS = [mp.Count(), mp.Sum("n"), mp.windows.Last("n"), mp.TopN(2, of="n"), mp.Sum(lambda row: row["n"])]
+
+
+@pytest.mark.parametrize(("settings", "combiner"), [*itertools.product(STRATEGIES, COMBINERS)])
+def test_the_way_is_the_one_that_the_engine_takes(settings, combiner):
+    pipeline = mp.Pipeline("p")
+    chosen = {"window_fn": MINUTE} | settings
+    rows = pipeline.inject("rows", key="k", at="t")
+    rows.window(chosen.pop("window_fn"), **chosen).combine(combiner, name="step")
+    code = pipeline.check().computations["step"].computation
+    assert isinstance(code, WindowedComputation)
+    records = RecordColumns(at=[], streams=[], sources=[], values=PythonValues([]), ids=None, watermark=0)
+    turns = code.quick_turns(Clocks(watermark=0, wall_time=0), records)
+    columns = code.column_rows({"step": "step"})
+
+    taken = "columns" if columns is not None else "hooks" if turns is None else "short turns"
+    assert code.way().name == taken
+    assert bool(code.way().because) == (taken != "columns")
