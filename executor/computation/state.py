@@ -51,13 +51,13 @@ class StateLayout:
 
     def arrays(self, states: Sequence[Encoded | None]) -> dict[str, pa.Array]:
         """Return the columns of a row update that these states fill, one entry for each, null for ``None``."""
-        column, count = self.column, len(states)
+        column = self.column
         if column is not None:
             cells = cast("Sequence[StateCells | None]", states)
             return {column.name: struct_of(cells, column.type)}
         if bytes in map(type, states):
             return {"state_bytes": pa.array(states, pa.binary())}
-        return {"state": pa.array(states, pa.string()) if count else pa.nulls(0, pa.string())}
+        return {"state": pa.array(states, pa.string())}
 
 
 @dataclass(frozen=True, slots=True)
