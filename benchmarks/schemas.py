@@ -11,7 +11,6 @@ import; ``ratio`` is with the schema to without.
 from __future__ import annotations
 
 import multiprocessing
-import resource
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -23,6 +22,7 @@ import pyarrow as pa
 
 import millpond as mp
 from benchmarks.json_result import tell_result
+from benchmarks.windowed_sum import processor_seconds
 
 _KEYS: Final = 10_000
 _BATCH: Final = 20_000
@@ -83,14 +83,7 @@ def run_once(second_stage: str, batches: int, *, with_schema: bool) -> float:
     else:
         rows.window(mp.FixedWindows("10s")).combine(mp.Sum("amount"), name="totals", key="user")
     with tempfile.TemporaryDirectory(prefix="millpond-schemas-") as folder, mp.Store.open(folder) as store:
-        runner = mp.LocalRunner(store, progress=False, upkeep=None)
-        before = resource.getrusage(resource.RUSAGE_SELF)
-        with runner.start(pipeline) as run:
-            for table in tables:
-                run.inject("records", table)
-                run.run_until_quiet()
-        after = resource.getrusage(resource.RUSAGE_SELF)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return processor_seconds(store, pipeline, tables)
 
 
 def measure(batches: int) -> list[dict[str, Any]]:

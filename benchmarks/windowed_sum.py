@@ -11,6 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import resource
 import tempfile
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -68,13 +69,20 @@ def run_once(combiner: str, records: int, *, with_ids: bool, way: str) -> float:
         store = stack.enter_context(mp.Store.open(folder))
         for method in _WITHOUT[way]:
             stack.enter_context(patch.object(WindowedComputation, method, lambda *_: None))
-        runner = mp.LocalRunner(store, progress=False, upkeep=None)
-        before = resource.getrusage(resource.RUSAGE_SELF)
-        with runner.start(pipeline) as run:
-            for start in range(0, records, _BATCH):
-                run.inject("records", rows.slice(start, _BATCH))
-                run.run_until_quiet()
-        after = resource.getrusage(resource.RUSAGE_SELF)
+        return processor_seconds(
+            store, pipeline, [rows.slice(start, _BATCH) for start in range(0, records, _BATCH)]
+        )
+
+
+def processor_seconds(store: mp.Store, pipeline: mp.Pipeline, batches: Iterable[pa.Table]) -> float:
+    """Return the processor time of a run over batches of the stream ``records``, in seconds."""
+    runner = mp.LocalRunner(store, progress=False, upkeep=None)
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    with runner.start(pipeline) as run:
+        for batch in batches:
+            run.inject("records", batch)
+            run.run_until_quiet()
+    after = resource.getrusage(resource.RUSAGE_SELF)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
