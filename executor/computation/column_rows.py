@@ -68,7 +68,7 @@ class KeyedRecords:
     """The records of a bundle by key, for `ColumnRows.change`.
 
     Attributes:
-        keys: the keys with records or due timers, in order.
+        keys: the keys with records or due timers, in order; ``key_column`` has the same.
         bounds: the records of key *i* are ``sources[bounds[i]:bounds[i + 1]]``.
         sources: the places of the records in ``at`` and among the values.
         added: what the values add, from `ColumnRows.added`.
@@ -76,6 +76,7 @@ class KeyedRecords:
     """
 
     keys: Sequence[str]
+    key_column: pa.StringArray
     bounds: _Index
     at: _Index
     sources: _Index
@@ -113,7 +114,7 @@ class ColumnRows(ABC):
     def keys(self) -> list[str]: ...
 
     @abstractmethod
-    def due_keys(self, watermark: int) -> set[str]:
+    def due_keys(self, watermark: int) -> pa.StringArray:
         """Return the keys with a timer that is due."""
 
     @abstractmethod

@@ -6,7 +6,7 @@ same bundle (MillWheel §6.1.1). Fingerprints and the Bloom filter only select c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count as count_from
 from typing import Final
@@ -134,13 +134,12 @@ def encode_keys(keys: pa.StringArray) -> KeyCodes:
 
 
 def group(
-    encoded: KeyCodes, at: _Index, kept: _Index | None = None, others: Collection[str] = ()
+    encoded: KeyCodes, at: _Index, kept: _Index | None = None, others: pa.StringArray | None = None
 ) -> Grouping:
     """Sort records by key, time and arrival: those ``kept``, or all; ``others`` are keys to include without records."""
-    codes, keys, named = encoded.codes, encoded.keys, pa.array([], pa.string())
-    if others:
-        named = pa.array(list(others), pa.string())
-        keys = pa.concat_arrays([keys, named.filter(pc.invert(pc.is_in(named, keys)))])
+    codes, keys, arrived = encoded.codes, encoded.keys, len(encoded.keys)
+    if others is not None and len(others):
+        keys = pa.concat_arrays([keys, others.filter(pc.invert(pc.is_in(others, keys)))])
     if kept is not None:
         codes, at = codes[kept], at[kept]
     counts = np.bincount(codes, minlength=len(keys))
@@ -148,7 +147,9 @@ def group(
     wanted = counts > 0
     if not wanted.all():
         # A key with only duplicates gets no turn, unless it is among the others.
-        wanted |= pc.is_in(keys, named).to_numpy(zero_copy_only=False)
+        wanted[arrived:] = True
+        if others is not None and not wanted.all():
+            wanted |= pc.is_in(keys, others).to_numpy(zero_copy_only=False)
         order = order[wanted[order]]
     rank = np.empty(len(keys), np.int64)
     rank[order] = np.arange(len(order))

@@ -6,7 +6,7 @@ Records are handled in whole columns; Python runs per key, and per record only i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -15,6 +15,8 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from millpond.executor.computation.column_rows import KeepsColumnRows, KeyedRecords
 from millpond.executor.computation.records import RecordColumns
@@ -120,7 +122,9 @@ class IntervalProcessor:
             bundle.plan.percentile_watermarks,
         )
         if letters:
-            due |= {letter.key for letter in letters}
+            due = pc.unique(
+                pa.concat_arrays([due, pa.array([letter.key for letter in letters], pa.string())])
+            )
         by_time = sorts or not node.computation.in_order_of_arrival
         order = arrivals.at if by_time else np.zeros_like(arrivals.at)
         grouping = group(codes, order, admission.kept, due)
@@ -175,7 +179,9 @@ class IntervalProcessor:
         # Timers alone fire where their rows are.
         elsewhere = self._soft_state.not_in_columns(keys, takes_up=len(grouping.sources) > 0)
         clocks = Clocks(watermark=plan.watermark, wall_time=bundle.wall_time)
-        records = KeyedRecords(keys, grouping.bounds, arrivals.at, grouping.sources, added, elsewhere)
+        records = KeyedRecords(
+            keys, grouping.key_column, grouping.bounds, arrivals.at, grouping.sources, added, elsewhere
+        )
         change = rows.change(records, clocks)
         if change is None:
             return None
@@ -289,14 +295,13 @@ def _without(
     order: npt.NDArray[np.int64],
     arrivals: Arrivals,
     admission: Admission,
-    due: Collection[str],
+    due: pa.StringArray,
 ) -> Grouping:
     kept = np.flatnonzero(~refused) if admission.kept is None else admission.kept[~refused]
     if arrivals.ids is None:
         return group(codes, order, kept, due)
     # All keys stay, because the rows must keep the refused ids too: otherwise a redelivery would not be a duplicate.
-    others = {*due, *grouping.keys}
-    return replace(group(codes, order, kept, others), admitted=grouping)
+    return replace(group(codes, order, kept, grouping.key_column), admitted=grouping)
 
 
 def _counted(turns: KeyExecutor, part: PartInColumns | None) -> Mapping[str, int]:
@@ -305,7 +310,7 @@ def _counted(turns: KeyExecutor, part: PartInColumns | None) -> Mapping[str, int
     return {name: counters.get(name, 0) + in_columns.get(name, 0) for name in {*counters, *in_columns}}
 
 
-def _count_turns(grouping: Grouping, due: Collection[str]) -> int:
+def _count_turns(grouping: Grouping, due: pa.StringArray) -> int:
     """Count the keys with records or due timers, without keys that stay only for the ids of refused records."""
-    counts = np.diff(grouping.bounds).tolist()
-    return sum(count > 0 or key in due for key, count in zip(grouping.keys, counts, strict=True))
+    is_due = pc.is_in(grouping.key_column, due).to_numpy(zero_copy_only=False)
+    return int(((np.diff(grouping.bounds) > 0) | is_due).sum())

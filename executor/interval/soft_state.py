@@ -351,10 +351,14 @@ class SoftState:
         event_us: EventTimeMicros,
         wall_us: WallTimeMicros,
         percentile_watermarks: PercentileTimes | None = None,
-    ) -> set[str]:
+    ) -> pa.StringArray:
         """Return the keys with a timer that fires at this low watermark, wall time or percentile watermark."""
-        due = self.timers.due_keys(event_us, wall_us, percentile_watermarks)
-        return due if self._columns is None else due | self._columns.due_keys(event_us)
+        due = pa.array(self.timers.due_keys(event_us, wall_us, percentile_watermarks), pa.string())
+        if self._columns is None:
+            return due
+        # No key is in both, because a row is either in the columns or in the cache.
+        in_columns = self._columns.due_keys(event_us)
+        return pa.concat_arrays([due, in_columns]) if len(due) else in_columns
 
     def next_event_timer(self) -> int | None:
         return _earlier(

@@ -56,6 +56,7 @@ _Added: TypeAlias = tuple[Any, _Mask | None]
 _WAITING: Final = ["window", "accumulator", "news", "is_held", "timers"]
 _EVENT: Final = timer_clock_name(TimeDomain.EVENT, EXACT, holds=True)
 _NAMES_MIN: Final = 1_024
+_ENDED: Final = ',"index":1,"nonspeculative_index":1,"has_ended":true}'
 # An estimate of a key's memory, with the objects that it becomes when it leaves.
 _KEY_BYTES: Final = 160
 
@@ -163,11 +164,13 @@ class WaitingColumns(ColumnRows):
     def held_at(self) -> int | None:
         return self._held_at
 
-    def due_keys(self, watermark: int) -> set[str]:
+    def due_keys(self, watermark: int) -> pa.StringArray:
         if self._next_at is None or self._next_at > watermark:
-            return set()
-        due = np.unique(self._windows.owner[self._at <= watermark])
-        return {self._names[number] for number in due.tolist()}
+            return pa.array([], pa.string())
+        is_due = np.zeros(len(self._names), np.bool_)
+        is_due[self._windows.owner[self._at <= watermark]] = True
+        names = self._names
+        return pa.array([names[number] for number in np.flatnonzero(is_due).tolist()], pa.string())
 
     def among(self, keys: Sequence[str]) -> list[str]:
         numbers, holds = self._numbers, self._has_windows
@@ -190,7 +193,7 @@ class WaitingColumns(ColumnRows):
     def _stored(self, keys: Sequence[str], windows: _Windows) -> StoredRows:
         written = self._written(windows, len(keys))
         tags, _, at, output_at = written.timers.flatten().flatten()
-        ends = np.cumsum(written.timer_counts).tolist()
+        bounds = written.timers.offsets.to_pylist()
         all_timers = [
             Timer(tag, TimeDomain.EVENT, fires_at, produces_at)
             for tag, fires_at, produces_at in zip(
@@ -200,9 +203,8 @@ class WaitingColumns(ColumnRows):
                 strict=True,
             )
         ]
-        starts = [0, *ends]
         timers: dict[str, Timers] = {
-            key: tuple(all_timers[starts[place] : ends[place]]) for place, key in enumerate(keys)
+            key: tuple(all_timers[bounds[place] : bounds[place + 1]]) for place, key in enumerate(keys)
         }
         return StoredRows(written.states.to_pylist(), timers)
 
@@ -248,7 +250,10 @@ class WaitingColumns(ColumnRows):
                 are_numbers = all(
                     type(number) is int and abs(number) <= TIME_MAX_US for number in (start, news)
                 )
-                if not are_numbers or not ("accumulator" not in fields or self._column.holds(total)):
+                # Windows of another offset would be written under the names of these.
+                if not are_numbers or (start - self._offset_us) % self._period_us:
+                    return []
+                if not ("accumulator" not in fields or self._column.holds(total)):
                     return []
                 found.append((start, news, total, "news" in fields))
         except (ValueError, LookupError, TypeError, AttributeError):
@@ -258,9 +263,12 @@ class WaitingColumns(ColumnRows):
     def _numbers_of(self, keys: Sequence[str]) -> _Index:
         numbers, names = self._numbers, self._names
         found = np.fromiter(map(numbers.get, keys, repeat(-1)), np.int64, len(keys))
-        for place in np.flatnonzero(found < 0).tolist():
-            found[place] = numbers[keys[place]] = len(names)
-            names.append(keys[place])
+        new = np.flatnonzero(found < 0)
+        if len(new):
+            found[new] = np.arange(len(names), len(names) + len(new))
+            added = keys if len(new) == len(keys) else [keys[place] for place in new.tolist()]
+            numbers.update(zip(added, range(len(names), len(names) + len(new)), strict=True))
+            names += added
         if len(self._has_windows) < len(names):
             self._has_windows = np.concatenate(
                 [self._has_windows, np.zeros(len(names) - len(self._has_windows), np.bool_)]
@@ -297,9 +305,10 @@ class WaitingColumns(ColumnRows):
         if found is None:
             return None
         places, arrived, dropped = found
-        keys = records.keys
+        keys, key_column = records.keys, records.key_column
         if len(places) < len(keys):
             keys = [keys[place] for place in places.tolist()]
+            key_column = key_column.take(pa.array(places))
         count, watermark, size_us = len(keys), clocks.watermark, self._size_us
         numbers = self._numbers_of(keys)
         former = self._owned(numbers)[1]
@@ -318,18 +327,18 @@ class WaitingColumns(ColumnRows):
             (windows.total if self._accumulates else self._column.without(windows.total, is_ending))[kept],
             (windows.is_open & ~is_ending)[kept],
         )
-        written = self._written(after, count)
+        written = self._written(after, count, has_new_timers)
         changed, has_state = has_new_timers.copy(), np.zeros(count, np.bool_)
         changed[arrived.owner] = True
         has_state[after.owner] = True
         return ColumnChange(
             places=places,
             states=written.states if changed.all() else pc.if_else(pa.array(changed), written.states, None),
-            timers=written.timers_where(has_new_timers),
+            timers=written.timers,
             holds=written.holds,
             changed=changed,
             deleted=changed & ~has_state,
-            productions=self._panes(panes, keys, clocks),
+            productions=self._panes(panes, key_column, clocks),
             owners=panes.owner,
             fired=int(is_ending.sum()) + int(is_expiring.sum()),
             counters={DROPPED: dropped} if dropped else {},
@@ -414,127 +423,183 @@ class WaitingColumns(ColumnRows):
         back = np.arange(len(repeated)) - np.repeat(np.cumsum(counts) - counts, counts)
         return owner[repeated], last[repeated] - back * self._period_us, repeated
 
-    def _panes(self, windows: _Windows, keys: Sequence[str], clocks: Clocks) -> pa.StructArray:
+    def _panes(self, windows: _Windows, keys: pa.StringArray, clocks: Clocks) -> pa.StructArray:
         count = len(windows.owner)
-        ends = windows.start + self._size_us
+        spans = self._spans(windows.start)
         pane = orjson.dumps(on_time_pane(self._strategy, clocks)).decode()
-        at = pa.array(ends - 1)
         texts = pc.binary_join_element_wise(
             '{"value":',
             self._column.results(windows.total),
-            ',"window":[',
-            _text(windows.start),
-            ",",
-            _text(ends),
-            '],"at":',
-            at.cast(pa.string()),
-            f',"pane":{pane}}}',
+            spans.texts(
+                ',"window":[', spans.starts, ",", spans.ends, '],"at":', spans.lasts, f',"pane":{pane}}}'
+            ),
             "",
         )
         return pa.StructArray.from_arrays(
             [
-                pa.array([self._stream] * count, pa.string()),
-                pa.array(list(map(keys.__getitem__, windows.owner.tolist())), pa.string()),
+                pa.repeat(self._stream, count),
+                keys.take(pa.array(windows.owner)),
                 texts,
                 pa.nulls(count, pa.binary()),
-                at.view(TIMESTAMP),
+                pa.array(windows.start + (self._size_us - 1)).view(TIMESTAMP),
             ],
             fields=list(PRODUCTION_TYPE),
         )
 
     # ------------------------------------------------------------- rows as text
 
-    def _written(self, windows: _Windows, count: int) -> _WrittenRows:
-        """Write the rows of ``count`` owners, whose windows are in order of owner and start."""
-        ends = windows.start + self._size_us
-        start_text, end_text = _text(windows.start), _text(ends)
-        total_text = self._column.texts(windows.total)
-        texts = pc.binary_join_element_wise(
-            '{"window":[',
-            start_text,
-            ",",
-            end_text,
-            '],"accumulator":',
-            total_text,
-            ',"news":',
-            _text(windows.news),
-            f',"is_held":true,"timers":{{"{END}":',
-            end_text,
-            "}}",
-            "",
-        )
-        if not windows.is_open.all():
-            total = [',"accumulator":', total_text] if self._accumulates else []
-            ended = pc.binary_join_element_wise(
-                '{"window":[',
-                start_text,
-                ",",
-                end_text,
-                "]",
-                *total,
-                ',"index":1,"nonspeculative_index":1,"has_ended":true}',
-                "",
-            )
-            texts = pc.if_else(pa.array(windows.is_open), texts, ended)
-        counts = np.bincount(windows.owner, minlength=count).astype(np.int64)
-        lists = lists_of(texts, counts, pa.list_(pa.string()), pa.array(counts == 0))
-        states = pc.binary_join_element_wise('{"windows":[', pc.binary_join(lists, ","), "]}", "")
-        return _WrittenRows(states, *self._written_timers(windows, ends, start_text, end_text, count))
+    def _spans(self, start: _Index) -> _Spans:
+        return _Spans.of(start, self._size_us, self._period_us)
 
-    def _written_timers(
-        self, windows: _Windows, ends: _Index, start_text: pa.Array, end_text: pa.Array, count: int
-    ) -> tuple[pa.StructArray, _Index, pa.Array]:
-        expiry_tags = pc.binary_join_element_wise(EXPIRY, start_text, "/", end_text, "")
+    def _written(self, windows: _Windows, count: int, has_timers: _Mask | None = None) -> _WrittenRows:
+        """Write the rows of ``count`` owners, whose windows are in order of owner and start; without the timers of some."""
+        ends = windows.start + self._size_us
         output_at = self._output_at(windows, ends)
-        opens = np.flatnonzero(windows.is_open)
-        chosen = pa.array(opens)
-        end_tags = pc.binary_join_element_wise(
-            start_text.take(chosen), "/", end_text.take(chosen), f"|{END}", ""
+        spans = self._spans(windows.start)
+        windows_of = np.bincount(windows.owner, minlength=count).astype(np.int64)
+        bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(windows_of)])
+        has_windows = windows_of > 0
+        holds = np.zeros(count, np.int64)
+        if len(output_at):
+            holds[has_windows] = np.minimum.reduceat(output_at, bounds[:-1][has_windows])
+        return _WrittenRows(
+            _cut(self._window_texts(windows, spans, bounds), bounds),
+            self._timers(windows, spans, output_at, count, has_timers),
+            pa.array(holds, mask=~has_windows).view(TIMESTAMP),
         )
-        owner = np.concatenate([windows.owner[opens], windows.owner])
-        at = np.concatenate([ends[opens], ends + self._lateness_us])
-        # Of timers at one time the end's comes first, because "~" is greater than a digit: the sort is stable.
-        order = np.lexsort((at, owner))
-        tags = pa.concat_arrays([end_tags, expiry_tags]).take(pa.array(order))
+
+    def _window_texts(self, windows: _Windows, spans: _Spans, bounds: _Index) -> pa.StringArray:
+        """Write each window as its row has it: the texts of a row's windows, one after the other, are its state."""
+        count = len(windows.owner)
+        is_first, is_last = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        has_windows = bounds[1:] > bounds[:-1]
+        is_first[bounds[:-1][has_windows]] = 1
+        is_last[bounds[1:][has_windows] - 1] = 1
+        # Of few distinct windows, so most of the text is written once for all.
+        window = ('{"window":[', spans.starts, ",", spans.ends)
+        begins = spans.texts(*window, '],"accumulator":', beginnings=("", '{"windows":['), chosen=is_first)
+        timers = (f',"is_held":true,"timers":{{"{END}":', spans.ends, "}}")
+        closes = spans.texts(*timers, endings=(",", "]}"), chosen=is_last)
+        totals = self._column.texts(windows.total)
+        texts = pc.binary_join_element_wise(begins, totals, _news(windows.news), closes, "")
+        if windows.is_open.all():
+            return texts
+        begins = spans.texts(*window, "]", beginnings=("", '{"windows":['), chosen=is_first)
+        total = (',"accumulator":', totals) if self._accumulates else ()
+        closes = pa.array([_ENDED + ",", _ENDED + "]}"]).take(pa.array(is_last))
+        ended = pc.binary_join_element_wise(begins, *total, closes, "")
+        return pc.if_else(pa.array(windows.is_open), texts, ended)
+
+    def _timers(
+        self, windows: _Windows, spans: _Spans, output_at: _Index, count: int, chosen: _Mask | None
+    ) -> pa.ListArray:
+        """Write the timers of the chosen owners, or of all; null for the others."""
+        which = spans.which
+        if chosen is None:
+            chosen = np.ones(count, np.bool_)
+        elif not chosen.all():
+            is_chosen = chosen[windows.owner]
+            windows, which, output_at = windows.at(is_chosen), which[is_chosen], output_at[is_chosen]
+        ends, is_open = windows.start + self._size_us, windows.is_open
+        # An open window has two timers, of its end and of its expiry; an ended one has the second.
+        last = np.cumsum(1 + is_open) - 1
+        first = last[is_open] - 1
+        length = int(last[-1]) + 1 if len(last) else 0
+        at, tag, is_expiry = np.empty(length, np.int64), np.empty(length, np.int64), np.ones(length, np.bool_)
+        at[last], tag[last] = ends + self._lateness_us, which + len(spans.starts)
+        at[first], tag[first], is_expiry[first] = ends[is_open], which[is_open], False
+        owners, holds_at = np.repeat(windows.owner, 1 + is_open), np.repeat(output_at, 1 + is_open)
+        # Of timers at one time the end's comes first, because "~" is greater than a digit.
+        later = at[1:] - at[:-1] - (is_expiry[:-1] & ~is_expiry[1:])
+        if not ((owners[1:] > owners[:-1]) | (later >= 0)).all():
+            order = np.lexsort((is_expiry, at, owners))
+            at, tag, holds_at = at[order], tag[order], holds_at[order]
+        span = pc.binary_join_element_wise(spans.starts, "/", spans.ends, "")
+        tags = pa.concat_arrays(
+            [
+                pc.binary_join_element_wise(span, f"|{END}", ""),
+                pc.binary_join_element_wise(EXPIRY, span, ""),
+            ]
+        )
         values = pa.StructArray.from_arrays(
             [
-                tags,
-                pa.DictionaryArray.from_arrays(
-                    pa.array(np.zeros(len(order), np.int32)), pa.array([_EVENT])
-                ).cast(pa.string()),
-                pa.array(at[order]).view(TIMESTAMP),
-                pa.array(np.concatenate([output_at[opens], output_at])[order]).view(TIMESTAMP),
+                tags.take(pa.array(tag)),
+                pa.repeat(_EVENT, length),
+                pa.array(at).view(TIMESTAMP),
+                pa.array(holds_at).view(TIMESTAMP),
             ],
             fields=list(TIMER_TYPE),
         )
-        holds = np.full(count, np.iinfo(np.int64).max)
-        np.minimum.at(holds, windows.owner, output_at)
-        none = holds == np.iinfo(np.int64).max
-        return (
-            values,
-            np.bincount(owner, minlength=count).astype(np.int64),
-            pa.array(holds, mask=none).view(TIMESTAMP),
-        )
+        counts = np.bincount(owners, minlength=count).astype(np.int64)
+        return lists_of(values, counts, ROW_SCHEMA.field("timers").type, pa.array(~chosen))
 
 
 @dataclass(frozen=True, slots=True)
 class _WrittenRows:
     states: pa.StringArray
-    timer_values: pa.StructArray
-    timer_counts: _Index
+    timers: pa.ListArray
     holds: pa.Array
 
-    @property
-    def timers(self) -> pa.ListArray:
-        return self.timers_where(np.ones(len(self.timer_counts), np.bool_))
 
-    def timers_where(self, chosen: _Mask) -> pa.ListArray:
-        """Return the timers of the chosen owners, and null for the others."""
-        values, counts = self.timer_values, self.timer_counts
-        if not chosen.all():
-            values = values.filter(pa.array(np.repeat(chosen, counts)))
-            counts = np.where(chosen, counts, 0)
-        return lists_of(values, counts, ROW_SCHEMA.field("timers").type, pa.array(~chosen))
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """The distinct spans of windows of one size, as text; ``which`` has each window's."""
+
+    which: _Index
+    starts: pa.StringArray
+    ends: pa.StringArray
+    lasts: pa.StringArray
+
+    @staticmethod
+    def of(start: _Index, size_us: int, period_us: int) -> _Spans:
+        """Find the spans of windows that begin a multiple of the period apart."""
+        first = int(start.min()) if len(start) else 0
+        which = (start - first) // period_us
+        span = int(which.max()) + 1 if len(start) else 0
+        if span <= len(start):
+            # Mostly close together: then no sort is needed, and a span without a window costs little.
+            distinct = first + np.arange(span) * period_us
+        else:
+            distinct, which = np.unique(start, return_inverse=True)
+        ends = distinct + size_us
+        return _Spans(which, *(_text(times) for times in (distinct, ends, ends - 1)))
+
+    def texts(
+        self,
+        *parts: pa.StringArray | str,
+        beginnings: Sequence[str] = ("",),
+        endings: Sequence[str] = ("",),
+        chosen: _Index | None = None,
+    ) -> pa.StringArray:
+        """Join parts for each window, between a beginning and an ending, of which ``chosen`` has the number."""
+        texts = [
+            pc.binary_join_element_wise(before, *parts, after, "")
+            for before in beginnings
+            for after in endings
+        ]
+        which = self.which if chosen is None else self.which + chosen * len(self.starts)
+        return pa.concat_arrays(texts).take(pa.array(which))
+
+
+def _news(news: _Index) -> pa.StringArray:
+    """Write the number of news of each window, as a field of its state."""
+    most = int(news.max()) if len(news) else 0
+    if most > len(news):
+        return pc.binary_join_element_wise(',"news":', _text(news), "")
+    numbers = pc.binary_join_element_wise(',"news":', _text(np.arange(most + 1)), "")
+    return numbers.take(pa.array(news))
+
+
+def _cut(texts: pa.StringArray, bounds: _Index) -> pa.StringArray:
+    """Return the texts between bounds, joined without a copy; null where there is none."""
+    if not len(texts):
+        return pa.nulls(len(bounds) - 1, pa.string())
+    offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset :]
+    is_some = bounds[1:] > bounds[:-1]
+    validity = None if is_some.all() else pa.py_buffer(np.packbits(is_some, bitorder="little").tobytes())
+    return pa.Array.from_buffers(
+        pa.string(), len(bounds) - 1, [validity, pa.py_buffer(offsets[bounds].tobytes()), texts.buffers()[2]]
+    )
 
 
 def _text(numbers: _Index) -> pa.StringArray:

@@ -312,15 +312,20 @@ def test_most_turns_are_short_and_most_bundles_in_columns() -> None:
 
 
 def test_rows_that_columns_would_write_in_another_way_stay_rows() -> None:
-    """Code with another lateness has set other timers; such a row is for turns of its own."""
+    """Code with another lateness has set other timers; a row of it, or of other windows, is for turns of its own."""
     strategy = WindowingStrategy(window_fn=FixedWindows("10us"))
     columns = waiting_columns(strategy, Count(), "panes")
     other = waiting_columns(replace(strategy, allowed_lateness="5us"), Count(), "panes")
+    shifted = waiting_columns(
+        replace(strategy, window_fn=FixedWindows("10us", offset="3us")), Count(), "panes"
+    )
     assert columns is not None
     assert other is not None
+    assert shifted is not None
     values = ArrowValues(pa.table({"v": [1, 2]}))
+    keys, added = ["a", "b"], columns.added(values)
     records = KeyedRecords(
-        ["a", "b"], np.array([0, 1, 2]), np.array([3, 12]), np.array([0, 1]), columns.added(values), ()
+        keys, pa.array(keys), np.array([0, 1, 2]), np.array([3, 12]), np.array([0, 1]), added, ()
     )
     change = columns.change(records, Clocks(watermark=EventTimeMicros(0), wall_time=WallTimeMicros(0)))
     assert change is not None
@@ -329,5 +334,6 @@ def test_rows_that_columns_would_write_in_another_way_stay_rows() -> None:
     timers = list(rows.timers.values())
 
     assert other.take_up(["a", "b"], rows.states, timers) == []
+    assert shifted.take_up(["a", "b"], rows.states, timers) == []
     assert columns.take_up(["a", "b"], ['{"windows":[]}', rows.states[1]], timers) == ["b"]
     assert columns.keys == ["b"]
