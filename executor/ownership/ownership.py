@@ -12,7 +12,9 @@ worker's soft state reads them when it needs them.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
 
@@ -76,6 +78,8 @@ from millpond.statestore.types import (
 )
 
 _STATE_COLUMNS: Final = ("state", "state_bytes", "state_version")
+# Below this a takeover takes a fraction of a second, and threads would cost more than they save.
+_SCANNED_ALONE_BYTES: Final = 1 << 24
 # State is the bulk of a row and does not affect timers or holds, so a scan does not read it.
 _SCAN_COLUMNS: Final = tuple(name for name in MERGE_COLUMNS if name not in _STATE_COLUMNS)
 
@@ -620,15 +624,26 @@ class Ownership:
 
     def _scan(self, intervals: Sequence[Interval]) -> None:
         fenced = self.committer.snapshot
-        for interval in intervals:
-            if interval != self._control_interval:
-                files = fenced.files_of(interval)
-                # A small interval is read once more by its first superstep; a large one would crowd out other copies.
-                is_small = sum(file.size_bytes for file in files) < LARGE_BYTES
-                objects = self._row_files if is_small else without_keeping(self._row_files)
-                self.owned[interval].pending = scan_interval(
-                    objects, interval, files, self._topology.percentiles
-                )
+        files = {one: fenced.files_of(one) for one in intervals if one != self._control_interval}
+
+        def scan(interval: Interval) -> PendingWork:
+            own = files[interval]
+            # A small interval is read once more by its first superstep; a large one would crowd out other copies.
+            is_small = sum(file.size_bytes for file in own) < LARGE_BYTES
+            objects = self._row_files if is_small else without_keeping(self._row_files)
+            return scan_interval(objects, interval, own, self._topology.percentiles)
+
+        if (
+            len(files) > 1
+            and sum(file.size_bytes for own in files.values() for file in own) > _SCANNED_ALONE_BYTES
+        ):
+            # Arrow decodes without Python's lock, so each core reads an interval.
+            with ThreadPoolExecutor(min(len(files), os.cpu_count() or 1), "millpond-scan") as threads:
+                found = list(threads.map(scan, files))
+        else:
+            found = list(map(scan, files))
+        for interval, pending in zip(files, found, strict=True):
+            self.owned[interval].pending = pending
         reach("recovery.scanned")
 
     def _index(self) -> None:
