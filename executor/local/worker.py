@@ -55,8 +55,8 @@ from millpond.executor.superstep.superstep import Superstep
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
 
-BUNDLE_RECORDS_MAX: Final = 20_000
-"""Injected records that a superstep takes at most."""
+BUNDLE_RECORDS_MAX: Final = 50_000
+"""Injected records that a superstep takes at most: a row is written once, however many of them its key gets."""
 
 _LOG = logging.getLogger("millpond")
 _LOG_EVERY_MS: Final = 1_000.0
