@@ -1,7 +1,8 @@
 """Windowed sums and counts on the local runner: in columns, by short turns of waiting windows, and by their hooks.
 
-Records of 10,000 keys in windows of ten minutes, about three in each, come in batches of 50,000. Each figure is
-records a CPU second of a run in a fresh process, without start and import; ``ratio`` is columns to the hooks.
+Records of 10,000 keys in windows of ten minutes, about three in each, or a hundred (``dense``), come in batches of
+50,000, one after the other. Each figure is records a CPU second in a fresh process, from the second batch on; ``ratio``
+is columns to the hooks.
 
     python -m benchmarks.windowed_sum --json build/bench/windowed_sum.json
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import multiprocessing
 import resource
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,7 +29,6 @@ from millpond.executor.windows.windowed_computation import WindowedComputation
 
 _KEYS: Final = 10_000
 _BATCH: Final = 50_000
-_RECORDS_PER_WINDOW: Final = 3
 _SIZE_US: Final = 600_000_000
 _BEGIN_US: Final = 1_780_000_000_000_000
 
@@ -39,14 +39,19 @@ _WITHOUT: Final[dict[str, tuple[str, ...]]] = {
 }
 """The ways, and the methods without which a step takes them."""
 
-COMBINERS: Final = {"sum": mp.Sum("value"), "count": mp.Count(), "sum_of_floats": mp.Sum("share")}
-"""What is combined, by name."""
+LOADS: Final = {
+    "sum": (mp.Sum("value"), 3),
+    "count": (mp.Count(), 3),
+    "dense_count": (mp.Count(), 100),
+    "sum_of_floats": (mp.Sum("share"), 3),
+}
+"""Combiners and the number of records in a window, by name."""
 
 
-def records_of(count: int, *, with_ids: bool) -> pa.Table:
-    """Return sorted records with whole numbers, about three for each key and window."""
+def records_of(count: int, *, with_ids: bool, per_window: int = 3) -> pa.Table:
+    """Return sorted records with numbers, about ``per_window`` for each key and window."""
     rng = np.random.default_rng(1)
-    span_us = _SIZE_US * count // (_RECORDS_PER_WINDOW * _KEYS)
+    span_us = _SIZE_US * count // (per_window * _KEYS)
     columns = {
         "key": [f"user{number}" for number in rng.integers(0, _KEYS, count)],
         "at": np.sort(rng.integers(0, span_us, count)) + _BEGIN_US,
@@ -58,64 +63,64 @@ def records_of(count: int, *, with_ids: bool) -> pa.Table:
     return pa.table(columns)
 
 
-def run_once(combiner: str, records: int, *, with_ids: bool, way: str) -> float:
-    """Return the processor time of a run, in seconds."""
-    rows = records_of(records, with_ids=with_ids)
+def run_once(load: str, batches: int, *, with_ids: bool, way: str) -> float:
+    """Return the records a processor second of a run."""
+    combiner, per_window = LOADS[load]
+    rows = records_of(batches * _BATCH, with_ids=with_ids, per_window=per_window)
     pipeline = mp.Pipeline("windowed")
     stream = pipeline.inject("records", key="key", at="at", at_unit="us", id="id" if with_ids else None)
-    stream.window(mp.FixedWindows("10m")).combine(COMBINERS[combiner], name="totals")
+    stream.window(mp.FixedWindows("10m")).combine(combiner, name="totals")
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="millpond-windowed-"))
         store = stack.enter_context(mp.Store.open(folder))
         for method in _WITHOUT[way]:
             stack.enter_context(patch.object(WindowedComputation, method, lambda *_: None))
-        return processor_seconds(
-            store, pipeline, [rows.slice(start, _BATCH) for start in range(0, records, _BATCH)]
-        )
+        return rate_of(store, pipeline, [rows.slice(number * _BATCH, _BATCH) for number in range(batches)])
 
 
-def processor_seconds(store: mp.Store, pipeline: mp.Pipeline, batches: Iterable[pa.Table]) -> float:
-    """Return the processor time of a run over batches of the stream ``records``, in seconds."""
+def rate_of(store: mp.Store, pipeline: mp.Pipeline, batches: Sequence[pa.Table]) -> float:
+    """Return the records a processor second of a run over batches of the stream ``records``.
+
+    The first batch pays for the start, and does not count.
+    """
     runner = mp.LocalRunner(store, progress=False, upkeep=None)
-    before = resource.getrusage(resource.RUSAGE_SELF)
     with runner.start(pipeline) as run:
-        for batch in batches:
+        run.inject("records", batches[0])
+        run.run_until_quiet()
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        for batch in batches[1:]:
             run.inject("records", batch)
-            run.run_until_quiet()
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        run.run_until_quiet()
+        after = resource.getrusage(resource.RUSAGE_SELF)
+    records = sum(batch.num_rows for batch in batches[1:])
+    return records / (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
-def measure(records: int) -> list[dict[str, Any]]:
-    """Measure all ways for each combiner, without and with ids."""
+def measure(batches: int) -> list[dict[str, Any]]:
+    """Measure all ways for each load, without and with ids."""
     figures: list[dict[str, Any]] = []
-    for combiner in COMBINERS:
+    for load in LOADS:
         for with_ids in (False, True):
-            rates = {
-                way: round(records / _in_a_process(combiner, records, with_ids=with_ids, way=way))
-                for way in _WITHOUT
-            }
+            rates = {way: round(_in_a_process(load, batches, with_ids=with_ids, way=way)) for way in _WITHOUT}
             ratio = round(rates["columns"] / rates["hooks"], 2)
-            figures.append({"combiner": combiner, "with_ids": with_ids, **rates, "ratio": ratio})
+            figures.append({"load": load, "with_ids": with_ids, **rates, "ratio": ratio})
     return figures
 
 
-def _in_a_process(combiner: str, records: int, *, with_ids: bool, way: str) -> float:
+def _in_a_process(load: str, batches: int, *, with_ids: bool, way: str) -> float:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
-        # The first run pays for imports.
-        pool.submit(run_once, combiner, 100, with_ids=with_ids, way=way).result()
-        return pool.submit(run_once, combiner, records, with_ids=with_ids, way=way).result()
+        return pool.submit(run_once, load, batches, with_ids=with_ids, way=way).result()
 
 
 @click.command(help=__doc__)
 @click.option(
     "--json", "path", type=click.Path(path_type=Path), default=None, help="Write the figures there."
 )
-@click.option("--records", type=click.IntRange(1), default=200_000, show_default=True)
-def main(path: Path | None, records: int) -> None:
+@click.option("--batches", type=click.IntRange(2), default=5, show_default=True)
+def main(path: Path | None, batches: int) -> None:
     """Measure and print JSON."""
-    tell_result({"records": records, "figures": measure(records)}, path, indent=2)
+    tell_result({"batches": batches, "figures": measure(batches)}, path, indent=2)
 
 
 if __name__ == "__main__":
