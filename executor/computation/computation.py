@@ -32,10 +32,14 @@ Drain: TypeAlias = Literal["last_event", "all"]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a step runs: on columns of all keys, by a short turn for each key, or by its hooks; and why no faster."""
+    """How a step runs: on columns of all keys, by a short turn for each key, or by its hooks; and why no faster.
+
+    A step ``makes`` panes of its input's values, or ``keeps`` those that it gets.
+    """
 
     name: Literal["columns", "short turns", "hooks"]
     because: str = ""
+    panes: Literal["makes", "keeps"] | None = None
 
 
 class Computation:

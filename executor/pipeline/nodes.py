@@ -151,8 +151,8 @@ class ComputationNode:
         return next((own for own in self.subscriptions if own.stream == stream), None)
 
 
-def way_of(node: ComputationNode, text: Sequence[str] = ()) -> Way:
-    """Return how a computation runs with its options, if the values of the streams ``text`` reach it as text."""
+def way_of(node: ComputationNode, panes: Sequence[str] = ()) -> Way:
+    """Return how a computation runs with its options, if the values of the streams ``panes`` are panes of windows."""
     way = node.computation.way()
     if way.name == "hooks":
         return way
@@ -162,8 +162,8 @@ def way_of(node: ComputationNode, text: Sequence[str] = ()) -> Way:
         return Way("hooks", "the step is in a cycle")
     if node.time_sorted:
         return Way("hooks", "its records wait for the order of time")
-    if way.name == "columns" and text:
-        return Way("short turns", f"values are text, without a schema: {', '.join(text)}")
+    if way.name == "columns" and panes:
+        return Way("short turns", f"values are panes: {', '.join(panes)}")
     return way
 
 

@@ -478,7 +478,8 @@ class EnginePipeline(Generic[StreamT_co]):
         """Return how each step runs, and why no faster, as a table; the same on every runner (docs/how-to/tune.md).
 
         On ``columns`` all keys of a bundle are done at once. ``short turns`` take each key, and ``hooks`` call code for
-        it. A bundle with anything else than records on time, or whose values are no columns, takes the next way.
+        it. A key with anything else than records on time takes the next way. Values that reach a step as text or as
+        Python's objects are decoded one by one, and columns are not.
 
         Example:
             ``print(pipeline.explain())``
@@ -488,7 +489,7 @@ class EnginePipeline(Generic[StreamT_co]):
         rows = [("step", "runs by", "because", "values")]
         for name, node in topology.computations.items():
             forms = {one.stream: _form_of(one.stream, topology, schemas) for one in node.subscriptions}
-            way = way_of(node, text=[stream for stream, form in forms.items() if form == _TEXT])
+            way = way_of(node, panes=[stream for stream, form in forms.items() if form == _PANES])
             values = ", ".join(f"{stream}: {form}" for stream, form in forms.items())
             rows.append((name, way.name, way.because, values))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -525,7 +526,7 @@ class EnginePipeline(Generic[StreamT_co]):
         return topology
 
 
-_TEXT: Final = "text"
+_PANES: Final = "panes"
 
 
 def _form_of(stream: str, topology: Topology, schemas: Collection[str]) -> str:
@@ -534,7 +535,24 @@ def _form_of(stream: str, topology: Topology, schemas: Collection[str]) -> str:
         # Python's dicts come as they are, which only the run knows.
         injector = topology.injectors[stream]
         return "decoded payloads" if injector.payload is not None else "columns of tables and frames"
-    return "columns" if stream in schemas else _TEXT
+    if stream in schemas:
+        return "columns"
+    return _PANES if _has_panes(stream, topology, set()) else "text"
+
+
+def _has_panes(stream: str, topology: Topology, seen: set[str]) -> bool:
+    """Return True if windows have made the values of a stream, before all steps that keep panes."""
+    seen.add(stream)
+    for node in topology.producers_of(stream):
+        kind = node.computation.way().panes
+        if kind == "makes":
+            return True
+        inputs = (
+            [one.stream for one in node.subscriptions if one.stream not in seen] if kind == "keeps" else []
+        )
+        if any(_has_panes(each, topology, seen) for each in inputs):
+            return True
+    return False
 
 
 def _gone(argument: str, names: Sequence[str], pipeline: str) -> frozenset[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -13,9 +13,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.computation.values import ArrowValues, ConcatenatedValues, Values
-from millpond.executor.windows.combiners import CombineFn, Count, Last, Max, Mean, Min, StdDev, Sum
+from millpond.executor.windows.combiners import (
+    CombineFn,
+    Count,
+    Last,
+    Max,
+    Mean,
+    Min,
+    StdDev,
+    Sum,
+    extract,
+)
+from millpond.statestore.rows.row import is_envelope
 from millpond.statestore.rows.state_schema import plain_cells
-from millpond.statestore.rows.value_text import PLAIN_MARK, encode_value
+from millpond.statestore.rows.value_text import OF_PYTHON, PLAIN_MARK, encode_value
 
 _Index = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
@@ -44,6 +55,48 @@ def _combining() -> Iterator[None]:
         raise CombinerError from error
 
 
+@dataclass(frozen=True, slots=True)
+class FieldCells:
+    """A field of a bundle's values: a column of a table, or the objects that hooks get.
+
+    Without a field there are no cells. Values that ``is_odd`` marks are for turns: they have no such field, or are not
+    readable.
+    """
+
+    cells: pa.Array | list[Any] | None
+    is_odd: _Mask | None
+    count: int
+
+
+def cells_of(values: Values, of: str | None) -> FieldCells | None:
+    """Return a field of values; ``None`` for panes, and for columns that are nested or that Python cannot hold."""
+    if isinstance(values, ArrowValues) or (
+        isinstance(values, ConcatenatedValues) and all(isinstance(part, ArrowValues) for part in values.parts)
+    ):
+        if of is None:
+            return FieldCells(None, None, len(values)) if values.is_held else None
+        column = values.plain_column(of)
+        return None if column is None else FieldCells(column, None, len(values))
+    cells: list[Any] = []
+    odd: list[int] = []
+    for index in range(len(values)):
+        cell = None
+        try:
+            value = values.value(index)
+            if is_envelope(value):
+                return None
+            if of is not None:
+                cell = extract(of, value)
+        except Exception:  # noqa: BLE001 - it raises again in the value's turn, which makes a dead letter of it
+            odd.append(index)
+        cells.append(cell)
+    is_odd = None
+    if odd:
+        is_odd = np.zeros(len(cells), np.bool_)
+        is_odd[odd] = True
+    return FieldCells(None if of is None else cells, is_odd, len(cells))
+
+
 class AccumulatorColumn(Protocol):
     """What a combiner does, for the accumulators of many windows at once."""
 
@@ -55,7 +108,7 @@ class AccumulatorColumn(Protocol):
 
     def holds(self, stored: Any) -> bool: ...
 
-    def cells(self, values: Values, held: Accumulators) -> tuple[Any, _Mask | None] | None:
+    def added(self, field: FieldCells, held: Accumulators) -> tuple[Any, _Mask | None] | None:
         """Return what each value adds, and which must be added by a turn; ``None`` if the column cannot hold it.
 
         ``held`` are all accumulators.
@@ -82,14 +135,19 @@ def has_column(combine: CombineFn) -> bool:
     return type(combine) in _PURE and (isinstance(of, str) or (of is None and type(combine) is Count))
 
 
-def column_of(combine: CombineFn, values: Values | None = None) -> AccumulatorColumn:
+def column_of(combine: CombineFn, field: FieldCells | None = None) -> AccumulatorColumn:
     """Return an empty column for the accumulators of such values."""
-    of: str | None = combine.of  # type: ignore[attr-defined]  # `has_column` says so
     if type(combine) is Count:
-        return WholeNumbers(of, counts=True)
-    column = values.plain_column(str(of)) if isinstance(values, ArrowValues | ConcatenatedValues) else None
-    is_whole = column is None or pa.types.is_integer(column.type)
-    return WholeNumbers(of, counts=False) if type(combine) is Sum and is_whole else Objects(combine, str(of))
+        return WholeNumbers(counts=True)
+    if type(combine) is Sum and (field is None or _are_whole(field.cells)):
+        return WholeNumbers(counts=False)
+    return Objects(combine)
+
+
+def _are_whole(cells: pa.Array | list[Any] | None) -> bool:
+    if isinstance(cells, pa.Array):
+        return bool(pa.types.is_integer(cells.type))
+    return {int, type(None)}.issuperset(map(type, cells or ()))
 
 
 class WholeNumbers:
@@ -97,8 +155,7 @@ class WholeNumbers:
 
     window_bytes: int = 48
 
-    def __init__(self, of: str | None, *, counts: bool) -> None:
-        self._of = of
+    def __init__(self, *, counts: bool) -> None:
         self._counts = counts
 
     def of(self, stored: Sequence[Any]) -> Accumulators:
@@ -107,23 +164,24 @@ class WholeNumbers:
     def holds(self, stored: Any) -> bool:
         return type(stored) is int and abs(stored) <= _SUM_MAX
 
-    def cells(self, values: Values, held: Accumulators) -> tuple[Any, _Mask | None] | None:
-        if not isinstance(values, ArrowValues | ConcatenatedValues):
-            return None
-        if self._of is None:
-            return (np.ones(len(values), np.int64), None) if values.is_held else None
-        column = values.plain_column(self._of)
+    def added(self, field: FieldCells, held: Accumulators) -> tuple[Any, _Mask | None] | None:
+        cells, is_odd = field.cells, field.is_odd
+        if cells is None:
+            return np.ones(field.count, np.int64), is_odd
+        if self._counts:
+            if not isinstance(cells, list):
+                return np.array(cells.is_valid(), np.int64), is_odd
+            # Other objects may be missing values of NumPy or Pandas.
+            is_plain = {*OF_PYTHON, type(None)}.issuperset(map(type, cells))
+            return (np.array([cell is not None for cell in cells], np.int64), is_odd) if is_plain else None
+        column = _whole_column(cells)
         if column is None:
             return None
-        is_null = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
-        if self._counts:
-            return (np.ones(len(values), np.int64) if is_null is None else (~is_null).astype(np.int64)), None
-        if not len(column) or not pa.types.is_integer(column.type) or pa.types.is_uint64(column.type):
-            return None if len(column) else (np.empty(0, np.int64), None)
-        cells = pc.fill_null(column, 0).to_numpy().astype(np.int64)
-        most = max(abs(int(cells.max())), abs(int(cells.min()))) * len(cells)
+        numbers = pc.fill_null(column, 0).to_numpy()
+        most = max(abs(int(numbers.max())), abs(int(numbers.min()))) * len(numbers)
         # The sum of nulls alone is null, which the column does not hold: such keys have turns.
-        return (cells, is_null) if float(most) + float(np.abs(held).max(initial=0)) < _SUM_MAX else None
+        for_turns = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
+        return (numbers, for_turns) if float(most) + float(np.abs(held).max(initial=0)) < _SUM_MAX else None
 
     def grouped(self, cells: Any, order: _Index, firsts: _Index) -> Accumulators:
         return np.add.reduceat(cells[order], firsts)
@@ -141,15 +199,24 @@ class WholeNumbers:
         return self.texts(accumulators)
 
 
+def _whole_column(cells: pa.Array | list[Any]) -> pa.Array | None:
+    """Return whole numbers as 64-bit integers, null for the cells of odd values; ``None`` for other cells."""
+    if not _are_whole(cells):
+        return None
+    try:
+        return pa.array(cells, pa.int64()) if isinstance(cells, list) else cells.cast(pa.int64())
+    except (OverflowError, pa.ArrowInvalid):
+        return None
+
+
 class Objects:
     """The accumulators of a combiner whose functions change none in place."""
 
     window_bytes: int = 400
 
-    def __init__(self, combine: CombineFn, of: str) -> None:
+    def __init__(self, combine: CombineFn) -> None:
         # Of cells, so that no record is made.
         self._combine: CombineFn = replace(combine, of=None)  # type: ignore[type-var]
-        self._of = of
 
     def of(self, stored: Sequence[Any]) -> Accumulators:
         return _objects(stored)
@@ -157,11 +224,9 @@ class Objects:
     def holds(self, stored: Any) -> bool:
         return stored is not None
 
-    def cells(self, values: Values, held: Accumulators) -> tuple[Any, _Mask | None] | None:  # noqa: ARG002
-        column = (
-            values.plain_column(self._of) if isinstance(values, ArrowValues | ConcatenatedValues) else None
-        )
-        return None if column is None else (plain_cells(column), None)
+    def added(self, field: FieldCells, held: Accumulators) -> tuple[Any, _Mask | None] | None:  # noqa: ARG002
+        cells = field.cells
+        return (plain_cells(cells) if isinstance(cells, pa.Array) else cells), field.is_odd
 
     def grouped(self, cells: Any, order: _Index, firsts: _Index) -> Accumulators:
         ordered = list(map(cells.__getitem__, order.tolist()))

@@ -30,6 +30,7 @@ from millpond.executor.windows.accumulator_columns import (
     Accumulators,
     CombinerError,
     TypedAccumulatorError,
+    cells_of,
     column_of,
     has_column,
 )
@@ -401,11 +402,14 @@ class WaitingColumns(ColumnRows):
             return None
         if not len(values):
             return (), None
+        field = cells_of(values, self._combine.of)  # type: ignore[attr-defined]  # `has_column` says so
+        if field is None:
+            return None
         if not len(self):
-            # The column's type decides, and may be another one each time that all windows have closed.
-            self._column = column_of(self._combine, values)
+            # The type of the values decides, and may be another one each time that all windows have closed.
+            self._column = column_of(self._combine, field)
             self._hold(_no_windows(self._column.of([])))
-        return self._column.cells(values, self._windows.total)
+        return self._column.added(field, self._windows.total)
 
     def _assigned(self, owner: _Index, times: _Index) -> tuple[_Index, _Index, _Index] | None:
         """Return the owner, the start and the place of the element for each window of each element.

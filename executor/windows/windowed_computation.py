@@ -7,6 +7,7 @@ value: the results of the retracted value are retracted, whatever key they ended
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from itertools import groupby
 from types import GeneratorType
 from typing import Any, Final
@@ -107,11 +108,11 @@ class WindowedComputation(Computation):
     def way(self) -> Way:
         reason = self._needs_hooks
         if reason is not None:
-            return Way("hooks", reason)
+            return Way("hooks", reason, "makes")
         reason = (
             "of= gives the values" if self.of is not None else not_in_columns(self.strategy, self.combine)
         )
-        return Way("columns") if reason is None else Way("short turns", reason)
+        return Way("columns", "", "makes") if reason is None else Way("short turns", reason, "makes")
 
     @property
     def _needs_hooks(self) -> str | None:
@@ -238,6 +239,9 @@ class ElementWise(Computation):
         self.stream = stream
         self.is_one_to_one = is_one_to_one
 
+    def way(self) -> Way:
+        return replace(super().way(), panes="keeps")
+
     def process_record(self, context: Context, record: Record) -> None:
         value = record.value
         is_pane = is_envelope(value)
@@ -264,6 +268,9 @@ class TimestampShift(Computation):
         self.function = function
         self.stream = stream
         self.late_data_horizon: LateDataHorizon = late_data_horizon
+
+    def way(self) -> Way:
+        return replace(super().way(), panes="keeps")
 
     def process_record(self, context: Context, record: Record) -> None:
         value = record.value

@@ -46,7 +46,9 @@ from millpond.executor.windows.waiting_windows import WaitingWindows
 from millpond.executor.windows.window_fns import FixedWindows, SlidingWindows, UnalignedFixedWindows
 from millpond.executor.windows.windowed_computation import WindowedComputation
 from millpond.statestore.interval import Interval
+from millpond.statestore.rows.row import change_envelope
 from millpond.statestore.rows.row_format import IpcRowFormat
+from millpond.statestore.rows.value_text import encode_value
 from millpond.statestore.types import TIME_MAX_US, EventTimeMicros, WallTimeMicros
 from tests.fixtures.interval_run import IntervalRun
 
@@ -133,9 +135,10 @@ def _deliveries(
     values: Values
     if draw(arrow):
         values = ArrowValues(pa.table({"v": column, "other": list(range(len(rows)))}))
-    elif kind in (pa.int64(), pa.string()):
-        odd = draw(st.sampled_from(['{"w":1}', "7", "null", '{"v":1}']))
-        texts = [orjson.dumps({"v": cell}).decode() for cell in column.to_pylist()]
+    elif kind in (pa.int64(), pa.string()) or (kind != pa.timestamp("us") and draw(st.booleans())):
+        pane = orjson.dumps(change_envelope({"v": 1}, 3, is_retraction=draw(st.booleans()))).decode()
+        odd = draw(st.sampled_from(['{"w":1}', "7", "null", '{"v":1}', '{"v":2}', '{"v":3.5}', pane]))
+        texts = [encode_value({"v": cell}) for cell in column.to_pylist()]
         values = JsonValues(
             pa.array([odd if number == 1 else text for number, text in enumerate(texts)], pa.string())
         )
@@ -178,7 +181,7 @@ def _scripts_in_columns(draw: st.DrawFn) -> _Script:
         delivery = _deliveries(
             kinds=[*["small ints"] * 6, *["floats"] * 3, "ints", "texts", "decimals"],
             at=st.sampled_from([watermark + more for more in (1, 3, 4, 8, 0, -1, -20)]),
-            arrow=st.sampled_from([*[True] * 7, False]),
+            arrow=st.booleans(),
         )
         deliveries = draw(st.lists(delivery, max_size=2))
         script.append((deliveries, step, draw(st.booleans()), draw(st.sampled_from(_FATES))))

@@ -24,19 +24,23 @@ def test_steps_and_their_reasons():
     clean = rows.map(lambda row: row, name="clean", schema=ROW)
     clean.window(MINUTE).combine(mp.Sum("n"), name="sums", key="k")
     top = rows.window(MINUTE).combine(mp.TopN(3, of="n"), name="top")
-    top.window(mp.FixedWindows("1h")).combine(mp.Count(), name="counts")
+    top.map(lambda pane: pane, name="same").window(mp.FixedWindows("1h")).combine(mp.Count(), name="counts")
+    rows.map(lambda row: row, name="plain").window(MINUTE).combine(mp.Count(), name="plain_counts", key="k")
     rows.window(mp.Sessions("1m")).combine(mp.Count(), name="sessions")
     rows.window(MINUTE).combine(mp.Count(), name="limited", user_code_timeout="1s")
 
     assert pipeline.explain().splitlines() == [
-        "step       runs by       because                                  values",
-        "─" * 100,
-        "clean      hooks         code of your own, once a record          rows: columns of tables and frames",
-        "sums       columns                                                clean: columns",
-        "top        short turns   TopN of these arguments is no column     rows: columns of tables and frames",
-        "counts     short turns   values are text, without a schema: top   top: text",
-        "sessions   hooks         Sessions are not of one size             rows: columns of tables and frames",
-        "limited    hooks         user_code_timeout limits the code        rows: columns of tables and frames",
+        "step           runs by       because                                values",
+        "─" * 102,
+        "clean          hooks         code of your own, once a record        rows: columns of tables and frames",
+        "sums           columns                                              clean: columns",
+        "top            short turns   TopN of these arguments is no column   rows: columns of tables and frames",
+        "same           hooks         code of your own, once a record        top: panes",
+        "counts         short turns   values are panes: same                 same: panes",
+        "plain          hooks         code of your own, once a record        rows: columns of tables and frames",
+        "plain_counts   columns                                              plain: text",
+        "sessions       hooks         Sessions are not of one size           rows: columns of tables and frames",
+        "limited        hooks         user_code_timeout limits the code      rows: columns of tables and frames",
     ]
 
 
