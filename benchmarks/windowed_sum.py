@@ -1,7 +1,7 @@
 """Windowed sums and counts on the local runner: in columns, by short turns of waiting windows, and by their hooks.
 
 Records of 10,000 keys in windows of ten minutes, about three in each, or a hundred (``dense``), come in batches of
-50,000, one after the other. Each figure is records a CPU second in a fresh process, from the second batch on; ``ratio``
+50,000, one after the other. A ``hot`` key has nine of ten records. Each figure is records a CPU second in a fresh process, from the second batch on; ``ratio``
 is columns to the hooks.
 
     python -m benchmarks.windowed_sum --json build/bench/windowed_sum.json
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
 import click
@@ -39,21 +39,32 @@ _WITHOUT: Final[dict[str, tuple[str, ...]]] = {
 }
 """The ways, and the methods without which a step takes them."""
 
+
+class Load(NamedTuple):
+    combiner: mp.CombineFn
+    per_window: int = 3
+    """The number of records of a key in a window."""
+    hot_share: float = 0
+    """The share of the records that one key has."""
+
+
 LOADS: Final = {
-    "sum": (mp.Sum("value"), 3),
-    "count": (mp.Count(), 3),
-    "dense_count": (mp.Count(), 100),
-    "sum_of_floats": (mp.Sum("share"), 3),
+    "sum": Load(mp.Sum("value")),
+    "hot_sum": Load(mp.Sum("value"), hot_share=0.9),
+    "count": Load(mp.Count()),
+    "dense_count": Load(mp.Count(), per_window=100),
+    "sum_of_floats": Load(mp.Sum("share")),
 }
-"""Combiners and the number of records in a window, by name."""
 
 
-def records_of(count: int, *, with_ids: bool, per_window: int = 3) -> pa.Table:
-    """Return sorted records with numbers, about ``per_window`` for each key and window."""
+def records_of(count: int, *, with_ids: bool, load: Load = LOADS["sum"]) -> pa.Table:
+    """Return sorted records with numbers."""
     rng = np.random.default_rng(1)
-    span_us = _SIZE_US * count // (per_window * _KEYS)
+    span_us = _SIZE_US * count // (load.per_window * _KEYS)
+    keys = rng.integers(0, _KEYS, count)
+    keys[rng.random(count) < load.hot_share] = 0
     columns = {
-        "key": [f"user{number}" for number in rng.integers(0, _KEYS, count)],
+        "key": [f"user{number}" for number in keys],
         "at": np.sort(rng.integers(0, span_us, count)) + _BEGIN_US,
         "value": rng.integers(0, 1_000, count),
         "share": rng.random(count),
@@ -65,11 +76,10 @@ def records_of(count: int, *, with_ids: bool, per_window: int = 3) -> pa.Table:
 
 def run_once(load: str, batches: int, *, with_ids: bool, way: str) -> float:
     """Return the records a processor second of a run."""
-    combiner, per_window = LOADS[load]
-    rows = records_of(batches * _BATCH, with_ids=with_ids, per_window=per_window)
+    rows = records_of(batches * _BATCH, with_ids=with_ids, load=LOADS[load])
     pipeline = mp.Pipeline("windowed")
     stream = pipeline.inject("records", key="key", at="at", at_unit="us", id="id" if with_ids else None)
-    stream.window(mp.FixedWindows("10m")).combine(combiner, name="totals")
+    stream.window(mp.FixedWindows("10m")).combine(LOADS[load].combiner, name="totals")
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="millpond-windowed-"))
         store = stack.enter_context(mp.Store.open(folder))
