@@ -10,7 +10,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+import pyarrow as pa
+
 from millpond.executor.computation.context import Context
+from millpond.executor.computation.key_groups import KeyGroups, TableContext
 from millpond.executor.computation.records import InputTime, Record, Records
 from millpond.executor.computation.state import (
     FormerState,
@@ -32,12 +35,13 @@ Drain: TypeAlias = Literal["last_event", "all"]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a step runs: on columns of all keys, by a short turn for each key, or by its hooks; and why no faster.
+    """How a step runs, and why no faster.
 
-    A step ``makes`` panes of its input's values, or ``keeps`` those that it gets.
+    On columns of all keys, by code that gets a bundle as a table, by a short turn for each key, or by its hooks. A step
+    ``makes`` panes of its input's values, or ``keeps`` those that it gets.
     """
 
-    name: Literal["columns", "short turns", "hooks"]
+    name: Literal["columns", "table", "short turns", "hooks"]
     because: str = ""
     panes: Literal["makes", "keeps"] | None = None
 
@@ -105,7 +109,7 @@ class Computation:
         """End the bundle that `begin_bundle` began, whether its hooks succeeded or not."""
 
     def process_record(self, context: Context, record: Record) -> None:  # noqa: ARG002 - a hook
-        """Process one record; required unless the class overrides `process_records`.
+        """Process one record; required unless the class overrides `process_records` or `process_table`.
 
         The context is valid until the hook returns. An exception is handled according to ``on_error`` and ``retries``
         of `ComputationOptions`.
@@ -126,6 +130,25 @@ class Computation:
         for record in records.one_by_one():
             process_record(context, record)
 
+    def process_table(self, context: TableContext, table: pa.Table, groups: KeyGroups) -> None:  # noqa: ARG002 - a hook
+        """Process all records of a bundle at once, in place of `process_record` and `process_records`.
+
+        States are read and set, and values produced, as columns of all keys in ``groups``; the states need a ``state=``
+        schema, and the streams a schema in ``produces``. The result for a key must depend on its state and its own records
+        alone, because it cannot be known which keys and records come together. If it raises, nothing that it gave is
+        kept, and it is called with fewer keys, and at last with single records: those that fail alone become dead letters.
+        A limit of ``user_code_timeout`` is one for each call.
+
+        Args:
+            context: the times and counters of the computation.
+            table: the records in the order of ``groups``, with a column for each field of the values. Values that are not
+                all dicts are the one column ``value``.
+            groups: the keys, their rows in the table, and their states.
+        """
+        raise InvalidError(
+            "the computation got a table but has no process_table", computation=type(self).__name__
+        )
+
     def process_timer(self, context: Context, timer: Timer) -> None:  # noqa: ARG002 - a hook
         """Process a timer that has fired and is no longer pending; required if the class sets timers."""
         raise InvalidError(
@@ -134,6 +157,8 @@ class Computation:
 
     def way(self) -> Way:
         """Return how the step runs, apart from its options; the engine's."""
+        if type(self).process_table is not Computation.process_table:
+            return Way("table", "code of your own, once a bundle")
         by_key = type(self).process_records is not Computation.process_records
         return Way("hooks", "code of your own, once a key" if by_key else "code of your own, once a record")
 

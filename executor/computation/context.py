@@ -404,6 +404,23 @@ class Context:
             )
         self._counters.add(counter, amount)
 
+    def typed_stream(self, stream: str) -> tuple[str, SchemaCodec]:
+        """Return a stream's whole name and the schema of its values, for the engine; a stream without one ends the run."""
+        whole_name = self._produces.get(stream)
+        if whole_name is None:
+            self._refuse("stream", "produces", stream, self._produces)
+        codec = self._schemas.get(whole_name)
+        if codec is None:
+            self.refuse_use(
+                "process_table produces columns, so the stream needs a schema: give it one in produces",
+                stream=stream,
+            )
+        return whole_name, codec
+
+    def refuse_use(self, reason: str, **details: object) -> NoReturn:
+        """Raise an error that ends the run even if the code catches it, for the engine."""
+        self._end_run(Mistake(None, InvalidError(reason, computation=self._name, **details)))
+
     def _refuse(self, what: str, where: str, name: object, declared: Collection[object]) -> NoReturn:
         error = InvalidError(
             f"the computation does not declare this {what} in {where}{did_you_mean(name, declared)}",

@@ -41,6 +41,7 @@ from millpond.executor.interval.letters import (
     timer_value,
     typed_text,
 )
+from millpond.executor.interval.table_turns import ProcessRecords, process_records_of
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.time.clocks import Clocks
 from millpond.executor.time.instants import INSTANT_MAX_US
@@ -176,6 +177,7 @@ class KeyExecutor:
         )
         self._limit = limit
         self._node = node
+        self._process_records: ProcessRecords = process_records_of(computation)
         self._input = InputTime()
         self.timers: KeyTimers = self._make_timers(clocks)
         self.state: KeyState = (
@@ -309,7 +311,7 @@ class KeyExecutor:
         if stop > start:
             self._input.slack_us = self._records_slack_us
             self._records.bind(key, start, stop)
-            self._node.computation.process_records(self._context, self._records)
+            self._process_records(self._context, self._records)
             if self.timers.due:
                 self._fire_due(self._process_timer)
         return self.state.settle()
@@ -325,7 +327,7 @@ class KeyExecutor:
             self._input.slack_us = self._records_slack_us
             records = Records(waiting_columns([timer]), self._input)
             records.bind(self._context.key, 0, 1)
-            self._node.computation.process_records(self._context, records)
+            self._process_records(self._context, records)
             return
         # At the end of the input the watermark is beyond the times of records.
         if not timer.holds and timer.output_at < self._watermark <= INSTANT_MAX_US:
@@ -368,7 +370,7 @@ class KeyExecutor:
     def _try_record(self, key: str, records: Records, index: int) -> None:
         self._input.slack_us = self._records_slack_us
         records.bind(key, index, index + 1)
-        process_records, value = self._node.computation.process_records, partial(records.columns.value, index)
+        process_records, value = self._process_records, partial(records.columns.value, index)
         failure = self._attempt(lambda: process_records(self._context, records), value)
         if failure is not None:
             self._fail_record(records.columns, index, failure)
@@ -409,7 +411,7 @@ class KeyExecutor:
 
         def process() -> None:
             counted = len(self.counters)
-            self._node.computation.process_records(self._context, records)
+            self._process_records(self._context, records)
             if self.counters.has(_DROPPED, counted):
                 # Otherwise the retry would count as a success and lose the record.
                 raise InvalidError("the record comes too late: the code drops it, so it stays a dead letter")

@@ -6,9 +6,9 @@ Records are handled in whole columns; Python runs per key, and per record only i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import Final
@@ -49,6 +49,7 @@ from millpond.executor.interval.row_update import (
     split_productions,
 )
 from millpond.executor.interval.soft_state import SoftState
+from millpond.executor.interval.table_turns import TableTurns, takes_tables
 from millpond.executor.interval.time_sorted import TimeSortedExecutor
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.time.clocks import Clocks, slack_us
@@ -60,6 +61,16 @@ from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
 _NO_UPDATES: Final = ROW_SCHEMA.empty_table()
 _SAMPLED_KEYS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """The effects of code on ``keys``, and what it counted; ``turns`` ran those of them that had turns of their own."""
+
+    turns: KeyExecutor
+    outcome: BundleOutcome
+    keys: Sequence[str]
+    counters: Mapping[str, int]
 
 
 class IntervalProcessor:
@@ -84,7 +95,11 @@ class IntervalProcessor:
         # A duration is text that must be parsed, so not in every bundle.
         self._slack_us = slack_us(node.computation.late_data_horizon)
         self._executor: type[KeyExecutor] = KeyExecutor
+        self._is_by_time = node.time_sorted or not node.computation.in_order_of_arrival
         computation = node.computation
+        self._tables = (
+            TableTurns(node, soft_state, self._slack_us, self._limit) if takes_tables(computation) else None
+        )
         soft_state.keep_in_columns(
             partial(computation.column_rows, node.production_names)
             if isinstance(computation, KeepsColumnRows) and self._limit is None and not node.cycle
@@ -125,8 +140,7 @@ class IntervalProcessor:
             due = pc.unique(
                 pa.concat_arrays([due, pa.array([letter.key for letter in letters], pa.string())])
             )
-        by_time = sorts or not node.computation.in_order_of_arrival
-        order = arrivals.at if by_time else np.zeros_like(arrivals.at)
+        order = arrivals.at if self._is_by_time else np.zeros_like(arrivals.at)
         grouping = group(codes, order, admission.kept, due)
         dropped = 0
         if node.on_late != "process" and late.any():
@@ -143,17 +157,8 @@ class IntervalProcessor:
             interval=self._interval.app_id,
         )
         part = None if letters or not keys else self._in_columns(bundle, arrivals, grouping)
-        own = grouping if part is None else chosen_of(grouping, part.others)
-        columns = RecordColumns(
-            at=arrivals.at[own.sources].tolist(),
-            streams=arrivals.streams_of(own.sources),
-            sources=own.sources.tolist(),
-            values=arrivals.values,
-            ids=arrivals.ids,
-            watermark=late_before,
-            by_time=by_time,
-        )
-        turns, outcome = self._run(bundle, letters, columns, own)
+        ran = self._run_code(bundle, letters, arrivals, grouping, part, due)
+        turns, outcome = ran.turns, ran.outcome
         statistics = BundleStatistics(
             records=len(grouping.sources) + dropped + turns.retried_records,
             late=int(late.sum()),
@@ -161,13 +166,13 @@ class IntervalProcessor:
             duplicates=admission.duplicates,
             timers=turns.fired + (0 if part is None else part.change.fired),
             keys=len(keys) if grouping.admitted is None else _count_turns(grouping, due),
-            counters=_counted(turns, part),
+            counters=ran.counters,
             waited=turns.waited,
             resumed=turns.resumed,
             retried=turns.retried,
         )
         draft = RowUpdateDraft(bundle, arrivals, grouping, outcome, part, all_productions(outcome, part))
-        return self._conclude(draft, admission, turns, statistics, own.keys)
+        return self._conclude(draft, admission, turns, statistics, ran.keys)
 
     def _in_columns(self, bundle: Bundle, arrivals: Arrivals, grouping: Grouping) -> PartInColumns | None:
         """Return the effects on the keys that need no turns of their own; ``None`` if all need one."""
@@ -189,12 +194,56 @@ class IntervalProcessor:
         others[change.places] = False
         return PartInColumns(change, np.flatnonzero(others))
 
+    def _run_code(
+        self,
+        bundle: Bundle,
+        letters: Sequence[RetriedLetter],
+        arrivals: Arrivals,
+        grouping: Grouping,
+        part: PartInColumns | None,
+        due: pa.StringArray,
+    ) -> _Ran:
+        """Run code for all keys that are not in ``part``: as a table where it takes tables, and key by key."""
+        own = grouping if part is None else chosen_of(grouping, part.others)
+        if self._tables is None:
+            with self._code_of_bundle():
+                turns, outcome = self._run(bundle, letters, self._columns(bundle, arrivals, own), own)
+            return _Ran(
+                turns, outcome, own.keys, _summed(turns, {} if part is None else part.change.counters)
+            )
+        with self._code_of_bundle():
+            tables = self._tables.run(bundle, arrivals, grouping, due)
+            own = chosen_of(grouping, tables.others)
+            turns, of_turns = self._run(bundle, letters, self._columns(bundle, arrivals, own), own)
+        return _Ran(turns, tables.with_turns(of_turns), grouping.keys, _summed(turns, tables.counters))
+
+    def _columns(self, bundle: Bundle, arrivals: Arrivals, grouping: Grouping) -> RecordColumns:
+        return RecordColumns(
+            at=arrivals.at[grouping.sources].tolist(),
+            streams=arrivals.streams_of(grouping.sources),
+            sources=grouping.sources.tolist(),
+            values=arrivals.values,
+            ids=arrivals.ids,
+            watermark=bundle.plan.late_until,
+            by_time=self._is_by_time,
+        )
+
+    @contextmanager
+    def _code_of_bundle(self) -> Iterator[None]:
+        """Run the code of a bundle: within its time limit, between `begin_bundle` and `end_bundle`."""
+        computation = self._node.computation
+        with nullcontext() if self._limit is None else self._limit.watching():
+            computation.begin_bundle()
+            try:
+                yield
+            finally:
+                computation.end_bundle()
+
     def _run(
         self, bundle: Bundle, letters: Sequence[RetriedLetter], columns: RecordColumns, grouping: Grouping
     ) -> tuple[KeyExecutor, BundleOutcome]:
         if letters is not bundle.plan.retried:
             bundle = replace(bundle, plan=replace(bundle.plan, retried=letters))
-        computation = self._node.computation
         turns = self._executor(self._node, bundle, columns, self._slack_us, self._limit)
         run, productions, key_timers = turns.run, turns.productions.at, turns.timers
         states: list[StoredState | None] = []
@@ -203,23 +252,18 @@ class IntervalProcessor:
         counts: list[int] = []
         produced = 0
         bounds = grouping.bounds.tolist()
-        with nullcontext() if self._limit is None else self._limit.watching():
-            computation.begin_bundle()
-            try:
-                before = self._soft_state.load(grouping.keys)
-                rows = zip(grouping.keys, before, self._soft_state.timers_of(grouping.keys), strict=True)
-                for index, (key, state, old) in enumerate(rows):
-                    states.append(run(key, state, old, bounds[index], bounds[index + 1]))
-                    new = key_timers.changed()
-                    if new is not None:
-                        timers[index] = new
-                    elif old:
-                        kept_timers[index] = old
-                    count = len(productions)
-                    counts.append(count - produced)
-                    produced = count
-            finally:
-                computation.end_bundle()
+        before = self._soft_state.load(grouping.keys)
+        rows = zip(grouping.keys, before, self._soft_state.timers_of(grouping.keys), strict=True)
+        for index, (key, state, old) in enumerate(rows):
+            states.append(run(key, state, old, bounds[index], bounds[index + 1]))
+            new = key_timers.changed()
+            if new is not None:
+                timers[index] = new
+            elif old:
+                kept_timers[index] = old
+            count = len(productions)
+            counts.append(count - produced)
+            produced = count
         return turns, BundleOutcome(
             before=before,
             states=states,
@@ -227,7 +271,7 @@ class IntervalProcessor:
             kept_timers=kept_timers,
             productions=turns.productions,
             production_counts=counts,
-            layout=StateLayout.of(computation),
+            layout=StateLayout.of(self._node.computation),
         )
 
     def _conclude(
@@ -304,10 +348,9 @@ def _without(
     return replace(group(codes, order, kept, grouping.key_column), admitted=grouping)
 
 
-def _counted(turns: KeyExecutor, part: PartInColumns | None) -> Mapping[str, int]:
+def _summed(turns: KeyExecutor, others: Mapping[str, int]) -> Mapping[str, int]:
     counters = turns.counters.sums()
-    in_columns = {} if part is None else part.change.counters
-    return {name: counters.get(name, 0) + in_columns.get(name, 0) for name in {*counters, *in_columns}}
+    return {name: counters.get(name, 0) + others.get(name, 0) for name in {*counters, *others}}
 
 
 def _count_turns(grouping: Grouping, due: pa.StringArray) -> int:

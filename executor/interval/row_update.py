@@ -63,6 +63,7 @@ class BundleOutcome:
     Attributes:
         timers: all timers of the keys whose timers changed, by the key's index.
         kept_timers: all timers of the keys whose timers did not change, by index.
+        in_columns: further productions, which were columns when code gave them.
     """
 
     before: Sequence[StoredState | None]
@@ -71,6 +72,7 @@ class BundleOutcome:
     kept_timers: Mapping[int, Timers]
     productions: Productions
     production_counts: Sequence[int]
+    in_columns: KeptProductions | None = None
     layout: StateLayout = field(default_factory=StateLayout)
 
 
@@ -203,7 +205,40 @@ def all_productions(outcome: BundleOutcome, columns: PartInColumns | None) -> Ke
     counts = outcome.production_counts
     values = production_values(outcome.productions)
     owners = np.repeat(np.arange(len(counts)), counts).astype(np.int64)
+    if outcome.in_columns is not None:
+        made = [KeptProductions(values, owners)] if len(owners) else []
+        return joined_productions([*made, outcome.in_columns])
     return KeptProductions(values, owners) if columns is None else columns.with_productions(values, owners)
+
+
+def joined_productions(parts: Sequence[KeptProductions]) -> KeptProductions:
+    """Return the productions of all parts in the order of their keys; those of one key in the order of the parts."""
+    if len(parts) == 1 and _rises(parts[0].owners):
+        return parts[0]
+    kinds = {field.name: field for part in parts for field in part.values.type}
+    owners = np.concatenate([part.owners for part in parts])
+    values = pa.concat_arrays([_with_fields(part.values, list(kinds.values())) for part in parts])
+    if _rises(owners):
+        return KeptProductions(values, owners)
+    order = np.argsort(owners, kind="stable")
+    return KeptProductions(values.take(pa.array(order)), owners[order])
+
+
+def _rises(owners: _Index) -> bool:
+    return bool((owners[1:] >= owners[:-1]).all())
+
+
+def _with_fields(values: pa.StructArray, fields: Sequence[pa.Field]) -> pa.StructArray:
+    """Return productions with these fields, null where another part has the values of another schema."""
+    columns = dict(zip([own.name for own in values.type], values.flatten(), strict=True))
+    found = [columns.get(own.name) for own in fields]
+    return pa.StructArray.from_arrays(
+        [
+            pa.nulls(len(values), own.type) if column is None else column
+            for own, column in zip(fields, found, strict=True)
+        ],
+        fields=list(fields),
+    )
 
 
 def _changed_keys(outcome: BundleOutcome) -> tuple[_Mask, dict[str, pa.Array]]:

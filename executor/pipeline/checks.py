@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -35,6 +35,7 @@ from millpond.statestore.arguments import check_flag, check_instance
 from millpond.statestore.durations import Duration, duration_us
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.rows.codec import Codec
+from millpond.statestore.rows.state_schema import SchemaCodec
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 _RESERVED: Final = frozenset({DEAD_LETTERS, SIGNALS})
@@ -438,7 +439,7 @@ def check_overrides(base: type, declared: object, **subject: object) -> None:
             )
 
 
-_HOOKS: Final = ("process_record", "process_records", "process_timer", "upgrade_state")
+_HOOKS: Final = ("process_record", "process_records", "process_table", "process_timer", "upgrade_state")
 
 
 def check_hooks(name: str, computation: Computation) -> None:
@@ -458,6 +459,51 @@ def check_hooks(name: str, computation: Computation) -> None:
                 "call context.produce instead of yield",
                 computation=name,
                 hook=hook,
+            )
+
+
+def check_table(
+    name: str,
+    computation: Computation,
+    produces: Iterable[str],
+    schemas: Collection[str],
+    *,
+    time_sorted: bool,
+) -> None:
+    """Refuse ``process_table`` where its columns would have no types, or where records must come one by one.
+
+    ``schemas`` are those of the produced streams that have a schema.
+    """
+    kind = type(computation)
+    if kind.process_table is Computation.process_table:
+        return
+    for hook in ("process_record", "process_records"):
+        if getattr(kind, hook) is not getattr(Computation, hook):
+            raise InvalidError(
+                "process_table takes the place of the other hooks for records: leave one of them out",
+                computation=name,
+                hook=hook,
+            )
+    if time_sorted or computation.in_micro_batches:
+        raise InvalidError(
+            "process_table takes records of all keys at once: write process_record for a computation with time_sorted "
+            "or in_micro_batches",
+            computation=name,
+        )
+    codec = computation.codec
+    if codec is not Computation.codec and not isinstance(codec, SchemaCodec):
+        raise InvalidError(
+            "process_table takes states as columns: give the computation state=, an Arrow schema, and no other codec",
+            computation=name,
+            codec=codec.name,
+        )
+    for stream in produces:
+        # `apply` declares a stream of the computation's name whether or not the code produces to it.
+        if stream not in schemas and stream != name:
+            raise InvalidError(
+                "process_table produces columns, so the stream needs a schema: give it one in produces",
+                computation=name,
+                stream=stream,
             )
 
 

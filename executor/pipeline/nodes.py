@@ -154,7 +154,7 @@ class ComputationNode:
 def way_of(node: ComputationNode, panes: Sequence[str] = ()) -> Way:
     """Return how a computation runs with its options, if the values of the streams ``panes`` are panes of windows."""
     way = node.computation.way()
-    if way.name == "hooks":
+    if way.name in ("hooks", "table"):
         return way
     if node.user_code_timeout is not None:
         return Way("hooks", "user_code_timeout limits the code")

@@ -33,6 +33,7 @@ from millpond.executor.pipeline.checks import (
     check_name,
     check_payload,
     check_state_version,
+    check_table,
     check_topology,
     positive_us,
     type_name,
@@ -378,12 +379,14 @@ class EnginePipeline(Generic[StreamT_co]):
         options.setdefault("time_sorted", computation.time_sorted)
         options.setdefault("drain", computation.drain)
         streams = {stream: self._named("stream", stream) for stream in _productions(name, produces)}
+        schemas = _value_schemas(name, produces, streams)
+        check_table(name, computation, streams.values(), schemas, time_sorted=options["time_sorted"])
         node = ComputationNode(
             name=name,
             computation=computation,
             subscriptions=_subscriptions(name, subscribes, options.get("feedback", ()), self._prefix),
             produces=tuple(streams.values()),
-            schemas=_value_schemas(name, produces, streams),
+            schemas=schemas,
             prefix=self._prefix,
             **_checked_options(name, options),
         )
