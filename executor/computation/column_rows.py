@@ -38,6 +38,7 @@ class ColumnChange:
     Attributes:
         places: the places of these keys among the bundle's; the rest has an entry for each.
         states: the encoded states afterwards; null without one.
+        state_column: the column of the row that has them.
         timers: all timers of the keys whose timers changed; null for the others.
         holds: the output time that each key holds.
         changed: the keys whose rows have changed.
@@ -50,8 +51,8 @@ class ColumnChange:
     """
 
     places: _Index
-    states: pa.StringArray
-    timers: pa.ListArray
+    states: pa.Array
+    timers: pa.Array
     holds: pa.Array
     changed: npt.NDArray[np.bool_]
     deleted: npt.NDArray[np.bool_]
@@ -61,6 +62,7 @@ class ColumnChange:
     counters: Mapping[str, int]
     former: Any
     after: Any
+    state_column: str = "state"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ Nothing that the code gives is applied before it has returned, so an attempt tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -19,7 +19,7 @@ from millpond.executor.time.clocks import EXACT
 from millpond.executor.time.instants import Moment, to_micros
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.schema_columns import as_array, fitted_rows
-from millpond.statestore.rows.state_schema import UTC_TIMESTAMP, SchemaCodec, StateCells, cells_of, struct_of
+from millpond.statestore.rows.state_schema import UTC_TIMESTAMP, SchemaCodec, cells_of
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
 _Index = npt.NDArray[np.int64]
@@ -137,9 +137,9 @@ class KeyGroups:
         "_late",
         "_new",
         "_owners",
+        "_read_states",
         "_records",
         "_states",
-        "_stored",
         "_streams",
         "bounds",
         "keys",
@@ -151,12 +151,12 @@ class KeyGroups:
         context: Context,
         records: GroupedRecords,
         codec: SchemaCodec | None,
-        stored: Sequence[StateCells | None],
+        read_states: Callable[[], pa.StructArray],
     ) -> None:
         self._context = context
         self._records = records
         self._codec = codec
-        self._stored = stored
+        self._read_states = read_states
         self.keys: pa.StringArray = records.keys
         self.bounds: _Index = _fixed(records.bounds)
         self._at: _Index = _fixed(records.at)
@@ -165,7 +165,7 @@ class KeyGroups:
         self._late: _Mask | None = None
         self._ids: pa.BinaryArray | None = None
         self._streams: pa.Array | None = None
-        self._new: list[StateCells | None] | None = None
+        self._new: pa.StructArray | None = None
         self._changed: _Mask | None = None
         self.productions: list[TableProduction] = []
 
@@ -214,7 +214,8 @@ class KeyGroups:
     def states(self) -> pa.StructArray:
         """The state of each key in the types of the computation's ``state=`` schema; null for a key without one."""
         if self._states is None:
-            self._states = struct_of(self._stored, self._schema("groups.states").column.type)
+            self._schema("groups.states")
+            self._states = self._read_states()
         return self._states
 
     def state(self, name: str) -> pa.Array:
@@ -242,18 +243,15 @@ class KeyGroups:
         self._check_length("states", len(rows))
         chosen = np.ones(len(self), np.bool_) if changed is None else _mask(changed)
         self._check_length("changed", len(chosen))
-        if chosen.all():
-            self._new, self._changed = _cells(rows, "state"), chosen
-            return
-        new: list[StateCells | None] = [None] * len(self) if self._new is None else self._new
-        places = np.flatnonzero(chosen)
-        for place, cells in zip(places.tolist(), _cells(rows.take(pa.array(places)), "state"), strict=True):
-            new[place] = cells
-        self._new = new
-        self._changed = chosen if self._changed is None else self._changed | chosen
+        _check_held(rows, "state")
+        if self._new is not None and self._changed is not None and not chosen.all():
+            both = np.where(chosen, np.arange(len(self)) + len(self), np.arange(len(self)))
+            rows = pa.concat_arrays([self._new, rows]).take(pa.array(both))
+            chosen = self._changed | chosen
+        self._new, self._changed = rows, chosen
 
-    def settled_states(self) -> tuple[list[StateCells | None], _Mask] | None:
-        """Return the states that were set, and of which keys, for the engine; ``None`` if none was."""
+    def settled_states(self) -> tuple[pa.StructArray, _Mask] | None:
+        """Return states, and of which keys they were set, for the engine; ``None`` if none was."""
         return None if self._new is None or self._changed is None else (self._new, self._changed)
 
     def _schema(self, asks: str) -> SchemaCodec:
@@ -279,7 +277,7 @@ class KeyGroups:
         rows = fitted_rows(values, codec, "value")
         if rows.null_count:
             raise InvalidError("a produced value must not be null", stream=stream)
-        _check_held(rows)
+        _check_held(rows, "value")
         if owners is None:
             self._check_length("values", len(rows))
             places = np.arange(len(self))
@@ -333,19 +331,17 @@ def _fixed(array: Any) -> Any:
     return view
 
 
-def _cells(rows: pa.StructArray, whole: str) -> list[StateCells | None]:
+def _check_held(rows: pa.StructArray, whole: str) -> None:
+    """Refuse values that Python cannot hold, such as dates of other years: the reader of the row would fail."""
+    # A look at the columns' bounds is enough for plain types; others are decoded, which is slow but certain.
+    if ArrowValues(rows.filter(rows.is_valid())).is_held:
+        return
     try:
-        return cells_of(rows)
+        cells_of(rows)
     except UNHELD as error:
         raise InvalidError(
             "a value of the columns cannot be read by Python", part=whole, reason=error
         ) from error
-
-
-def _check_held(rows: pa.StructArray) -> None:
-    # A look at the columns' bounds is enough for plain types; others are decoded, which is slow but certain.
-    if not ArrowValues(rows).is_held:
-        _cells(rows, "value")
 
 
 def _mask(changed: Any) -> _Mask:

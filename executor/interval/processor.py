@@ -6,7 +6,7 @@ Records are handled in whole columns; Python runs per key, and per record only i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.computation.column_rows import KeepsColumnRows, KeyedRecords
+from millpond.executor.computation.column_rows import ColumnRows, KeepsColumnRows, KeyedRecords
 from millpond.executor.computation.records import RecordColumns
 from millpond.executor.computation.state import StateLayout, StoredState
 from millpond.executor.computation.timers import Timers
@@ -49,7 +49,7 @@ from millpond.executor.interval.row_update import (
     split_productions,
 )
 from millpond.executor.interval.soft_state import SoftState
-from millpond.executor.interval.table_turns import TableTurns, takes_tables
+from millpond.executor.interval.table_turns import TablePart, TableTurns, takes_tables
 from millpond.executor.interval.time_sorted import TimeSortedExecutor
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.time.clocks import Clocks, slack_us
@@ -65,10 +65,11 @@ _SAMPLED_KEYS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
-    """The effects of code on ``keys``, and what it counted; ``turns`` ran those of them that had turns of their own."""
+    """The effects of code on ``keys`` and on those in ``part``, and what it counted; ``turns`` ran single keys."""
 
     turns: KeyExecutor
     outcome: BundleOutcome
+    part: PartInColumns | None
     keys: Sequence[str]
     counters: Mapping[str, int]
 
@@ -100,11 +101,12 @@ class IntervalProcessor:
         self._tables = (
             TableTurns(node, soft_state, self._slack_us, self._limit) if takes_tables(computation) else None
         )
-        soft_state.keep_in_columns(
-            partial(computation.column_rows, node.production_names)
-            if isinstance(computation, KeepsColumnRows) and self._limit is None and not node.cycle
-            else lambda: None
-        )
+        make_columns: Callable[[], ColumnRows | None] = lambda: None  # noqa: E731 - of one type with the others
+        if self._tables is not None:
+            make_columns = self._tables.make_columns
+        elif isinstance(computation, KeepsColumnRows) and self._limit is None and not node.cycle:
+            make_columns = partial(computation.column_rows, node.production_names)
+        soft_state.keep_in_columns(make_columns)
         if node.time_sorted:
             self._executor = TimeSortedExecutor
         elif node.computation.in_micro_batches:
@@ -156,9 +158,8 @@ class IntervalProcessor:
             "every key of a bundle lies in the interval",
             interval=self._interval.app_id,
         )
-        part = None if letters or not keys else self._in_columns(bundle, arrivals, grouping)
-        ran = self._run_code(bundle, letters, arrivals, grouping, part, due)
-        turns, outcome = ran.turns, ran.outcome
+        ran = self._run_code(bundle, letters, arrivals, grouping, due)
+        turns, outcome, part = ran.turns, ran.outcome, ran.part
         statistics = BundleStatistics(
             records=len(grouping.sources) + dropped + turns.retried_records,
             late=int(late.sum()),
@@ -200,22 +201,22 @@ class IntervalProcessor:
         letters: Sequence[RetriedLetter],
         arrivals: Arrivals,
         grouping: Grouping,
-        part: PartInColumns | None,
         due: pa.StringArray,
     ) -> _Ran:
-        """Run code for all keys that are not in ``part``: as a table where it takes tables, and key by key."""
-        own = grouping if part is None else chosen_of(grouping, part.others)
-        if self._tables is None:
-            with self._code_of_bundle():
-                turns, outcome = self._run(bundle, letters, self._columns(bundle, arrivals, own), own)
-            return _Ran(
-                turns, outcome, own.keys, _summed(turns, {} if part is None else part.change.counters)
-            )
+        """Run code: as a table where it takes tables, in columns where it has such rows, and key by key."""
+        part: PartInColumns | TablePart | None = None
         with self._code_of_bundle():
-            tables = self._tables.run(bundle, arrivals, grouping, due)
-            own = chosen_of(grouping, tables.others)
-            turns, of_turns = self._run(bundle, letters, self._columns(bundle, arrivals, own), own)
-        return _Ran(turns, tables.with_turns(of_turns), grouping.keys, _summed(turns, tables.counters))
+            if self._tables is not None:
+                part = self._tables.run(bundle, arrivals, grouping, due)
+            elif grouping.keys and not letters:
+                part = self._in_columns(bundle, arrivals, grouping)
+            own = grouping if part is None else chosen_of(grouping, part.others)
+            turns, outcome = self._run(bundle, letters, self._columns(bundle, arrivals, own), own)
+        if isinstance(part, TablePart):
+            merged, counters = part.with_turns(outcome), _summed(turns, part.counters)
+            return _Ran(turns, merged, None, grouping.keys, counters)
+        counters = _summed(turns, {} if part is None else part.change.counters)
+        return _Ran(turns, outcome, part, own.keys, counters)
 
     def _columns(self, bundle: Bundle, arrivals: Arrivals, grouping: Grouping) -> RecordColumns:
         return RecordColumns(

@@ -174,8 +174,8 @@ class PartInColumns:
     def with_keys(self, written: _Mask, columns: Mapping[str, pa.Array]) -> tuple[_Mask, dict[str, pa.Array]]:
         """Return which of all keys changed, and the columns of their rows, from those of the other keys."""
         change, count = self.change, len(self.change.places)
-        own = {name: pa.nulls(count, ROW_SCHEMA.field(name).type) for name in columns} | {
-            "state": change.states,
+        own = {name: pa.nulls(count, column.type) for name, column in columns.items()} | {
+            change.state_column: change.states,
             "timers": change.timers,
             "hold": change.holds,
             "deleted": pa.array(change.deleted),
@@ -195,10 +195,9 @@ class PartInColumns:
         own = change.places[change.owners]
         if not len(owners):
             return KeptProductions(change.productions, own)
-        index = np.concatenate([own, self.others[owners]])
-        order = np.argsort(index, kind="stable")
-        merged = pa.concat_arrays([change.productions, values]).take(pa.array(order))
-        return KeptProductions(merged, index[order])
+        return joined_productions(
+            [KeptProductions(change.productions, own), KeptProductions(values, self.others[owners])]
+        )
 
 
 def all_productions(outcome: BundleOutcome, columns: PartInColumns | None) -> KeptProductions:

@@ -10,8 +10,8 @@ names a record, and there is one place where letters are made.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias, cast
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +28,20 @@ from millpond.executor.computation.timers import KeyTimers
 from millpond.executor.computation.watchdog import CodeTimeoutError, UserCodeWatchdog
 from millpond.executor.interval.bundle import Bundle
 from millpond.executor.interval.grouping import Arrivals, Grouping, chosen_of
-from millpond.executor.interval.row_update import BundleOutcome, KeptProductions, joined_productions
+from millpond.executor.interval.row_update import (
+    BundleOutcome,
+    KeptProductions,
+    PartInColumns,
+    joined_productions,
+    production_values,
+)
 from millpond.executor.interval.soft_state import SoftState
+from millpond.executor.interval.state_columns import StateColumns
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.time.clocks import Clocks
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import PRODUCTION_TYPE, TIMESTAMP
-from millpond.statestore.rows.state_schema import SchemaCodec, StateCells, cells_of
+from millpond.statestore.rows.state_schema import SchemaCodec, StateCells, cells_of, struct_of
 from millpond.statestore.types import TIME_MIN_US
 
 _Index = npt.NDArray[np.int64]
@@ -81,15 +89,21 @@ def _groups_of_key(context: Context, records: Records, codec: SchemaCodec | None
         streams=lambda: pa.array(streams[start:stop], pa.string()),
         ids=lambda: records.ids,
     )
+    # Read at once: an earlier state may not be upgraded, and then the hook has failed.
     state = None if codec is None else context.state.get()
-    stored = None if codec is None or state is None else cast("StateCells", codec.encode(state))
-    return KeyGroups(context, grouped, codec, [stored])
+    return KeyGroups(context, grouped, codec, lambda: _state_of_key(codec, state))
+
+
+def _state_of_key(codec: SchemaCodec | None, state: Any) -> pa.StructArray:
+    if codec is None:
+        raise InvalidError("the states have no schema")
+    return struct_of([None if state is None else codec.encode(state)], codec.column.type)
 
 
 def _apply(context: Context, groups: KeyGroups, codec: SchemaCodec | None) -> None:
     settled = groups.settled_states()
     if settled is not None and codec is not None and settled[1][0]:
-        cells = settled[0][0]
+        cells = cells_of(settled[0])[0]
         if cells is None:
             context.state.delete()
         else:
@@ -160,14 +174,30 @@ class TableTurns:
         self._slack_us = slack_us
         self._limit = limit
 
-    def run(self, bundle: Bundle, arrivals: Arrivals, grouping: Grouping, due: pa.StringArray) -> TablePart:
-        """Return the effects on the keys with records, none of which may be applied yet; ``due`` keys need turns."""
+    def make_columns(self) -> StateColumns | None:
+        """Return empty columns for the interval's states; ``None`` if they must keep the form that the row has."""
+        # States of earlier versions are upgraded in turns of their keys.
+        return (
+            None if self._codec is None or self._node.computation.state_version else StateColumns(self._codec)
+        )
+
+    def run(
+        self, bundle: Bundle, arrivals: Arrivals, grouping: Grouping, due: pa.StringArray
+    ) -> TablePart | PartInColumns:
+        """Return the effects on the keys with records, none of which may be applied yet; ``due`` keys need turns.
+
+        They are a `PartInColumns` while the states of the keys are columns in memory (`StateColumns`).
+        """
         keys = grouping.keys
         places = np.flatnonzero(np.diff(grouping.bounds) > 0)
         if len(due):
             is_due = pc.is_in(grouping.key_column, due).to_numpy(zero_copy_only=False)
             places = places[~is_due[places]]
         own = [keys[place] for place in places.tolist()] if len(places) < len(keys) else keys
+        if not bundle.plan.percentile_watermarks:
+            part = self._run_in_columns(bundle, arrivals, grouping, places, own)
+            if part is not None:
+                return part
         before = self._soft_state.load(own)
         stored, is_ready = self._readable(before)
         for index, timers in enumerate(self._soft_state.timers_of(own)):
@@ -178,9 +208,65 @@ class TableTurns:
             places = places[ready]
             before, stored = [before[index] for index in ready], [stored[index] for index in ready]
         chosen = grouping if len(places) == len(keys) else chosen_of(grouping, places)
-        calls = _Calls(self._node, self._codec, self._limit, bundle, arrivals, chosen, stored, self._slack_us)
+
+        def read(start: int, stop: int) -> pa.StructArray:
+            if self._codec is None:
+                raise InvalidError("the states have no schema")
+            return struct_of(stored[start:stop], self._codec.column.type)
+
+        calls = _Calls(self._node, self._codec, self._limit, bundle, arrivals, chosen, read, self._slack_us)
         done = calls.run(0, len(places)) if len(places) else []
         return self._part(len(keys), places, before, calls, done)
+
+    def _run_in_columns(
+        self, bundle: Bundle, arrivals: Arrivals, grouping: Grouping, places: _Index, own: list[str]
+    ) -> PartInColumns | None:
+        """Return the effects on those of the keys whose states are columns; ``None``, before any call, if most are not."""
+        rows, count = self._soft_state.columns, len(grouping.keys)
+        if not isinstance(rows, StateColumns) or not own:
+            return None
+        elsewhere = self._soft_state.not_in_columns(own, takes_up=True)
+        if elsewhere:
+            left = [key for key in own if key in elsewhere]
+            states, timers = self._soft_state.load(left), self._soft_state.timers_of(left)
+            if any(
+                type(state) in _TEXTS and not pending for state, pending in zip(states, timers, strict=True)
+            ):
+                # States from before the schema become cells when they are written, so this is for a while.
+                return None
+            places = places[[key not in elsewhere for key in own]]
+            own = [key for key in own if key not in elsewhere]
+        chosen = grouping if len(places) == count else chosen_of(grouping, places)
+        numbers = rows.numbers_of(own)
+        before = rows.states_of(numbers)
+
+        def read(start: int, stop: int) -> pa.StructArray:
+            return before.slice(start, stop - start)
+
+        calls = _Calls(self._node, self._codec, self._limit, bundle, arrivals, chosen, read, self._slack_us)
+        done = calls.run(0, len(places)) if len(places) else []
+        is_done = np.zeros(len(places), np.bool_)
+        after: list[pa.StructArray] = []
+        produced: list[KeptProductions] = []
+        for start, stop, groups in done:
+            is_done[start:stop] = True
+            after.append(_after(before.slice(start, stop - start), groups))
+            produced += [_kept(one, groups, np.arange(start, stop)) for one in groups.productions]
+        states_before = before
+        if not is_done.all():
+            kept = np.flatnonzero(is_done)
+            shift = np.cumsum(is_done) - 1
+            produced = [replace(one, owners=shift[one.owners]) for one in produced]
+            numbers, places = numbers[kept], places[kept]
+            states_before = before.take(pa.array(kept))
+        others = np.ones(count, np.bool_)
+        others[places] = False
+        productions = joined_productions(produced) if produced else _NO_PRODUCTIONS
+        states_after = pa.concat_arrays(after) if after else states_before
+        change = rows.changed(
+            numbers, places, states_before, states_after, productions.values, productions.owners
+        )
+        return PartInColumns(replace(change, counters=calls.counters.sums()), np.flatnonzero(others))
 
     def _readable(
         self, before: Sequence[StoredState | None]
@@ -238,8 +324,9 @@ class TableTurns:
         )
 
 
-_CELLS: set[type] = {tuple, type(None)}
-_TEXTS: set[type] = {str, bytes}
+_CELLS: Final = frozenset({tuple, type(None)})
+_TEXTS: Final = frozenset({str, bytes})
+_NO_PRODUCTIONS: Final = KeptProductions(production_values(Productions()), np.empty(0, np.int64))
 _Done: TypeAlias = tuple[int, int, KeyGroups]
 
 
@@ -247,12 +334,25 @@ def _set_states(states: list[StoredState | None], start: int, groups: KeyGroups)
     settled = groups.settled_states()
     if settled is None:
         return
-    new, changed = settled
+    rows, changed = settled
+    new = cells_of(rows)
     if changed.all():
         states[start : start + len(new)] = new
         return
     for index in np.flatnonzero(changed).tolist():
         states[start + index] = new[index]
+
+
+def _after(before: pa.StructArray, groups: KeyGroups) -> pa.StructArray:
+    """Return the states of keys after a call, in the types of the row's column."""
+    settled = groups.settled_states()
+    if settled is None:
+        return before
+    states, changed = settled
+    if changed.all():
+        return states
+    chosen = np.where(changed, np.arange(len(changed)) + len(changed), np.arange(len(changed)))
+    return pa.concat_arrays([before, states]).take(pa.array(chosen))
 
 
 def _kept(production: TableProduction, groups: KeyGroups, places: _Index) -> KeptProductions:
@@ -280,7 +380,7 @@ class _Calls:
         bundle: Bundle,
         arrivals: Arrivals,
         grouping: Grouping,
-        stored: Sequence[StateCells | None],
+        read_states: Callable[[int, int], pa.StructArray],
         slack_us: int,
     ) -> None:
         self._computation = node.computation
@@ -288,7 +388,7 @@ class _Calls:
         self._limit = limit
         self._arrivals = arrivals
         self._grouping = grouping
-        self._stored = stored
+        self._read_states = read_states
         self._slack_us = slack_us
         self._late_before = bundle.plan.late_until
         self._has_given_up = False
@@ -344,7 +444,7 @@ class _Calls:
             streams=lambda: pa.array(arrivals.streams_of(sources), pa.string()),
             ids=lambda: _ids(arrivals, sources),
         )
-        groups = KeyGroups(self._context, records, self._codec, self._stored[start:stop])
+        groups = KeyGroups(self._context, records, self._codec, lambda: self._read_states(start, stop))
         table = table_of(arrivals.values, sources)
         context = TableContext(self._context)
         if self._limit is None:

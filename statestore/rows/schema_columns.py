@@ -200,5 +200,7 @@ def _refuse_nulls(column: pa.Array, asked: pa.Field, part: str, outer: pa.Boolea
     elif pa.types.is_list(kind):
         _refuse_nulls(column.flatten(), kind.value_field, f"{part}[]")
     elif pa.types.is_map(kind):
-        entries = column.flatten()
-        _refuse_nulls(entries.field(1), kind.item_field, f"{part}[value]")
+        maps = column.drop_null()
+        if len(maps):
+            first, last = maps.offsets[0].as_py(), maps.offsets[-1].as_py()
+            _refuse_nulls(maps.items.slice(first, last - first), kind.item_field, f"{part}[value]")

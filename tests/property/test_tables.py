@@ -23,7 +23,7 @@ from millpond.executor.computation.values import ArrowValues, JsonValues, Python
 from millpond.executor.interval.bundle import Deliveries
 from millpond.executor.interval.letters import RetriedLetter
 from millpond.executor.interval.processor import IntervalProcessor
-from millpond.executor.interval.row_update import BundleResult
+from millpond.executor.interval.row_update import BundleResult, PartInColumns
 from millpond.executor.interval.soft_state import BUDGET_BYTES
 from millpond.executor.interval.table_turns import TableTurns
 from millpond.executor.pipeline.nodes import ComputationNode, OnLate
@@ -248,7 +248,8 @@ def _noted() -> Iterator[list[tuple[int, int]]]:
 
     def noted(self: TableTurns, *arguments: Any) -> Any:
         part = method(self, *arguments)
-        taken.append((len(part.places), len(part.others)))
+        of_keys = part.change if isinstance(part, PartInColumns) else part
+        taken.append((len(of_keys.places), len(part.others)))
         return part
 
     with patch.object(TableTurns, "run", noted):
