@@ -5,7 +5,7 @@ Nothing that the code gives is applied before it has returned, so an attempt tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -137,13 +137,13 @@ class KeyGroups:
         "_late",
         "_new",
         "_owners",
+        "_produced",
         "_read_states",
         "_records",
         "_states",
         "_streams",
         "bounds",
         "keys",
-        "productions",
     )
 
     def __init__(
@@ -167,7 +167,7 @@ class KeyGroups:
         self._streams: pa.Array | None = None
         self._new: pa.StructArray | None = None
         self._changed: _Mask | None = None
-        self.productions: list[TableProduction] = []
+        self._produced: list[TableProduction] = []
 
     def __len__(self) -> int:
         """Return the number of keys."""
@@ -292,7 +292,11 @@ class KeyGroups:
                 )
         times = self._times(at, places)
         if len(rows):
-            self.productions.append(TableProduction(name, codec, rows, places, times))
+            self._produced.append(TableProduction(name, codec, rows, places, times))
+
+    def settled_productions(self) -> Sequence[TableProduction]:
+        """Return what was produced, for the engine."""
+        return self._produced
 
     def _times(self, at: Any, owners: _Index) -> _Index:
         if at is None:

@@ -108,7 +108,7 @@ def _apply(context: Context, groups: KeyGroups, codec: SchemaCodec | None) -> No
             context.state.delete()
         else:
             context.state.set(codec.decode(cells))
-    for production in groups.productions:
+    for production in groups.settled_productions():
         values = [production.codec.decode(cells) for cells in cells_of(production.values)]
         for value, at in zip(values, production.at.tolist(), strict=True):
             context.produce(production.stream, value, at=at)
@@ -251,7 +251,7 @@ class TableTurns:
         for start, stop, groups in done:
             is_done[start:stop] = True
             after.append(_after(before.slice(start, stop - start), groups))
-            produced += [_kept(one, groups, np.arange(start, stop)) for one in groups.productions]
+            produced += [_kept(one, groups, np.arange(start, stop)) for one in groups.settled_productions()]
         states_before = before
         if not is_done.all():
             kept = np.flatnonzero(is_done)
@@ -307,7 +307,9 @@ class TableTurns:
         for start, stop, groups in done:
             is_done[start:stop] = True
             _set_states(states, start, groups)
-            produced += [_kept(production, groups, places[start:stop]) for production in groups.productions]
+            produced += [
+                _kept(production, groups, places[start:stop]) for production in groups.settled_productions()
+            ]
         if not is_done.all():
             kept = np.flatnonzero(is_done).tolist()
             before, states = [before[index] for index in kept], [states[index] for index in kept]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +96,74 @@ def test_field_that_the_schema_of_a_stream_lacks(told: Told) -> None:
 
     with told.by_error("counter", "cat", "value.usr", "user"):
         run(pipeline, ROWS)
+
+
+class Tables(mp.Computation):
+    """Calls a function for each table."""
+
+    def __init__(self, what: Callable[[mp.types.TableContext, mp.types.KeyGroups], object]) -> None:
+        self.what = what
+
+    def process_table(
+        self, context: mp.types.TableContext, table: pa.Table, groups: mp.types.KeyGroups
+    ) -> None:
+        self.what(context, groups)
+
+
+class TablesAndRecords(Tables):
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        """Never called."""
+
+
+COUNT = pa.schema([("count", pa.int64())])
+
+
+def run_tables(
+    what: Callable[[mp.types.TableContext, mp.types.KeyGroups], object], **options: Any
+) -> mp.RunSummary:
+    pipeline = mp.Pipeline("searches")
+    pipeline.inject("queries", key="query", at="at").apply(Tables(what), name="counter", **options)
+    return run(pipeline, ROWS)
+
+
+@pytest.mark.mistake("table-beside-another-hook")
+def test_code_with_two_hooks_for_records(told: Told) -> None:
+    stream = mp.Pipeline("searches").inject("queries", key="query", at="at")
+
+    with told.by_error("counter", "process_record"):
+        stream.apply(TablesAndRecords(print), name="counter", state=COUNT)
+
+
+@pytest.mark.mistake("table-in-order-of-time")
+def test_table_of_records_that_wait_for_their_time(told: Told) -> None:
+    with told.by_error("counter"):
+        run_tables(print, state=COUNT, time_sorted=True)
+
+
+@pytest.mark.mistake("table-without-a-schema")
+def test_table_that_produces_to_a_stream_without_a_schema(told: Told) -> None:
+    with told.by_error("counter", "visits"):
+        run_tables(print, state=COUNT, produces=["visits"])
+
+
+@pytest.mark.mistake("table-without-a-state-schema")
+def test_table_that_sets_states_of_no_schema(told: Told) -> None:
+    with told.by_error("counter"):
+        run_tables(lambda _, groups: groups.set_states({"count": [1] * len(groups)}))
+
+
+@pytest.mark.mistake("table-that-sets-a-timer")
+def test_table_that_sets_a_timer(told: Told) -> None:
+    with told.by_error("counter", "set_timer"):
+        run_tables(lambda context, _: context.set_timer(0), state=COUNT)
+
+
+@pytest.mark.mistake("table-with-a-column-of-another-type")
+def test_table_with_states_that_do_not_fit(told: Told) -> None:
+    with told.by_error("counter", "cat", "state.count", "string"):
+        run_tables(
+            lambda _, groups: groups.set_states({"count": ["1"] * len(groups)}), state=COUNT, on_error="stop"
+        )
 
 
 class Locked(Does):

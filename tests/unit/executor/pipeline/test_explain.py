@@ -18,6 +18,11 @@ MINUTE = mp.FixedWindows("1m")
 ROW = pa.schema([("k", pa.string()), ("n", pa.int64())])
 
 
+class Tables(mp.Computation):
+    def process_table(self, context, table, groups):
+        """Do nothing."""
+
+
 def test_steps_and_their_reasons():
     pipeline = mp.Pipeline("p")
     rows = pipeline.inject("rows", key="k", at="t")
@@ -28,6 +33,7 @@ def test_steps_and_their_reasons():
     rows.map(lambda row: row, name="plain").window(MINUTE).combine(mp.Count(), name="plain_counts", key="k")
     rows.window(mp.Sessions("1m")).combine(mp.Count(), name="sessions")
     rows.window(MINUTE).combine(mp.Count(), name="limited", user_code_timeout="1s")
+    pipeline.add(Tables(), name="tables", subscribes={"rows": "k"})
 
     assert pipeline.explain().splitlines() == [
         "step           runs by       because                                values",
@@ -41,6 +47,7 @@ def test_steps_and_their_reasons():
         "plain_counts   columns                                              plain: text",
         "sessions       hooks         Sessions are not of one size           rows: columns of tables and frames",
         "limited        hooks         user_code_timeout limits the code      rows: columns of tables and frames",
+        "tables         table         code of your own, once a bundle        rows: columns of tables and frames",
     ]
 
 
