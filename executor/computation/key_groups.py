@@ -362,7 +362,8 @@ def _indices(owners: Any, keys: int) -> _Index:
         return np.empty(0, np.int64)
     if not pa.types.is_integer(column.type) or column.null_count:
         raise InvalidError("owners must be indices of keys without nulls", type=str(column.type))
-    indices: _Index = column.cast(pa.int64()).to_numpy()
+    # A copy, here and below, because the code may change its array later.
+    indices: _Index = column.cast(pa.int64()).to_numpy().copy()
     if int(indices.min()) < 0 or int(indices.max()) >= keys:
         raise InvalidError(
             "owners must be indices of keys", keys=keys, least=int(indices.min()), greatest=int(indices.max())
@@ -383,5 +384,5 @@ def _instants(at: Any) -> _Index:
         raise InvalidError(
             "a time is no whole microsecond of 64 bits", type=str(column.type), reason=error
         ) from error
-    times: _Index = micros.to_numpy()
+    times: _Index = micros.to_numpy().copy()
     return times

@@ -33,6 +33,9 @@ _NAMES_MIN: Final = 1_024
 # An estimate of a key's memory without its state: its text, its number, and its place.
 _KEY_BYTES: Final = 160
 _NOWHERE: Final = -1
+_CHUNK_BYTES_MAX: Final = 2**30
+# Of the keys that leave at once, so that their states fit into one array.
+_LEAVING: Final = 8_192
 
 
 class StateColumns(ColumnRows):
@@ -76,9 +79,11 @@ class StateColumns(ColumnRows):
 
     def take(self, keys: Sequence[str]) -> StoredRows:
         numbers = self._numbers_of(keys)
-        states = self._states_at(self._places[numbers])
+        states: list[StoredState | None] = []
+        for start in range(0, len(numbers), _LEAVING):
+            states += cells_of(self.states_of(numbers[start : start + _LEAVING]))
         self._remove(numbers)
-        return StoredRows(list(cells_of(states)), {})
+        return StoredRows(states, {})
 
     def take_up(
         self, keys: Sequence[str], states: Sequence[StoredState | None], timers: Sequence[Timers]
@@ -178,7 +183,7 @@ class StateColumns(ColumnRows):
         if total + len(states) > 2 * self._count + _NAMES_MIN:
             self._drop_dead()
         # Chunks of falling sizes are few, and each state is copied a few times in all.
-        while len(self._chunks) > 1 and 2 * len(self._chunks[-1]) > len(self._chunks[-2]):
+        while len(self._chunks) > 1 and _are_to_join(*self._chunks[-2:]):
             self._chunks[-2:] = [pa.concat_arrays(self._chunks[-2:])]
 
     def _remove(self, numbers: _Index) -> None:
@@ -187,8 +192,15 @@ class StateColumns(ColumnRows):
 
     def _drop_dead(self) -> None:
         live = np.flatnonzero(self._places >= 0)
-        self._chunks = [self._states_at(self._places[live])]
-        self._places[live] = np.arange(len(live))
+        at = self._places[live]
+        is_live = np.zeros(sum(map(len, self._chunks)), np.bool_)
+        is_live[at] = True
+        self._places[live] = (np.cumsum(is_live) - 1)[at]
+        kept, start = [], 0
+        for chunk in self._chunks:
+            kept.append(chunk.filter(pa.array(is_live[start : start + len(chunk)])))
+            start += len(chunk)
+        self._chunks = [chunk for chunk in kept if len(chunk)]
 
     def _forget_keys_without_states(self) -> None:
         if len(self._names) <= 2 * self._count + _NAMES_MIN:
@@ -216,6 +228,11 @@ class StateColumns(ColumnRows):
         rows = np.full(len(places), _NOWHERE, np.int64)
         rows[np.concatenate(found)] = np.arange(sum(map(len, found)))
         return pa.concat_arrays(pieces).take(pa.array(rows, mask=~is_here))
+
+
+def _are_to_join(older: pa.StructArray, newer: pa.StructArray) -> bool:
+    # The offsets of Arrow's text have 32 bits, and the states of an interval may be larger.
+    return 2 * len(newer) > len(older) and older.nbytes + newer.nbytes <= _CHUNK_BYTES_MAX
 
 
 def _where(chosen: _Mask, states: pa.StructArray) -> pa.StructArray:

@@ -248,8 +248,8 @@ class ComputationOptions(TypedDict, total=False):
     """``"strong"``, the default, delivers a production once it is durable; ``"weak"`` in its superstep (§6.1.3)."""
 
     user_code_timeout: str | timedelta | None
-    """The time limit, as ``"30s"``, for the code's work on one key of a bundle. Code that exceeds the
-    limit is interrupted, which counts as an exception. ``None``, the default, sets no limit.
+    """The time limit, as ``"30s"``, for the code's work on one key of a bundle, or for one call of ``process_table``. Code
+    that exceeds the limit is interrupted, which counts as an exception. ``None``, the default, sets no limit.
     """
 
     time_sorted: bool

@@ -56,7 +56,8 @@ def fitted_rows(given: Any, codec: SchemaCodec, whole: str) -> pa.StructArray:
         raise InvalidError(
             "the columns hold values that their types do not have", part=whole, reason=error
         ) from error
-    return rows
+    # A copy, because Arrow shares the memory of NumPy's arrays, which the code may change later.
+    return pa.concat_arrays([rows, rows.slice(0, 0)])
 
 
 def _columns_of(given: Any, whole: str) -> tuple[dict[str, pa.Array], pa.BooleanArray | None]:

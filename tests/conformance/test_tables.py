@@ -137,7 +137,7 @@ _rows = st.lists(
 )
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     rows=_rows,
     cuts=st.lists(st.integers(0, 24), max_size=3),

@@ -256,7 +256,7 @@ def _noted() -> Iterator[list[tuple[int, int]]]:
         yield taken
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     script=_scripts,
     seed=st.lists(_deliveries(kinds=["arrow"]), max_size=1),

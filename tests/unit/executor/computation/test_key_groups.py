@@ -128,6 +128,22 @@ def test_the_last_state_that_was_set_counts() -> None:
     assert run(code, ROWS)["states"] == {"a": (1, ["x"]), "b": (4, None)}
 
 
+def test_arrays_that_code_changes_afterwards_change_nothing() -> None:
+    def code(_: Any, __: Any, groups: mp.types.KeyGroups) -> None:
+        numbers, owners, times = np.array([1, 2]), np.array([0, 1]), np.array([2_000_000, 3_000_000])
+        groups.set_states({"n": numbers})
+        groups.produce("out", {"n": pa.array(numbers)}, owners=owners, at=times)
+        for array in (numbers, owners, times):
+            np.add(array, 10**9, out=array)
+
+    result = run(code, ROWS)
+    assert result["states"] == {"a": (1, None), "b": (2, None)}
+    assert {key: [(row["n"], at) for row, at in rows] for key, rows in result["kept"].items()} == {
+        "a": [(1, 2_000_000)],
+        "b": [(2, 3_000_000)],
+    }
+
+
 def test_states_of_some_keys_leave_the_others_without_one() -> None:
     def code(_: Any, __: Any, groups: mp.types.KeyGroups) -> None:
         groups.set_states({"n": [1, 2]}, changed=pa.chunked_array([[True], [False]]))

@@ -44,6 +44,8 @@ def change_of(columns: StateColumns, keys: Sequence[str], after: Sequence[Any]) 
 @pytest.fixture(autouse=True)
 def _few_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_columns, "_NAMES_MIN", 3)
+    monkeypatch.setattr(state_columns, "_CHUNK_BYTES_MAX", 200)
+    monkeypatch.setattr(state_columns, "_LEAVING", 2)
 
 
 @given(
