@@ -394,6 +394,7 @@ class _Calls:
         self._slack_us = slack_us
         self._late_before = bundle.plan.late_until
         self._has_given_up = False
+        self._table: pa.Table | None = None
         self.counters: Counters = Counters()
         clocks = Clocks(
             watermark=bundle.plan.watermark,
@@ -447,7 +448,12 @@ class _Calls:
             ids=lambda: _ids(arrivals, sources),
         )
         groups = KeyGroups(self._context, records, self._codec, lambda: self._read_states(start, stop))
-        table = table_of(arrivals.values, sources)
+        if self._table is not None:
+            table = self._table.slice(first, last - first)
+        else:
+            table = table_of(arrivals.values, sources)
+            if len(sources) == len(grouping.sources):
+                self._table = table
         context = TableContext(self._context)
         if self._limit is None:
             self._computation.process_table(context, table, groups)
