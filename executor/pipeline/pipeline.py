@@ -480,9 +480,9 @@ class EnginePipeline(Generic[StreamT_co]):
     def explain(self) -> str:
         """Return how each step runs, and why no faster, as a table; the same on every runner (docs/how-to/tune.md).
 
-        On ``columns`` all keys of a bundle are done at once. ``short turns`` take each key, and ``hooks`` call code for
-        it. A key with anything else than records on time takes the next way. Values that reach a step as text or as
-        Python's objects are decoded one by one, and columns are not.
+        On ``columns`` all keys of a bundle are done at once, and so is a ``table`` by code. ``short turns`` take each
+        key, and ``hooks`` call code for it. A key with anything else than records on time takes the next way. Values
+        that reach a step as text or as Python's objects are decoded one by one, and columns are not.
 
         Example:
             ``print(pipeline.explain())``
