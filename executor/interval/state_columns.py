@@ -8,7 +8,6 @@ that needs a turn of its own gets its row back in its stored form, and later bun
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
 from operator import ne
 from typing import Any, Final, TypeAlias
 
@@ -17,7 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.computation.column_rows import ColumnChange, ColumnRows, KeyedRecords, StoredRows
+from millpond.executor.computation.column_rows import (
+    ColumnChange,
+    ColumnRows,
+    KeyedRecords,
+    KeyNumbers,
+    StoredRows,
+)
 from millpond.executor.computation.state import StoredState
 from millpond.executor.computation.timers import Timers
 from millpond.executor.computation.values import Values
@@ -29,7 +34,8 @@ _Index = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
 _Former: TypeAlias = pa.StructArray
 
-_NAMES_MIN: Final = 1_024
+# Fewer dead states are not worth a copy of the others.
+_DEAD_MIN: Final = 1_024
 # An estimate of a key's memory without its state: its text, its number, and its place.
 _KEY_BYTES: Final = 160
 _NOWHERE: Final = -1
@@ -43,8 +49,7 @@ class StateColumns(ColumnRows):
 
     def __init__(self, codec: SchemaCodec) -> None:
         self._column = codec.column
-        self._numbers: dict[str, int] = {}
-        self._names: list[str] = []
+        self._keys: KeyNumbers = KeyNumbers()
         self._places: _Index = np.empty(0, np.int64)
         self._count = 0
         self._chunks: list[pa.StructArray] = []
@@ -68,14 +73,13 @@ class StateColumns(ColumnRows):
 
     @property
     def keys(self) -> list[str]:
-        return [self._names[number] for number in np.flatnonzero(self._places >= 0).tolist()]
+        return self._keys.names(np.flatnonzero(self._places >= 0))
 
     def due_keys(self, watermark: int) -> pa.StringArray:  # noqa: ARG002 - no key has a timer
         return pa.array([], pa.string())
 
     def among(self, keys: Sequence[str]) -> list[str]:
-        numbers, places = self._numbers, self._places
-        return [key for key in keys if (number := numbers.get(key)) is not None and places[number] >= 0]
+        return self._keys.among(keys, self._places >= 0)
 
     def take(self, keys: Sequence[str]) -> StoredRows:
         numbers = self._numbers_of(keys)
@@ -158,15 +162,13 @@ class StateColumns(ColumnRows):
     # ------------------------------------------------------------- numbers and places
 
     def _numbers_of(self, keys: Sequence[str]) -> _Index:
-        numbers, names = self._numbers, self._names
-        found = np.fromiter(map(numbers.get, keys, repeat(_NOWHERE)), np.int64, len(keys))
-        for place in np.flatnonzero(found < 0).tolist():
-            found[place] = numbers[keys[place]] = len(names)
-            names.append(keys[place])
-        if len(self._places) < len(names):
-            more = np.full(max(len(names), 2 * len(self._places)) - len(self._places), _NOWHERE, np.int64)
-            self._places = np.concatenate([self._places, more])
-        return found
+        numbers = self._keys.of(keys)
+        if len(self._places) < len(self._keys):
+            size = max(len(self._keys), 2 * len(self._places))
+            self._places = np.concatenate(
+                [self._places, np.full(size - len(self._places), _NOWHERE, np.int64)]
+            )
+        return numbers
 
     def _put(self, numbers: _Index, states: pa.StructArray) -> None:
         """Give keys these states, or none where they are null."""
@@ -180,7 +182,7 @@ class StateColumns(ColumnRows):
         self._places[numbers] = total + np.arange(len(states))
         self._count += len(states)
         self._chunks.append(states)
-        if total + len(states) > 2 * self._count + _NAMES_MIN:
+        if total + len(states) > 2 * self._count + _DEAD_MIN:
             self._drop_dead()
         # Chunks of falling sizes are few, and each state is copied a few times in all.
         while len(self._chunks) > 1 and _are_to_join(*self._chunks[-2:]):
@@ -203,12 +205,10 @@ class StateColumns(ColumnRows):
         self._chunks = [chunk for chunk in kept if len(chunk)]
 
     def _forget_keys_without_states(self) -> None:
-        if len(self._names) <= 2 * self._count + _NAMES_MIN:
-            return
-        live = np.flatnonzero(self._places >= 0)
-        self._names = [self._names[number] for number in live.tolist()]
-        self._numbers = {name: number for number, name in enumerate(self._names)}
-        self._places = self._places[live]
+        if self._keys.has_many_besides(self._count):
+            live = np.flatnonzero(self._places >= 0)
+            self._keys.keep(live)
+            self._places = self._places[live]
 
     def _states_at(self, places: _Index) -> pa.StructArray:
         kind = self._column.type

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -19,7 +18,13 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.computation.column_rows import ColumnChange, ColumnRows, KeyedRecords, StoredRows
+from millpond.executor.computation.column_rows import (
+    ColumnChange,
+    ColumnRows,
+    KeyedRecords,
+    KeyNumbers,
+    StoredRows,
+)
 from millpond.executor.computation.state import StoredState
 from millpond.executor.computation.timers import Timer, Timers
 from millpond.executor.computation.values import Values
@@ -56,7 +61,6 @@ _Added: TypeAlias = tuple[Any, _Mask | None]
 
 _WAITING: Final = ["window", "accumulator", "news", "is_held", "timers"]
 _EVENT: Final = timer_clock_name(TimeDomain.EVENT, EXACT, holds=True)
-_NAMES_MIN: Final = 1_024
 _ENDED: Final = ',"index":1,"nonspeculative_index":1,"has_ended":true}'
 # An estimate of a key's memory, with the objects that it becomes when it leaves.
 _KEY_BYTES: Final = 160
@@ -128,15 +132,14 @@ class WaitingColumns(ColumnRows):
         self._offset_us = duration_us(window_fn.offset) % self._period_us
         self._lateness_us = strategy.allowed_lateness_us + 1
         self._accumulates = strategy.accumulation is Accumulation.ACCUMULATING
-        self._numbers: dict[str, int] = {}
-        self._names: list[str] = []
+        self._keys: KeyNumbers = KeyNumbers()
         self._column: AccumulatorColumn = column_of(combine)
         self._has_types = False
         self._hold(_no_windows(self._column.of([])))
 
     def _hold(self, windows: _Windows) -> None:
         self._windows = windows
-        self._has_windows = np.zeros(len(self._names), np.bool_)
+        self._has_windows = np.zeros(len(self._keys), np.bool_)
         self._has_windows[windows.owner] = True
         ends = windows.start + self._size_us
         at = np.where(windows.is_open, ends, ends + self._lateness_us)
@@ -168,18 +171,16 @@ class WaitingColumns(ColumnRows):
     def due_keys(self, watermark: int) -> pa.StringArray:
         if self._next_at is None or self._next_at > watermark:
             return pa.array([], pa.string())
-        is_due = np.zeros(len(self._names), np.bool_)
+        is_due = np.zeros(len(self._keys), np.bool_)
         is_due[self._windows.owner[self._at <= watermark]] = True
-        names = self._names
-        return pa.array([names[number] for number in np.flatnonzero(is_due).tolist()], pa.string())
+        return pa.array(self._keys.names(np.flatnonzero(is_due)), pa.string())
 
     def among(self, keys: Sequence[str]) -> list[str]:
-        numbers, holds = self._numbers, self._has_windows
-        return [key for key in keys if (number := numbers.get(key)) is not None and holds[number]]
+        return self._keys.among(keys, self._has_windows)
 
     @property
     def keys(self) -> list[str]:
-        return [self._names[number] for number in np.flatnonzero(self._has_windows).tolist()]
+        return self._keys.names(np.flatnonzero(self._has_windows))
 
     def take(self, keys: Sequence[str]) -> StoredRows:
         """Remove and return the rows of keys that are all here."""
@@ -262,28 +263,19 @@ class WaitingColumns(ColumnRows):
         return found
 
     def _numbers_of(self, keys: Sequence[str]) -> _Index:
-        numbers, names = self._numbers, self._names
-        found = np.fromiter(map(numbers.get, keys, repeat(-1)), np.int64, len(keys))
-        new = np.flatnonzero(found < 0)
-        if len(new):
-            found[new] = np.arange(len(names), len(names) + len(new))
-            added = keys if len(new) == len(keys) else [keys[place] for place in new.tolist()]
-            numbers.update(zip(added, range(len(names), len(names) + len(new)), strict=True))
-            names += added
-        if len(self._has_windows) < len(names):
-            self._has_windows = np.concatenate(
-                [self._has_windows, np.zeros(len(names) - len(self._has_windows), np.bool_)]
-            )
-        return found
+        numbers = self._keys.of(keys)
+        if len(self._has_windows) < len(self._keys):
+            more = np.zeros(len(self._keys) - len(self._has_windows), np.bool_)
+            self._has_windows = np.concatenate([self._has_windows, more])
+        return numbers
 
     def _forget_keys_without_windows(self) -> None:
         kept = np.flatnonzero(self._has_windows)
-        if len(self._names) <= 2 * len(kept) + _NAMES_MIN:
+        if not self._keys.has_many_besides(len(kept)):
             return
-        number = np.full(len(self._names), -1, np.int64)
+        number = np.full(len(self._keys), -1, np.int64)
         number[kept] = np.arange(len(kept))
-        self._names = [self._names[old] for old in kept.tolist()]
-        self._numbers = {name: new for new, name in enumerate(self._names)}
+        self._keys.keep(kept)
         self._hold(self._windows.owned_by(number[self._windows.owner]))
 
     # ------------------------------------------------------------- a bundle
@@ -381,7 +373,7 @@ class WaitingColumns(ColumnRows):
 
     def _owned(self, numbers: _Index) -> tuple[_Mask, _Windows]:
         """Return which windows belong to keys of these numbers, and these windows, by the numbers' places."""
-        place = np.full(len(self._names), -1, np.int64)
+        place = np.full(len(self._keys), -1, np.int64)
         place[numbers] = np.arange(len(numbers))
         places = place[self._windows.owner]
         is_owned = places >= 0

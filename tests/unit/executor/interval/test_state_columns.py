@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millpond.executor.computation import column_rows
 from millpond.executor.computation.timers import Timer
 from millpond.executor.interval import state_columns
 from millpond.executor.interval.state_columns import StateColumns
@@ -43,7 +44,8 @@ def change_of(columns: StateColumns, keys: Sequence[str], after: Sequence[Any]) 
 
 @pytest.fixture(autouse=True)
 def _few_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_columns, "_NAMES_MIN", 3)
+    monkeypatch.setattr(column_rows, "_NAMES_MIN", 3)
+    monkeypatch.setattr(state_columns, "_DEAD_MIN", 3)
     monkeypatch.setattr(state_columns, "_CHUNK_BYTES_MAX", 200)
     monkeypatch.setattr(state_columns, "_LEAVING", 2)
 
@@ -105,5 +107,5 @@ def test_dead_states_are_dropped() -> None:
     for number in range(100):
         columns.apply(change_of(columns, NAMES, [(number, None, None, None)] * len(NAMES)))
 
-    assert sum(map(len, columns._chunks)) <= 3 * len(NAMES) + state_columns._NAMES_MIN
+    assert sum(map(len, columns._chunks)) <= 3 * len(NAMES) + state_columns._DEAD_MIN
     assert columns.size_bytes < 10_000
