@@ -18,11 +18,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-import psutil
 
 import millpond as mp
 from benchmarks.json_result import tell_result
 from benchmarks.numbers import numbers
+from benchmarks.processor_time import used_seconds_by_kind
 from millpond.executor.spark.session import spark_session
 from millpond.executor.superstep.plan import InputPosition
 from millpond.executor.superstep.report import SuperstepReport
@@ -36,7 +36,6 @@ _WARM_UP: Final = 64
 """By then the JVMs of new executors have compiled what they run."""
 
 _MIB: Final = 2**20
-_JVM: Final = "java"
 
 
 class Visits(mp.Computation):
@@ -95,9 +94,9 @@ def _measured(
         runner = mp.SparkRunner(store, spark=spark, progress=False, intervals=16, upkeep=None)
         with runner.open(_pipeline(stages)) as run:
             for batch in range(_WARM_UP + supersteps):
-                before = _cpu_s()
+                before = used_seconds_by_kind()
                 report = run.consume(frame, InputPosition(stream="visits", source="scale-out", batch=batch))
-                after = _cpu_s()
+                after = used_seconds_by_kind()
                 if report is not None and batch >= _WARM_UP:
                     reports.append(report)
                     for kind, seconds in used.items():
@@ -127,19 +126,6 @@ def _pipeline(stages: int) -> mp.Pipeline:
     if stages > 1:
         first.apply(Visits(None), name="second", key="k")
     return pipeline
-
-
-def _cpu_s() -> dict[str, float]:
-    """Return the processor seconds so far of this process and its descendants, ended ones included."""
-    used = {"jvm": 0.0, "python": 0.0}
-    this = psutil.Process()
-    for process in (this, *this.children(recursive=True)):
-        try:
-            times, kind = process.cpu_times(), "jvm" if process.name() == _JVM else "python"
-        except psutil.NoSuchProcess:
-            continue
-        used[kind] += times.user + times.system + times.children_user + times.children_system
-    return used
 
 
 def measure(
