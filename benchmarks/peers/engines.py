@@ -67,7 +67,7 @@ class Engine:
         module: the module of this package that runs it.
         environment: the requirements that it is installed from; ``None``: this interpreter runs it.
         has_ids: whether the module can drop repeated ids.
-        records: the number of records, where those of the load would take minutes.
+        records: the number of records, where those of the load would take too long.
         gives: what it gives besides a sum.
     """
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -91,7 +91,7 @@ def _figures_of(
     for (chosen, with_ids), task, outcome in zip(runs, tasks, seconds, strict=True):
         if chosen is inputs[0]:
             continue
-        figure = {
+        figure: dict[str, Any] = {
             "engine": engine.name,
             "part": engine.part,
             "batch": chosen.load.batch,
@@ -102,7 +102,7 @@ def _figures_of(
     return figures
 
 
-def _outcome(outcome: float | str, chosen: Input, panes: Path) -> Mapping[str, Any]:
+def _outcome(outcome: float | str, chosen: Input, panes: Path) -> dict[str, Any]:
     """Return the seconds and the rate of a run, or the reason why it has none."""
     if isinstance(outcome, str):
         return {"reason": outcome}

@@ -15,6 +15,10 @@ from benchmarks.pictures import STYLE
 
 _HEADINGS: Final = ("engine", "rows a batch", "without ids", "to Millpond", "with ids", "to Millpond")
 
+_SLOWEST: Final = 1_000
+_FASTEST: Final = 10_000_000
+"""Ends of the picture's axis, the same in every panel, so that bars can be compared."""
+
 Figures = Sequence[Mapping[str, Any]]
 
 
@@ -97,7 +101,9 @@ def draw(figures: Figures, path: Path) -> None:
     heights = [len({one["engine"] for one in figures if _panel_of(one) == panel}) + 0.8 for panel in panels]
     with mpl.rc_context({**STYLE, "font.size": 9}):
         figure = Figure(figsize=(7.4, 0.62 * sum(heights) + 0.6), layout="constrained")
-        rows = figure.subplots(len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
+        rows = figure.subplots(
+            len(panels), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
+        )
         for panel, (axes,) in zip(panels, rows, strict=True):
             part, batch = panel
             shown = [engine for engine in ENGINES if engine.part == part and _has(figures, engine, batch)]
@@ -111,8 +117,7 @@ def draw(figures: Figures, path: Path) -> None:
             axes.set_title(
                 f"{'local' if part == 'local' else 'on Spark'}, {batch:,} rows a batch", loc="left"
             )
-            axes.invert_yaxis()
-            axes.margins(x=0.25)
+            axes.set(xlim=(_SLOWEST, _FASTEST), ylim=(len(shown) - 0.4, -0.6))
         rows[-1][0].set_xlabel("records a processor second (grey: without ids, blue: with ids)")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=110, metadata={"Software": None})
