@@ -111,7 +111,7 @@ bench-load: $(INSTALLED) ## Measure making rows of a table; build/bench/load.jso
 bench-requests: $(INSTALLED) ## Count requests to an object store, by the age of the store; build/bench/requests.json
 	@$(PYTHON_IN_VENV) -m benchmarks.requests --versions 317 --versions 10000 --json build/bench/requests.json
 
-bench-peers: java $(JARS) ## Measure windowed sums beside Spark's own, Pathway, Bytewax and Polars (about 6 minutes); build/bench/peers.json
+bench-peers: java $(JARS) ## Measure windowed sums beside Spark's own, Pathway, Bytewax and Polars (about 12 minutes); build/bench/peers.json
 	@$(PYTHON_IN_VENV) -m benchmarks.peers --json build/bench/peers.json --picture build/bench/peers.png
 
 SEEDS ?= 2000
