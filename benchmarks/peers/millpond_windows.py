@@ -30,7 +30,7 @@ def panes_in(sink: Path) -> pa.Table:
 
 
 def run(task: Task) -> Answer:
-    """Run the pipeline on the local runner as users do, one batch after the other."""
+    """Run the pipeline on the local runner as users do, from a source that does not wait."""
     with mp.Store.open(Path(task.work) / "pond") as store:
         return _run_in(task, mp.LocalRunner(store, progress=False))
 
@@ -47,7 +47,7 @@ def _run_in(task: Task, runner: mp.LocalRunner) -> Answer:
     with runner.start(pipeline_of(task, sink)) as run:
         for batch in batches:
             run.inject("records", batch)
-            run.run_until_quiet()
+        run.run_until_quiet()
     return Answer(used_seconds(server_of=pond) - before, panes_in(sink))
 
 
