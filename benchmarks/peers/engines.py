@@ -13,7 +13,7 @@ PARTS: Final[tuple[Part, ...]] = ("local", "spark")
 
 LOADS: Final[dict[Part, tuple[Load, ...]]] = {
     "local": (Load(records=500_000, batch=50_000),),
-    "spark": (Load(records=500_000, batch=50_000), Load(records=500_000, batch=500_000)),
+    "spark": (Load(records=500_000, batch=50_000), Load(records=1_000_000, batch=500_000)),
 }
 """The measured loads of each part."""
 
@@ -25,7 +25,7 @@ QUICK_LOADS: Final[dict[Part, tuple[Load, ...]]] = {
 
 WARM_UPS: Final[dict[Part, Load]] = {
     "local": Load(records=20_000, batch=10_000),
-    "spark": Load(records=100_000, batch=50_000),
+    "spark": Load(records=500_000, batch=50_000),
 }
 """The load that each engine runs first, so that neither imports nor a cold JVM are measured."""
 
