@@ -1,4 +1,4 @@
-"""Accumulators of many windows as a column: whole numbers that are added up, or objects of any other combiner."""
+"""Accumulators of many windows as a column: numbers that are added up, or objects of any other combiner."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,6 +25,7 @@ from millpond.executor.windows.combiners import (
     Sum,
     extract,
 )
+from millpond.executor.windows.exact_sum import NOTHING, with_numbers
 from millpond.statestore.rows.row import is_envelope
 from millpond.statestore.rows.state_schema import plain_cells
 from millpond.statestore.rows.value_text import OF_PYTHON, PLAIN_MARK, encode_value
@@ -31,7 +33,7 @@ from millpond.statestore.rows.value_text import OF_PYTHON, PLAIN_MARK, encode_va
 _Index = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
 Accumulators: TypeAlias = npt.NDArray[Any]
-"""One accumulator for each window: 64-bit integers, or Python's objects."""
+"""One accumulator for each window: 64-bit integers, pairs of floats, or Python's objects."""
 
 # Sums stay far from the bounds of their column.
 _SUM_MAX: Final = float(1 << 61)
@@ -45,6 +47,10 @@ class TypedAccumulatorError(Exception):
 
 class CombinerError(Exception):
     """A combiner has refused an element."""
+
+
+class WideSumError(Exception):
+    """An exact sum of floats has more digits than two floats."""
 
 
 @contextmanager
@@ -135,12 +141,17 @@ def has_column(combine: CombineFn) -> bool:
     return type(combine) in _PURE and (isinstance(of, str) or (of is None and type(combine) is Count))
 
 
-def column_of(combine: CombineFn, field: FieldCells | None = None) -> AccumulatorColumn:
-    """Return an empty column for the accumulators of such values."""
+def column_of(
+    combine: CombineFn, field: FieldCells | None = None, *, is_wide: bool = False
+) -> AccumulatorColumn:
+    """Return an empty column for the accumulators of such values; ``is_wide``: two floats do not hold their sums."""
     if type(combine) is Count:
         return WholeNumbers(counts=True)
-    if type(combine) is Sum and (field is None or _are_whole(field.cells)):
-        return WholeNumbers(counts=False)
+    if type(combine) is Sum:
+        if field is None or _are_whole(field.cells):
+            return WholeNumbers(counts=False)
+        if not is_wide and _float_column(field.cells) is not None:
+            return FloatSums()
     return Objects(combine)
 
 
@@ -207,6 +218,133 @@ def _whole_column(cells: pa.Array | list[Any]) -> pa.Array | None:
         return pa.array(cells, pa.int64()) if isinstance(cells, list) else cells.cast(pa.int64())
     except (OverflowError, pa.ArrowInvalid):
         return None
+
+
+class FloatSums:
+    """Exact sums of floats, as `exact_sum` keeps them: the number of floats, the sum rounded once, and what is left.
+
+    Two floats hold any sum whose digits span 106 bits, so nearly all.
+    """
+
+    window_bytes: int = 64
+
+    def of(self, stored: Sequence[Any]) -> Accumulators:
+        totals = [_NO_FLOATS if total is None else total for total in stored]
+        return np.array([(total["floats"], *(*total["parts"], 0.0, 0.0)[:2]) for total in totals], _FLOAT_SUM)
+
+    def holds(self, stored: Any) -> bool:
+        if type(stored) is not dict or stored.keys() != _NO_FLOATS.keys():
+            return False
+        floats, parts = stored["floats"], stored["parts"]
+        is_list = type(parts) is list and len(parts) <= _PARTS_MAX
+        return (
+            is_list
+            and type(floats) is int
+            and all(type(part) is float and abs(part) < _FLOAT_MAX for part in parts)
+        )
+
+    def stored(self, accumulators: Accumulators) -> list[Any]:
+        """Return the accumulators as the row has them, ``None`` for a cleared one."""
+        return [
+            {"floats": floats, "parts": [part for part in parts if part]} if floats else None
+            for floats, *parts in accumulators.tolist()
+        ]
+
+    def added(self, field: FieldCells, held: Accumulators) -> tuple[Any, _Mask | None] | None:  # noqa: ARG002
+        column = _float_column(field.cells)
+        if column is None:
+            return None
+        numbers = column.to_numpy(zero_copy_only=False)
+        # Nulls are NaN here. Infinities and the rest have sums of another form.
+        for_turns = ~(np.abs(numbers) < _FLOAT_MAX)
+        return (np.where(for_turns, 0.0, numbers), for_turns) if for_turns.any() else (numbers, None)
+
+    def grouped(self, cells: Any, order: _Index, firsts: _Index) -> Accumulators:
+        ordered = cells[order]
+        counts = np.diff(np.append(firsts, len(ordered)))
+        found = np.zeros(len(firsts), _FLOAT_SUM)
+        found["floats"], found["high"] = counts, ordered[firsts]
+        for number in range(1, min(int(counts.max()), _ROUNDS_MAX)):
+            here = np.flatnonzero((counts > number) & (counts <= _ROUNDS_MAX))
+            found[here] = _added_up(found[here], ordered[firsts[here] + number], 0.0, 1)
+        found["floats"] = counts
+        for group in np.flatnonzero(counts > _ROUNDS_MAX).tolist():
+            start = firsts[group]
+            total = with_numbers(NOTHING, ordered[start : start + counts[group]].tolist())
+            if not self.holds(total):
+                raise WideSumError
+            found[group : group + 1] = self.of([total])
+        return found
+
+    def merged(self, both: Accumulators, is_arrived: _Mask, firsts: _Index) -> Accumulators:  # noqa: ARG002
+        found = both[firsts]
+        here = np.flatnonzero(np.diff(np.append(firsts, len(both))) > 1)
+        more = both[firsts[here] + 1]
+        found[here] = _added_up(found[here], more["high"], more["low"], more["floats"])
+        return found
+
+    def without(self, accumulators: Accumulators, is_cleared: _Mask) -> Accumulators:
+        kept = accumulators.copy()
+        kept[is_cleared] = 0
+        return kept
+
+    def texts(self, accumulators: Accumulators) -> pa.StringArray:
+        high, low = accumulators["high"], accumulators["low"]
+        high_text = pc.if_else(pa.array(high != 0), _float_texts(high), "")
+        parts = pc.if_else(
+            pa.array(low != 0), pc.binary_join_element_wise(high_text, _float_texts(low), ","), high_text
+        )
+        floats = pa.array(accumulators["floats"]).cast(pa.string())
+        return pc.binary_join_element_wise('{"floats":', floats, ',"parts":[', parts, "]}", "")
+
+    def results(self, accumulators: Accumulators) -> pa.StringArray:
+        return _float_texts(accumulators["high"])
+
+
+_FLOAT_SUM: Final = np.dtype([("floats", np.int64), ("high", np.float64), ("low", np.float64)])
+_NO_FLOATS: Final[dict[str, Any]] = {"floats": 0, "parts": []}
+_PARTS_MAX: Final = 2
+# Sums of so many floats as there are stay far below the greatest float.
+_FLOAT_MAX: Final = 2.0**900
+# A larger group costs less as a list than as so many additions of columns.
+_ROUNDS_MAX: Final = 16
+
+
+def _float_column(cells: pa.Array | list[Any] | None) -> pa.Array | None:
+    """Return floats as a column, null for the cells of odd values; ``None`` for other cells."""
+    if isinstance(cells, pa.Array):
+        return cells.cast(pa.float64()) if pa.types.is_floating(cells.type) else None
+    if cells is None or not {float, type(None)}.issuperset(map(type, cells)):
+        return None
+    return pa.array(cells, pa.float64())
+
+
+def _added_up(sums: Accumulators, high: Any, low: Any, floats: Any) -> Accumulators:
+    """Add to sums, or raise `WideSumError` where two floats do not hold the result (Knuth's exact addition)."""
+    total, rest = _exactly(sums["high"], high)
+    lows, more = _exactly(sums["low"], low)
+    rest, most = _exactly(rest, lows)
+    if more.any() or most.any():
+        raise WideSumError
+    found = np.empty(len(sums), _FLOAT_SUM)
+    found["floats"] = sums["floats"] + floats
+    found["high"], found["low"] = _exactly(total, rest)
+    return found
+
+
+def _exactly(one: Any, other: Any) -> tuple[Any, Any]:
+    """Return the rounded sum, and what rounding has left out."""
+    total = one + other
+    part = total - one
+    return total, (one - (total - part)) + (other - part)
+
+
+def _float_texts(numbers: npt.NDArray[np.float64]) -> pa.StringArray:
+    if not len(numbers):
+        return pa.array([], pa.string())
+    # A sum of zeros has no sign in JSON.
+    text = orjson.dumps(np.ascontiguousarray(numbers + 0.0), option=orjson.OPT_SERIALIZE_NUMPY)
+    return pa.array(text[1:-1].decode().split(","), pa.string())
 
 
 class Objects:

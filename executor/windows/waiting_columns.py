@@ -9,7 +9,7 @@ these columns would not write as it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -34,7 +34,10 @@ from millpond.executor.windows.accumulator_columns import (
     AccumulatorColumn,
     Accumulators,
     CombinerError,
+    FloatSums,
+    Objects,
     TypedAccumulatorError,
+    WideSumError,
     cells_of,
     column_of,
     has_column,
@@ -135,6 +138,7 @@ class WaitingColumns(ColumnRows):
         self._keys: KeyNumbers = KeyNumbers()
         self._column: AccumulatorColumn = column_of(combine)
         self._has_types = False
+        self._has_wide_sums = False
         self._hold(_no_windows(self._column.of([])))
 
     def _hold(self, windows: _Windows) -> None:
@@ -192,8 +196,10 @@ class WaitingColumns(ColumnRows):
         self._hold(self._windows.at(~is_taken))
         return taken.at(np.lexsort((taken.start, taken.owner)))
 
-    def _stored(self, keys: Sequence[str], windows: _Windows) -> StoredRows:
-        written = self._written(windows, len(keys))
+    def _stored(
+        self, keys: Sequence[str], windows: _Windows, column: AccumulatorColumn | None = None
+    ) -> StoredRows:
+        written = self._written(windows, len(keys), column=column)
         tags, _, at, output_at = written.timers.flatten().flatten()
         bounds = written.timers.offsets.to_pylist()
         all_timers = [
@@ -283,6 +289,9 @@ class WaitingColumns(ColumnRows):
     def change(self, records: KeyedRecords, clocks: Clocks) -> ColumnChange | None:
         try:
             return self._changed(records, clocks)
+        except WideSumError:
+            self._has_wide_sums = True
+            return None
         except TypedAccumulatorError:
             # It would happen again and again.
             self._has_types = True
@@ -335,7 +344,7 @@ class WaitingColumns(ColumnRows):
             owners=panes.owner,
             fired=int(is_ending.sum()) + int(is_expiring.sum()),
             counters={DROPPED: dropped} if dropped else {},
-            former=former,
+            former=(self._column, former),
             after=(numbers, after),
         )
 
@@ -386,7 +395,8 @@ class WaitingColumns(ColumnRows):
 
     def undo(self, keys: Sequence[str], former: Any) -> StoredRows:
         self._remove(keys)
-        return self._stored(keys, former.at(np.lexsort((former.start, former.owner))))
+        column, windows = former
+        return self._stored(keys, windows.at(np.lexsort((windows.start, windows.owner))), column)
 
     def added(self, values: Values) -> _Added | None:
         """Return what each value adds, and which are for turns; ``None`` where the columns do not hold them."""
@@ -399,8 +409,12 @@ class WaitingColumns(ColumnRows):
             return None
         if not len(self):
             # The type of the values decides, and may be another one each time that all windows have closed.
-            self._column = column_of(self._combine, field)
+            self._column = column_of(self._combine, field, is_wide=self._has_wide_sums)
             self._hold(_no_windows(self._column.of([])))
+        elif self._has_wide_sums and isinstance(self._column, FloatSums):
+            stored = self._column.stored(self._windows.total)
+            self._column = Objects(self._combine)
+            self._hold(replace(self._windows, total=self._column.of(stored)))
         return self._column.added(field, self._windows.total)
 
     def _assigned(self, owner: _Index, times: _Index) -> tuple[_Index, _Index, _Index] | None:
@@ -447,8 +461,17 @@ class WaitingColumns(ColumnRows):
     def _spans(self, start: _Index) -> _Spans:
         return _Spans.of(start, self._size_us, self._period_us)
 
-    def _written(self, windows: _Windows, count: int, has_timers: _Mask | None = None) -> _WrittenRows:
-        """Write the rows of ``count`` owners, whose windows are in order of owner and start; without the timers of some."""
+    def _written(
+        self,
+        windows: _Windows,
+        count: int,
+        has_timers: _Mask | None = None,
+        column: AccumulatorColumn | None = None,
+    ) -> _WrittenRows:
+        """Write the rows of ``count`` owners, whose windows are in order of owner and start; without the timers of some.
+
+        ``column`` is that of their accumulators, if it has been replaced.
+        """
         ends = windows.start + self._size_us
         output_at = self._output_at(windows, ends)
         spans = self._spans(windows.start)
@@ -459,12 +482,14 @@ class WaitingColumns(ColumnRows):
         if len(output_at):
             holds[has_windows] = np.minimum.reduceat(output_at, bounds[:-1][has_windows])
         return _WrittenRows(
-            _cut(self._window_texts(windows, spans, bounds), bounds),
+            _cut(self._window_texts(windows, spans, bounds, column or self._column), bounds),
             self._timers(windows, spans, output_at, count, has_timers),
             pa.array(holds, mask=~has_windows).view(TIMESTAMP),
         )
 
-    def _window_texts(self, windows: _Windows, spans: _Spans, bounds: _Index) -> pa.StringArray:
+    def _window_texts(
+        self, windows: _Windows, spans: _Spans, bounds: _Index, column: AccumulatorColumn
+    ) -> pa.StringArray:
         """Write each window as its row has it: the texts of a row's windows, one after the other, are its state."""
         count = len(windows.owner)
         is_first, is_last = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -476,7 +501,7 @@ class WaitingColumns(ColumnRows):
         begins = spans.texts(*window, '],"accumulator":', beginnings=("", '{"windows":['), chosen=is_first)
         timers = (f',"is_held":true,"timers":{{"{END}":', spans.ends, "}}")
         closes = spans.texts(*timers, endings=(",", "]}"), chosen=is_last)
-        totals = self._column.texts(windows.total)
+        totals = column.texts(windows.total)
         texts = pc.binary_join_element_wise(begins, totals, _news(windows.news), closes, "")
         if windows.is_open.all():
             return texts

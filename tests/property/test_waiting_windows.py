@@ -73,6 +73,7 @@ _COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "ints": (pa.int64(), st.integers(-(2**63), 2**63 - 1) | st.integers(0, 5)),
     "small ints": (pa.int32(), st.integers(-2, 5)),
     "floats": (pa.float64(), st.floats()),
+    "prices": (pa.float64(), st.integers(-999, 999).map(lambda cents: cents / 100) | st.just(-0.0)),
     "decimals": (pa.decimal128(20, 2), st.integers(-999, 999).map(lambda cents: Decimal(cents) / 100)),
     "texts": (pa.string(), st.sampled_from(["", "x", "\U0001f986"])),
     "times": (pa.timestamp("us"), st.integers(-(2**62), 2**62) | st.integers(0, 9)),
@@ -179,7 +180,7 @@ def _scripts_in_columns(draw: st.DrawFn) -> _Script:
         step = draw(st.integers(0, 4))
         watermark += step
         delivery = _deliveries(
-            kinds=[*["small ints"] * 6, *["floats"] * 3, "ints", "texts", "decimals"],
+            kinds=[*["small ints"] * 6, *["prices"] * 4, *["floats"] * 3, "ints", "texts", "decimals"],
             at=st.sampled_from([watermark + more for more in (1, 3, 4, 8, 0, -1, -20)]),
             arrow=st.booleans(),
         )
@@ -312,6 +313,30 @@ def test_most_turns_are_short_and_most_bundles_in_columns() -> None:
                 [([delivery], 0, False, "committed")],
             )
         assert taken == [True, True]
+
+
+def test_sums_that_two_floats_do_not_hold_stay_in_columns() -> None:
+    """The bundle in which the first appears takes turns; after it the sums are objects, those that are open too."""
+
+    def bundle(cells: Sequence[float], at: int) -> tuple[list[Deliveries], int, bool, str]:
+        values = ArrowValues(pa.table({"v": cells}))
+        keys = pa.array(["a", "b", "c"])
+        delivery = Deliveries(stream="in", keys=keys, at=np.array([at] * 3), values=values, ids=None)
+        return [delivery], 0, False, "committed"
+
+    strategy = WindowingStrategy(window_fn=FixedWindows("10us"))
+    script = [
+        bundle([1.25, 1e-9, 0.5], 3),
+        bundle([1e200, 1e200, 0.5], 4),
+        bundle([1e-200, 2.0, 0.5], 5),
+        bundle([-1e200, 1e-200, 0.5], 6),
+    ]
+    with _noted(WaitingColumns, "change") as taken:
+        columns = _results(strategy, Sum("v"), script)
+    with _NO_COLUMNS:
+        _check_equal(columns, _results(strategy, Sum("v"), script))
+
+    assert taken == [True, True, False, True, True]
 
 
 def test_rows_that_columns_would_write_in_another_way_stay_rows() -> None:
