@@ -30,12 +30,6 @@ class TableContext:
     """The context of ``process_table``: the times and the counters of the computation, for all keys of a bundle.
 
     States and productions are in `KeyGroups`. Timers can only be set by hooks of one key.
-
-    Attributes:
-        watermark: the computation's input low watermark; a record before it is late.
-        late_before: records before this time are late.
-        wall_time: the wall time of the superstep.
-        streams: the streams that the computation may produce to.
     """
 
     __slots__ = ("_context",)
@@ -45,18 +39,22 @@ class TableContext:
 
     @property
     def watermark(self) -> EventTimeMicros:
+        """The computation's input low watermark."""
         return self._context.watermark
 
     @property
     def late_before(self) -> EventTimeMicros:
+        """The time before which records are late."""
         return self._context.late_before
 
     @property
     def wall_time(self) -> WallTimeMicros:
+        """The wall time of the superstep."""
         return self._context.wall_time
 
     @property
     def streams(self) -> tuple[str, ...]:
+        """The streams that the computation may produce to."""
         return self._context.streams
 
     def watermark_at(self, percentile: float = EXACT) -> EventTimeMicros:
