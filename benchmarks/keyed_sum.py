@@ -8,9 +8,7 @@ figure is records a CPU second in a fresh process, from the second batch on; ``r
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +19,7 @@ import pyarrow.compute as pc
 
 import millpond as mp
 from benchmarks.json_result import tell_result
-from benchmarks.windowed_sum import rate_of, records_of
+from benchmarks.windowed_sum import in_a_process, rate_of, records_of
 
 _BATCH: Final = 50_000
 
@@ -80,16 +78,10 @@ def measure(batches: int) -> list[dict[str, Any]]:
     """Measure all ways, without and with ids."""
     figures: list[dict[str, Any]] = []
     for with_ids in (False, True):
-        rates = {way: round(_in_a_process(way, batches, with_ids=with_ids)) for way in WAYS}
+        rates = {way: round(in_a_process(run_once, way, batches, with_ids=with_ids)) for way in WAYS}
         ratio = round(rates["table"] / rates["column"], 2)
         figures.append({"with_ids": with_ids, **rates, "ratio": ratio})
     return figures
-
-
-def _in_a_process(way: str, batches: int, *, with_ids: bool) -> float:
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
-        return pool.submit(run_once, way, batches, with_ids=with_ids).result()
 
 
 @click.command(help=__doc__)

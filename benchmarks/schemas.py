@@ -10,9 +10,7 @@ state, which then has the same schema. Each figure is records a CPU second in a 
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +20,7 @@ import pyarrow as pa
 
 import millpond as mp
 from benchmarks.json_result import tell_result
-from benchmarks.windowed_sum import rate_of
+from benchmarks.windowed_sum import in_a_process, rate_of
 
 _KEYS: Final = 10_000
 _BATCH: Final = 20_000
@@ -91,17 +89,11 @@ def measure(batches: int) -> list[dict[str, Any]]:
     figures: list[dict[str, Any]] = []
     for stage in SECOND_STAGES:
         rates = {
-            name: round(_in_a_process(stage, batches, with_schema=name == "columns"))
+            name: round(in_a_process(run_once, stage, batches, with_schema=name == "columns"))
             for name in ("text", "columns")
         }
         figures.append({"second_stage": stage, **rates, "ratio": round(rates["columns"] / rates["text"], 2)})
     return figures
-
-
-def _in_a_process(second_stage: str, batches: int, *, with_schema: bool) -> float:
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
-        return pool.submit(run_once, second_stage, batches, with_schema=with_schema).result()
 
 
 @click.command(help=__doc__)

@@ -12,11 +12,11 @@ from __future__ import annotations
 import multiprocessing
 import resource
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, ParamSpec
 from unittest.mock import patch
 
 import click
@@ -27,6 +27,7 @@ import millpond as mp
 from benchmarks.json_result import tell_result
 from millpond.executor.windows.windowed_computation import WindowedComputation
 
+_Arguments = ParamSpec("_Arguments")
 _KEYS: Final = 10_000
 _BATCH: Final = 50_000
 _SIZE_US: Final = 600_000_000
@@ -111,16 +112,22 @@ def measure(batches: int) -> list[dict[str, Any]]:
     figures: list[dict[str, Any]] = []
     for load in LOADS:
         for with_ids in (False, True):
-            rates = {way: round(_in_a_process(load, batches, with_ids=with_ids, way=way)) for way in _WITHOUT}
+            rates = {
+                way: round(in_a_process(run_once, load, batches, with_ids=with_ids, way=way))
+                for way in _WITHOUT
+            }
             ratio = round(rates["columns"] / rates["hooks"], 2)
             figures.append({"load": load, "with_ids": with_ids, **rates, "ratio": ratio})
     return figures
 
 
-def _in_a_process(load: str, batches: int, *, with_ids: bool, way: str) -> float:
+def in_a_process(
+    run: Callable[_Arguments, float], *args: _Arguments.args, **kwargs: _Arguments.kwargs
+) -> float:
+    """Return the figure of a run in a fresh process."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
-        return pool.submit(run_once, load, batches, with_ids=with_ids, way=way).result()
+        return pool.submit(run, *args, **kwargs).result()
 
 
 @click.command(help=__doc__)
