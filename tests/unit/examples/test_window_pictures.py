@@ -34,12 +34,17 @@ def test_generator_draws_exactly_the_pictures_of_the_document(tmp_path: Path) ->
 
 
 def test_pictures_are_in_the_repository_and_below_50_kb() -> None:
-    sizes = {path.name: path.stat().st_size for path in _FOLDER.glob("*.png")}
+    sizes = {name: (_FOLDER / name).stat().st_size for name in names()}
 
-    for of_a_benchmark in ("cache.png", "rebalance.png", "windows_of_a_key.png"):
-        del sizes[of_a_benchmark]
-    assert set(sizes) == set(names())
     assert max(sizes.values()) < _SIZE_MAX
+
+
+def test_every_picture_in_the_repository_is_shown_by_a_page() -> None:
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "mkdocs.yml"]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    pictures = {path.name for path in _FOLDER.iterdir() if path.suffix in {".png", ".svg"}}
+
+    assert pictures == set(re.findall(r"pictures/([\w.-]+\.(?:png|svg))", text))
 
 
 @pytest.mark.parametrize(
