@@ -8,7 +8,7 @@ of computations; it still ends in one commit.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,10 +24,13 @@ from millpond.executor.interval.bundle import IntervalPlan
 from millpond.executor.pipeline.nodes import INPUT, Backfill, ComputationNode, is_addressed
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.options import RunnerOptions
+from millpond.executor.spark.direct import DirectRuns
 from millpond.executor.spark.frames import backfill_table, flat_frame, rows_and_digest
 from millpond.executor.spark.key_sql import arrow_key_columns
+from millpond.executor.spark.queries import refuse_stopped
 from millpond.executor.spark.routed import ROUTED_SCHEMA, ProductionRoutes, make_routing_task
 from millpond.executor.spark.routing import (
+    Routed,
     Router,
     are_shuffled,
     before_sql,
@@ -103,6 +106,11 @@ class SparkBatch(Batch):
         batch: dict[str, int] = {} if self.position is None else {"batch": self.position.batch}
         return batch if self.until is None else {**batch, "until": self.until}
 
+    def check_running(self) -> None:
+        """Raise `QueryStoppedError` if the batch's streaming query is being stopped."""
+        if self.frame is not None and self.position is not None and not self.is_bounded:
+            refuse_stopped(self.frame, self.position.source, self.stream)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkInputs(Inputs):
@@ -137,6 +145,7 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         self._follow(coordinator.topology)
         # Only Linux has the abstract sockets at which processes hand slots over.
         self._secret = options.rng.token() if sys.platform == "linux" else None
+        self._direct = DirectRuns(self._session, self._slots.count, options.clock)
 
     def _follow(self, topology: Topology) -> None:
         """Replace the parts that depend on the topology; a task whose process has other code loads the new code first."""
@@ -157,6 +166,7 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         return version
 
     def close(self) -> None:
+        self._direct.close()
         self._homes.close()
 
     # -- batches ---------------------------------------------------------------------------
@@ -412,26 +422,36 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         if not routes:
             # The stream has no consumer: only its position moves.
             return self._run_without_input(plan)
-        routed = self._routers[stream].route(frame, routes)
-        injector = topology.injectors[stream]
+        injector, router = topology.injectors[stream], self._routers[stream]
         needs_rows = bool(injector.members) or isinstance(injector.watermark, MarkColumn)
-        source = RoutedInput(
-            stream=stream,
-            columns=routed.columns,
-            first_targets=frozenset(routes[0].positions),
-            id_scopes={
-                consumer.computation.name: self._coordinator.id_scope(consumer.computation.name, stream)
-                for consumer in topology.consumers_of(stream)
-            },
-            watch=self._coordinator.watermarks.watch(stream),
-            injector=cloudpickle.dumps(injector) if needs_rows else None,
-            payload=injector.payload,
-            times=injector.times,
-            max_record_bytes=injector.max_record_bytes,
-            digested=tuple(frame.columns) if batch.is_bounded else (),
-            untimed_at=max([EventTimeMicros(0), *(part.late_until for part in plan.intervals)]),
-        )
-        return self._run(routed.frame, replace(self._task_plan(plan, parts), input=source), parts)
+        id_scopes = {
+            consumer.computation.name: self._coordinator.id_scope(consumer.computation.name, stream)
+            for consumer in topology.consumers_of(stream)
+        }
+
+        def plan_for(routed: Routed) -> TaskPlan:
+            source = RoutedInput(
+                stream=stream,
+                columns=routed.columns,
+                first_targets=frozenset(routes[0].positions),
+                id_scopes=id_scopes,
+                watch=self._coordinator.watermarks.watch(stream),
+                injector=cloudpickle.dumps(injector) if needs_rows else None,
+                payload=injector.payload,
+                times=injector.times,
+                max_record_bytes=injector.max_record_bytes,
+                digested=tuple(frame.columns) if batch.is_bounded else (),
+                untimed_at=max([EventTimeMicros(0), *(part.late_until for part in plan.intervals)]),
+            )
+            return replace(self._task_plan(plan, parts), input=source)
+
+        if self._direct.takes(stream):
+            routed = router.route(frame, routes, is_collected=True)
+            reports = self._run_directly(plan_for(routed), routed, batch.check_running)
+            if reports is not None:
+                return reports
+        routed = router.route(frame, routes)
+        return self._run_by_spark(plan_for(routed), parts, routed.frame)
 
     def _run_without_input(
         self, plan: SuperstepPlan, handed_on: tuple[ProductionSource, ...] = ()
@@ -440,7 +460,9 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
             # Only time has passed: the driver commits that without a job.
             return ()
         parts = self._slots.parts_of(plan.intervals)
-        return self._run(None, replace(self._task_plan(plan, parts), handed_on=handed_on), parts)
+        tasks = replace(self._task_plan(plan, parts), handed_on=handed_on)
+        reports = self._run_directly(tasks)
+        return self._run_by_spark(tasks, parts) if reports is None else reports
 
     def _run_later_waves(
         self, plan: SuperstepPlan, waves: Sequence[Collection[str]], reports: tuple[SlotReport, ...]
@@ -489,10 +511,22 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
             weak=self._weak,
             secret=self._secret,
             slots_max=self._homes.slots_per_process,
+            is_one_machine=self._homes.is_one_machine,
         )
 
-    def _run(self, routed: DataFrame | None, plan: TaskPlan, parts: SlotParts) -> tuple[SlotReport, ...]:
-        """Run every slot that has work; return exactly one report of each.
+    def _run_directly(
+        self, plan: TaskPlan, routed: Routed | None = None, check_running: Callable[[], None] = lambda: None
+    ) -> tuple[SlotReport, ...] | None:
+        """Run every slot that has work without Spark's tasks; ``None`` if that is not possible."""
+        if self._shuffles_productions(plan):
+            return None
+        reports = self._direct.run(plan, routed, check_running)
+        return None if reports is None else self._checked(plan, reports)
+
+    def _run_by_spark(
+        self, plan: TaskPlan, parts: SlotParts, routed: DataFrame | None = None
+    ) -> tuple[SlotReport, ...]:
+        """Run every slot that has work as a task of a Spark job.
 
         Spark starts no task for a partition that it knows to be empty: a frame without rows may have
         no partition, though productions and timers wait in every slot. Those slots run without it.
@@ -508,18 +542,25 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         if missing and frame is routed:
             rest = self._collect(self._homes.empty(tasks), replace(plan, input=None))
             reports += tuple(report for report in rest if report.slot in missing)
+        return self._checked(plan, reports)
+
+    def _checked(self, plan: TaskPlan, reports: tuple[SlotReport, ...]) -> tuple[SlotReport, ...]:
+        """Raise the failure of a slot; check that each slot with work has reported once."""
+        for report in reports:
+            if report.failure is not None:
+                raise report.failure
         ran = sorted(report.slot for report in reports if report.slot in plan.parts)
         check(ran == sorted(plan.parts), "each slot reports once", slots=sorted(plan.parts), reports=ran)
+        self._direct.learn(plan, reports)
         return reports
 
     def _with_productions(
         self, routed: DataFrame | None, plan: TaskPlan, parts: SlotParts
     ) -> tuple[DataFrame | None, TaskPlan]:
         """Add the committed productions to the routed rows, if a shuffle brings them faster than each task's reading."""
-        count, topology = self._coordinator.pending.count, self._coordinator.topology
-        if topology.fused or not plan.sources or not are_shuffled(count, len(plan.parts)):
+        if not self._shuffles_productions(plan):
             return routed, plan
-        slots = self._slots.count
+        slots, topology = self._slots.count, self._coordinator.topology
         consumers = {
             name: route
             for name, route in routes_by_computation(parts).items()
@@ -536,9 +577,15 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         both = productions if routed is None else productions.unionByName(routed, allowMissingColumns=True)
         return both, replace(plan, sources=())
 
+    def _shuffles_productions(self, plan: TaskPlan) -> bool:
+        is_fused = bool(self._coordinator.topology.fused)
+        return (
+            bool(plan.sources)
+            and not is_fused
+            and are_shuffled(self._coordinator.pending.count, len(plan.parts))
+        )
+
     def _collect(self, frame: DataFrame, plan: TaskPlan) -> tuple[SlotReport, ...]:
         reports = read_slot_reports(frame.mapInArrow(make_task(plan), SLOT_REPORT_SCHEMA).toArrow())
-        for report in reports:
-            if report.failure is not None:
-                raise report.failure
+        self._direct.note_job()
         return reports

@@ -5,6 +5,8 @@ address that all workers of the executor can compute. Another process that gets 
 over and waits for the report. If the home has ended meanwhile, the process runs the slot itself, because a task is pure
 and may run twice.
 
+On one machine the driver can compute the address as well, and hands a small superstep over without a job of Spark.
+
 Addresses are abstract sockets, which only Linux has: they need no folder and end with their process. A process that
 connects must know the run's secret.
 """
@@ -17,7 +19,8 @@ import os
 import pickle
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
@@ -25,12 +28,16 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from millpond.executor.spark.task_plan import SlotReport
+from millpond.executor.spark.task_plan import SlotReport, TaskPlan
 
 _LOG = logging.getLogger("millpond")
 _FAMILY: Final = "AF_UNIX"
 _WAITING_MAX: Final = 16
 _CALL_S: Final = 5.0
+_POLL_S: Final = 0.5
+
+ONE_MACHINE: Final = 0
+"""In place of an executor's id, where the driver's machine is the only one. No process has this id."""
 
 
 class HandedOver:
@@ -58,12 +65,11 @@ Serve: TypeAlias = Callable[[HandedOver], None]
 class SlotHomes:
     """The slots whose home is this process, and connections to the homes of others in the same executor."""
 
-    def __init__(self, secret: str, serve: Serve, executor: int | None = None) -> None:
+    def __init__(self, secret: str, serve: Serve, executor: int) -> None:
         self.secret = secret
         self._key = secret.encode()
         self._serve = serve
-        # All workers of an executor have the same parent, the daemon that forked them.
-        self._executor = os.getppid() if executor is None else executor
+        self._executor = executor
         self._listeners: dict[int, tuple[Listener, threading.Thread]] = {}
         self._is_closed = False
 
@@ -72,16 +78,15 @@ class SlotHomes:
 
         A process becomes home to at most ``slots_max`` slots, because it could not run more of them at once.
         """
+        self.take(slot, slots_max)
         if slot in self._listeners:
             return None
-        if len(self._listeners) < slots_max and self._listen(slot):
-            return None
-        try:
-            return Client(self._address(slot), _FAMILY, authkey=self._key)
-        except (OSError, EOFError, AuthenticationError, ValueError) as failure:
-            # There is no home, it has just ended, it knows another secret, or this Python lacks MD5 for the challenge.
-            _LOG.debug("slot %s has no home to be reached: %s", slot, failure)
-            return None
+        return _connect(self._address(slot), self._key)
+
+    def take(self, slot: int, slots_max: int) -> None:
+        """Become the slot's home, if there is none and this process has room for it."""
+        if slot not in self._listeners and len(self._listeners) < slots_max:
+            self._listen(slot)
 
     def close(self) -> None:
         self._is_closed = True
@@ -95,21 +100,19 @@ class SlotHomes:
             listener.close()
 
     def _address(self, slot: int) -> str:
-        run = hashlib.sha256(self._key).hexdigest()[:24]
-        return f"\0millpond-{run}-{self._executor}-{slot}"
+        return _address(self._key, self._executor, slot)
 
-    def _listen(self, slot: int) -> bool:
-        """Become the slot's home; ``False`` if another process is."""
+    def _listen(self, slot: int) -> None:
+        """Become the slot's home, unless another process is."""
         try:
             listener = Listener(self._address(slot), _FAMILY, backlog=_WAITING_MAX)
         except OSError:
-            return False
+            return
         thread = threading.Thread(
             target=self._serve_callers, args=(listener,), name=f"millpond-slot-{slot}", daemon=True
         )
         self._listeners[slot] = listener, thread
         thread.start()
-        return True
 
     def _serve_callers(self, listener: Listener) -> None:
         while True:
@@ -142,6 +145,19 @@ class SlotHomes:
                 _LOG.warning("a slot that was handed over has failed", exc_info=True)
 
 
+def _address(key: bytes, executor: int, slot: int) -> str:
+    return f"\0millpond-{hashlib.sha256(key).hexdigest()[:24]}-{executor}-{slot}"
+
+
+def _connect(address: str, key: bytes) -> Connection | None:
+    try:
+        return Client(address, _FAMILY, authkey=key)
+    except (OSError, EOFError, AuthenticationError, ValueError) as failure:
+        # There is no home, it has just ended, it knows another secret, or this Python lacks MD5 for the challenge.
+        _LOG.debug("%s is no home to be reached: %s", address[1:], failure)
+        return None
+
+
 def hand_over(neighbour: Connection, plan: bytes, batches: Sequence[pa.RecordBatch]) -> SlotReport | None:
     """Have a slot's home run it; ``None`` if the home ends before its report."""
     packed = pa.BufferOutputStream()
@@ -155,7 +171,73 @@ def hand_over(neighbour: Connection, plan: bytes, batches: Sequence[pa.RecordBat
             neighbour.send_bytes(packed.getvalue())
             answer = neighbour.recv_bytes()
         except (OSError, EOFError) as failure:
-            _LOG.warning("the process that a slot was handed over to has ended: %s", failure)
+            _LOG.warning("no report came from the process that a slot was handed over to: %s", failure)
             return None
     report: SlotReport = pickle.loads(answer)  # noqa: S301 - the home has proved that it knows the run's secret
     return report
+
+
+def executor_of_worker(*, is_one_machine: bool) -> int:
+    """Return what tells executors of one machine apart, `ONE_MACHINE` if there is but one, which the driver reaches too."""
+    # All workers of an executor have the same parent, the daemon that forked them.
+    return ONE_MACHINE if is_one_machine else os.getppid()
+
+
+class HomeCalls:
+    """The driver's hand-over of all slots of a superstep to their homes on its own machine."""
+
+    def __init__(self, slots: int) -> None:
+        self._threads = ThreadPoolExecutor(slots, "millpond-home-call")
+
+    def connect(self, secret: str, slots: Sequence[int]) -> HomesReached | None:
+        """Return connections to the homes of all ``slots``; ``None`` if any of them has no home."""
+        key, reached = secret.encode(), HomesReached(self._threads)
+        for slot in slots:
+            home = _connect(_address(key, ONE_MACHINE, slot), key)
+            if home is None:
+                reached.close()
+                return None
+            reached.homes[slot] = home
+        return reached
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
+
+
+class HomesReached:
+    """Connections to the homes of a superstep's slots, for one hand-over."""
+
+    def __init__(self, threads: ThreadPoolExecutor) -> None:
+        self.homes: dict[int, Connection] = {}
+        self._threads = threads
+        self._running: dict[Future[SlotReport | None], Connection] = {}
+
+    def run(
+        self, plan: TaskPlan, batches: Mapping[int, Sequence[pa.RecordBatch]], poll: Callable[[], None]
+    ) -> tuple[SlotReport, ...] | None:
+        """Have the homes run their slots at once; ``None`` if any of them ends before its report.
+
+        ``poll`` is called every half second of the wait. What it raises ends the wait, not the work of the homes: their
+        files count for nothing unless they are committed.
+        """
+        while self.homes:
+            slot, home = self.homes.popitem()
+            call = self._threads.submit(hand_over, home, plan.to_neighbour(slot), batches.get(slot, ()))
+            self._running[call] = home
+        waiting = set(self._running)
+        while waiting:
+            _, waiting = wait(waiting, _POLL_S)
+            if waiting:
+                poll()
+        reports = [call.result() for call in self._running]
+        return None if None in reports else tuple(report for report in reports if report is not None)
+
+    def close(self) -> None:
+        for home in self.homes.values():
+            home.close()
+        for call, home in self._running.items():
+            if not call.done():
+                # Its thread is reading. To close a file under it would let it read from the next file of that number.
+                with suppress(OSError), socket.socket(fileno=os.dup(home.fileno())) as connection:
+                    connection.shutdown(socket.SHUT_RDWR)
+        wait(self._running)

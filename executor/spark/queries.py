@@ -242,8 +242,7 @@ class QueryStart:
 
     def check_running(self, frame: DataFrame, stream: str) -> None:
         """Raise `QueryStoppedError` if the query is being stopped, because Spark cancels the jobs of its batch."""
-        if _is_being_stopped(frame, self.query):
-            raise _stopped(stream)
+        refuse_stopped(frame, self.query, stream)
 
 
 def refuse_changed_files(stream: str, checkpoint: Objects) -> None:
@@ -300,6 +299,12 @@ def unless_stopped(frame: DataFrame, query: str, stream: str) -> Iterator[None]:
         if not _is_being_stopped(frame, query):
             raise
         raise _stopped(stream) from failure
+
+
+def refuse_stopped(frame: DataFrame, query: str, stream: str) -> None:
+    """Raise `QueryStoppedError` if a query is being stopped in the middle of a batch."""
+    if _is_being_stopped(frame, query):
+        raise _stopped(stream)
 
 
 def _stopped(stream: str) -> QueryStoppedError:

@@ -9,7 +9,6 @@ because a key's input must not depend on the order in which Spark merges rows.
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,6 +53,8 @@ from millpond.executor.spark.task_plan import (
     is_readable,
     position_of,
     readable_rows,
+    slots_of_rows,
+    targets_of,
     unreadable_target,
 )
 from millpond.executor.spark.worker_process import WorkerProcess
@@ -366,7 +367,7 @@ def route_productions(
             rows = part.num_rows
             errors = [extracted.errors.get(row) for row in range(rows)] if extracted.errors else None
             columns = [
-                pa.array(_targets(extracted.keys, route), pa.int32()),
+                pa.array(targets_of(extracted.keys, route), pa.int32()),
                 pa.array((number << _FILE_BITS) + np.arange(rows)),
                 pa.array([stream]).take(pa.array(np.zeros(rows, np.int8))),
                 extracted.keys,
@@ -382,21 +383,8 @@ def route_productions(
         yield from _by_slot(join_productions(tables).combine_chunks(), routes.slots, read_bytes)
 
 
-def _targets(keys: pa.Array, route: Route) -> npt.NDArray[np.int32]:
-    """Return the target of each key, by binary search for the bounds in the sorted keys, because keys outnumber bounds."""
-    targets = np.full(len(keys), unreadable_target(route.first), np.int32)
-    order = pc.sort_indices(keys).to_numpy()[: len(keys) - keys.null_count]
-    rows = range(len(order))
-    cuts = [bisect_left(rows, low, key=lambda row: keys[order[row]].as_py()) for low in route.lows[1:]]
-    starts = [0, *cuts, len(order)]
-    for position, (start, end) in zip(route.positions, pairwise(starts), strict=True):
-        targets[order[start:end]] = position
-    return targets
-
-
 def _by_slot(table: pa.Table, slots: int, read_bytes: int) -> Iterator[pa.RecordBatch]:
-    targets = table.column("target").to_numpy()
-    slot_of_row = np.where(targets < 0, -1 - targets, targets) % slots
+    slot_of_row = slots_of_rows(table.column("target").to_numpy(), slots)
     order = np.argsort(slot_of_row, kind="stable")
     for slot, (start, end) in _runs(slot_of_row[order]).items():
         for begin in range(start, end, _ROWS_MAX):

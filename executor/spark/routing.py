@@ -7,7 +7,7 @@ has the same columns in every batch, and each call into the JVM costs a millisec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,7 +18,7 @@ from pyspark.sql import types as T  # noqa: N812 - the name that every Spark use
 from pyspark.sql.functions import expr
 
 from millpond.executor.inputs.changes import CHANGE_ERROR, CHANGE_SIGN, image_names
-from millpond.executor.inputs.extraction import InjectorNode, Rows, read_injected, rows_to_extract
+from millpond.executor.inputs.extraction import InjectorNode, mended_texts, read_injected, rows_to_extract
 from millpond.executor.inputs.keys import KeyExtractor, KeyField, key_names
 from millpond.executor.inputs.payload import check_payload_column
 from millpond.executor.inputs.reserved import refuse_repeated, refuse_reserved
@@ -36,6 +36,7 @@ from millpond.executor.spark.task_plan import (
     Route,
     RoutedColumns,
     SlotParts,
+    targets_of,
     unreadable_target,
 )
 from millpond.executor.time.instants import (
@@ -49,7 +50,6 @@ from millpond.executor.time.instants import (
 )
 from millpond.executor.time.watermark_policies import IngressTime
 from millpond.statestore.errors import InvalidError, did_you_mean
-from millpond.statestore.interval import locate
 
 _ADDED = {
     TARGET: T.IntegerType(),
@@ -64,8 +64,11 @@ _UNSTAMPED = "CAST(0 AS BIGINT)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routed:
+    """A frame and the columns of its rows, once ``finish`` has been called with each of its batches."""
+
     frame: DataFrame
     columns: RoutedColumns
+    finish: Callable[[pa.RecordBatch], Iterable[pa.RecordBatch]] = lambda batch: [batch]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,10 +151,20 @@ class Router:
         self._node = node
         self._kept: tuple[tuple[Route, ...], _Selection | None] | None = None
 
-    def route(self, frame: DataFrame, routes: tuple[Route, ...]) -> Routed:
-        """Return one row per record and consumer, with its target; not yet moved."""
+    def route(self, frame: DataFrame, routes: tuple[Route, ...], *, is_collected: bool = False) -> Routed:
+        """Return one row per record and consumer, with its target; not yet moved.
+
+        With ``is_collected`` the driver has the rows in Arrow before they are moved, and routes them itself, unless
+        extractors need a call for each row, which the tasks share.
+        """
         if self._kept is None or self._kept[0] != routes:
             self._kept = routes, _select(frame.schema, self._node, routes)
+        if is_collected and self._kept[1] is not None:
+            return Routed(
+                frame=frame,
+                columns=_columns_in_python(self._node, frame.columns),
+                finish=lambda batch: _routed_batches(batch, self._node, routes),
+            )
         return _spread(frame, self._node, routes, self._kept[1])
 
     def keys(self, frame: DataFrame, key: KeyExtractor, rows_max: int) -> DataFrame:
@@ -172,18 +185,19 @@ def _spread(
         for expressions in selection.passes:
             frame = frame.selectExpr(*expressions)
         return Routed(frame=frame, columns=selection.columns)
+    columns = _columns_in_python(node, _carried(frame.columns))
     schema = T.StructType([*(T.StructField(*added) for added in _ADDED.items()), *frame.schema.fields])
-    own, sign, _ = _parts_of_change(node, _carried(frame.columns))
-    record_id = None if node.id is None else ID
-    columns = RoutedColumns(key=KEY, at=AT, id=record_id, error=ERROR, own=own, sign=sign)
 
     def router(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            rows = rows_to_extract(node, pa.Table.from_batches([batch]))
-            for route in routes:
-                yield _routed_batch(batch, rows, node, route)
+            yield from _routed_batches(batch, node, routes)
 
     return Routed(frame=frame.mapInArrow(router, schema), columns=columns)
+
+
+def _columns_in_python(node: InjectorNode, names: Sequence[str]) -> RoutedColumns:
+    own, sign, _ = _parts_of_change(node, tuple(names))
+    return RoutedColumns(key=KEY, at=AT, id=None if node.id is None else ID, error=ERROR, own=own, sign=sign)
 
 
 def _carried(names: Sequence[str]) -> tuple[str, ...]:
@@ -388,27 +402,29 @@ def _id(schema: T.StructType, name: str) -> str:
     )
 
 
-def _routed_batch(batch: pa.RecordBatch, rows: Rows, node: InjectorNode, route: Route) -> pa.RecordBatch:
-    injected = read_injected(node, route.key, rows)
-    keys = injected.keys.to_pylist()
-    errors = [injected.errors.get(row) for row in range(batch.num_rows)]
-    targets = [
-        unreadable_target(route.first)
-        if error is not None or key is None
-        else route.positions[locate(route.lows, key)]
-        for key, error in zip(keys, errors, strict=True)
-    ]
-    ids = pa.nulls(batch.num_rows, pa.binary()) if injected.ids is None else injected.ids
-    untimed = np.isin(np.arange(batch.num_rows), list(injected.untimed))
-    added = [
-        pa.array(targets, pa.int32()),
-        injected.keys,
-        pa.array(injected.at, pa.int64(), mask=untimed),
-        ids,
-        pa.array(errors, pa.string()),
-    ]
-    names = [*_ADDED, *batch.schema.names]
-    return pa.RecordBatch.from_arrays([*added, *batch.columns], names=names)
+def _routed_batches(
+    batch: pa.RecordBatch, node: InjectorNode, routes: Sequence[Route]
+) -> Iterator[pa.RecordBatch]:
+    table, garbled = mended_texts(pa.Table.from_batches([batch]))
+    rows, count = rows_to_extract(node, table), batch.num_rows
+    own = table.combine_chunks().to_batches()[0].columns if count else batch.columns
+    for route in routes:
+        injected = read_injected(node, route.key, rows, garbled=garbled)
+        targets = targets_of(injected.keys, route)
+        errors = pa.nulls(count, pa.string())
+        if injected.errors:
+            targets[list(injected.errors)] = unreadable_target(route.first)
+            errors = pa.array([injected.errors.get(row) for row in range(count)], pa.string())
+        untimed = np.zeros(count, bool)
+        untimed[list(injected.untimed)] = True
+        added = [
+            pa.array(targets, pa.int32()),
+            injected.keys,
+            pa.array(injected.at, pa.int64(), mask=untimed),
+            pa.nulls(count, pa.binary()) if injected.ids is None else injected.ids,
+            errors,
+        ]
+        yield pa.RecordBatch.from_arrays([*added, *own], names=[*_ADDED, *batch.schema.names])
 
 
 _READ_MAX: Final = 200_000

@@ -156,6 +156,7 @@ class OneMachine:
     """Slots on the driver's machine, one for each worker process."""
 
     slots_per_process: int = 1
+    is_one_machine: bool = True
 
     def __init__(self, session: SparkSession, slots: int) -> None:
         self._session = session
@@ -182,6 +183,8 @@ class Anchor:
     Slots of a lost executor go to others, and executors that join get their share of slots, both within a short job of
     Spark. Spark would take two anchors for the same table if they had one name.
     """
+
+    is_one_machine: bool = False
 
     def __init__(self, session: SparkSession, slots: int, cores: int, name: str) -> None:
         self._context: Any = session.sparkContext._jsc.sc()  # noqa: SLF001 - only the JVM has the scheduler

@@ -10,7 +10,9 @@ from __future__ import annotations
 import pickle
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
+from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -18,12 +20,16 @@ from pyspark import TaskContext
 from millpond.executor.computation.watchdog import OnStuck
 from millpond.executor.interval.bundle import DeadLetter
 from millpond.executor.interval.row_update import Manifest
-from millpond.executor.spark.hand_over import HandedOver, hand_over
+from millpond.executor.spark.hand_over import ONE_MACHINE, HandedOver, executor_of_worker, hand_over
 from millpond.executor.spark.routed import RoutedRecords, pop_productions
 from millpond.executor.spark.task_plan import SlotReport, TaskPlan
 from millpond.executor.spark.worker_process import WorkerProcess
 from millpond.executor.superstep.delivery import UndeliveredProductions
 from millpond.statestore.errors import DataError, InvalidError, check
+from millpond.statestore.system import SystemClock
+
+_SETTLING_MS: Final = 50
+"""Time that a slot takes to settle, long enough that no process gets a second one before each has one."""
 
 
 def make_task(plan: TaskPlan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -38,12 +44,31 @@ def make_task(plan: TaskPlan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[p
     return task
 
 
+def make_settling_task(plan: TaskPlan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function that makes the process of each partition the home of a slot that has none."""
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        secret, context = plan.home_secret, TaskContext.get()
+        # Code that cannot be loaded is told by the next superstep.
+        with suppress(InvalidError, DataError):
+            if secret is not None and context is not None:
+                process = WorkerProcess.of(plan.setting)
+                homes = process.homes(secret, partial(_serve, process), ONE_MACHINE)
+                homes.take(context.partitionId(), plan.slots_max)
+        SystemClock().sleep_ms(_SETTLING_MS)
+        yield from batches
+
+    return task
+
+
 def _run_at_home(plan: TaskPlan, slot: int, batches: list[pa.RecordBatch]) -> SlotReport:
     """Run a slot in the process with its soft state, or in this one if no other process has it."""
     try:
         process = WorkerProcess.of(plan.setting)
-        if plan.secret is not None and (batches or slot in plan.parts):
-            homes = process.homes(plan.secret, partial(_serve, process))
+        secret = plan.home_secret
+        if secret is not None and (batches or slot in plan.parts):
+            executor = executor_of_worker(is_one_machine=plan.is_one_machine)
+            homes = process.homes(secret, partial(_serve, process), executor)
             neighbour = homes.neighbour(slot, plan.slots_max)
             if neighbour is not None:
                 report = hand_over(neighbour, plan.to_neighbour(slot), batches)
@@ -93,6 +118,7 @@ def run_slot(
     parts = plan.parts_of(slot)
     productions, outside = pop_productions(batches)
     records = RoutedRecords.read(plan.input, outside)
+    arrived = [] if records is None else outside
     routed = [one for one in (records, productions) if one is not None]
     letters: list[DeadLetter] = []
     for one in routed:
@@ -118,5 +144,7 @@ def run_slot(
         inputs=() if records is None else (records.observation(),),
         digest=0 if records is None else records.digest,
         process=process.name,
+        arrived_rows=sum(batch.num_rows for batch in arrived),
+        arrived_bytes=sum(batch.nbytes for batch in arrived),
         read_bytes=process.read_bytes - read_before + (0 if productions is None else productions.read_bytes),
     )

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import cloudpickle
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -69,6 +73,12 @@ def position_of(target: int) -> int:
     return target if is_readable(target) else -1 - target
 
 
+def slots_of_rows(targets: npt.NDArray[np.int32], slots: int) -> npt.NDArray[np.int32]:
+    """Return the slot of each target."""
+    slot_of_row: npt.NDArray[np.int32] = np.where(targets < 0, -1 - targets, targets) % slots
+    return slot_of_row
+
+
 def readable_rows(targets: Any) -> Any:
     """`is_readable` of each element of an Arrow array, as an Arrow array."""
     return pc.greater_equal(targets, 0)
@@ -111,6 +121,29 @@ class Route:
     def first(self) -> int:
         """The position of the interval whose task reports unreadable records."""
         return self.positions[0]
+
+
+_BOUNDS_MAX: Final = 16
+"""Bounds that are compared with each key. With more of them it takes less time to sort the keys."""
+
+
+def targets_of(keys: pa.Array, route: Route) -> npt.NDArray[np.int32]:
+    """Return the target of each key; a null key has the unreadable one."""
+    is_key = keys.is_valid().to_numpy(zero_copy_only=False)
+    unreadable, positions = unreadable_target(route.first), np.asarray(route.positions, np.int32)
+    if len(positions) <= _BOUNDS_MAX:
+        places = np.zeros(len(keys), np.intp)
+        for low in route.lows[1:]:
+            places += pc.greater_equal(keys, low).fill_null(False).to_numpy(zero_copy_only=False)
+        return np.where(is_key, positions[places], np.int32(unreadable))
+    targets = np.full(len(keys), unreadable, np.int32)
+    order = pc.sort_indices(keys).to_numpy()[: len(keys) - keys.null_count]
+    rows = range(len(order))
+    cuts = [bisect_left(rows, low, key=lambda row: keys[order[row]].as_py()) for low in route.lows[1:]]
+    starts = [0, *cuts, len(order)]
+    for position, (start, end) in zip(route.positions, pairwise(starts), strict=True):
+        targets[order[start:end]] = position
+    return targets
 
 
 SlotParts: TypeAlias = Mapping[int, IntervalPlan]
@@ -203,8 +236,9 @@ class TaskPlan:
         sources: committed files with undelivered productions.
         weak: the productions that are delivered before the commit, by computation.
         handed_on: uncommitted files of this superstep, with weak productions.
-        secret: known to the run's tasks alone. ``None``: each task runs where Spark starts it.
+        secret: known to the run's processes alone. ``None``: each task runs where Spark starts it.
         slots_max: number of slots that a process can be home to.
+        is_one_machine: the driver can reach the homes of slots.
     """
 
     setting: WorkerSetting
@@ -218,6 +252,12 @@ class TaskPlan:
     handed_on: tuple[ProductionSource, ...] = ()
     secret: str | None = None
     slots_max: int = 1
+    is_one_machine: bool = False
+
+    @property
+    def home_secret(self) -> str | None:
+        """The secret of homes with this plan's store and code: a seeded generator may give two runs one secret."""
+        return None if self.secret is None else "\0".join((self.secret, *self.setting.name))
 
     def parts_of(self, slot: int) -> SlotParts:
         packed = self.parts.get(slot)
@@ -256,6 +296,7 @@ class SlotReport:
         failure: the error that ended the task, if another attempt would fail in the same way.
         process: the process that ran the slot. The driver counts slots that stay in their process.
         read_bytes: bytes of row files read by the slot.
+        arrived_rows, arrived_bytes: of the outside input, in Arrow.
         digest: of the slot's rows of a bounded frame.
     """
 
@@ -266,6 +307,8 @@ class SlotReport:
     failure: MillpondError | None = None
     process: str = ""
     read_bytes: int = 0
+    arrived_rows: int = 0
+    arrived_bytes: int = 0
     digest: int = 0
 
 

@@ -218,13 +218,11 @@ class WorkerProcess:
             gc.freeze()
             return cls._current
 
-    def homes(self, secret: str, serve: Serve) -> SlotHomes:
+    def homes(self, secret: str, serve: Serve, executor: int) -> SlotHomes:
         """Return the slots whose home is this process in a run. It gives up slots of an earlier run."""
-        # A seeded generator may give the same secret to a run on another store or of other code.
-        own = "\0".join((secret, *self.setting.name))
-        if self._homes is None or self._homes.secret != own:
+        if self._homes is None or self._homes.secret != secret:
             self.close()
-            self._homes = SlotHomes(own, serve)
+            self._homes = SlotHomes(secret, serve, executor)
         return self._homes
 
     def close(self) -> None:

@@ -200,19 +200,20 @@ def read_row_files(
     check(set(names) <= set(ROW_SCHEMA.names), "only columns of rows are read", columns=names)
     needed = names if "key" in names else ["key", *names]
     selection = _Selection(keys, interval, keep, keeps_cells=keeps_cells)
-    found = []
+    found, are_reduced = [], True
     for path in paths:
         try:
-            table = _read_row_file(objects, path, needed, selection, in_parts=path in large)
+            table, is_reduced = _read_row_file(objects, path, needed, selection, in_parts=path in large)
         except DataError:
             if not forget_copy(objects, path):
                 raise
             # A kept copy was damaged: read once more, from the store.
-            table = _read_row_file(objects, path, needed, selection, in_parts=path in large)
+            table, is_reduced = _read_row_file(objects, path, needed, selection, in_parts=path in large)
         found += [table] if table.num_rows else []
+        are_reduced = are_reduced and is_reduced
     if not found:
         return pa.schema([ROW_SCHEMA.field(name) for name in names]).empty_table()
-    table = selection.apply(join_updates(found))
+    table = join_updates(found) if are_reduced else selection.apply(join_updates(found))
     return table.select([*names, *typed_columns_among(table.column_names)])
 
 
@@ -238,17 +239,21 @@ def sealed_name(path: str) -> str | None:
 
 def _read_row_file(
     objects: Objects, path: str, needed: list[str], selection: _Selection, *, in_parts: bool
-) -> pa.Table:
+) -> tuple[pa.Table, bool]:
+    """Return the rows of a file, and whether they are the selected ones only: many small files are joined first."""
     name = sealed_name(path)
     with reading(path):
         chosen = selection.read_blocks(objects, path, name, needed) if in_parts and name else None
         if chosen is not None:
-            return chosen
+            return chosen, True
         data = objects.get(path)
         table = conform(
             decode_rows(data, needed, selection.filter, name=name), needed, keeps_cells=selection.keeps_cells
         )
-        return table if len(data) <= _SMALL_BYTES and selection.keep is None else selection.reduce(table)
+        if len(data) <= _SMALL_BYTES and selection.keep is None:
+            return table, False
+        # Rows of one of our files rise by key, as in `open_runs`.
+        return selection.reduce(table, is_sorted=name is not None), True
 
 
 @contextmanager

@@ -88,11 +88,15 @@ def injector(key: FieldExtractor = "k", at: FieldExtractor = "text", **fields: A
     )
 
 
-def routed(result: Routed) -> list[tuple[Any, ...]]:
+def finished(result: Routed) -> pa.Table:
+    """Return the routed rows, as the driver gets them, in the session's zone."""
+    batches = result.frame._collect_as_arrow()  # type: ignore[operator]
+    return pa.Table.from_batches([rows for batch in batches for rows in result.finish(batch)])
+
+
+def read(result: Routed) -> list[tuple[Any, ...]]:
     """Return number, target, key, time and id of each routed row, as a task would read them."""
-    columns = result.columns
-    names = ["n", TARGET, columns.key, columns.at]
-    arrow = result.frame.select(*dict.fromkeys([*names, *filter(None, [columns.id])])).toArrow()
+    columns, arrow = result.columns, finished(result)
     at = arrow.column(columns.at)
     at = (at.cast(pa.timestamp("us", tz="UTC")) if pa.types.is_timestamp(at.type) else at).cast(pa.int64())
     ids = pa.nulls(len(arrow)) if columns.id is None else arrow.column(columns.id)
@@ -102,6 +106,14 @@ def routed(result: Routed) -> list[tuple[Any, ...]]:
     rows = zip(*(column.to_pylist() for column in arrays), strict=True)
     # An unreadable record's other columns appear only in its letter's text.
     return sorted(row if row[1] >= 0 else row[:2] for row in rows)
+
+
+def routed(node: InjectorNode, frame: DataFrame, routes: tuple[Route, ...]) -> list[tuple[Any, ...]]:
+    """Return the rows that Spark routes, which are those that the driver routes once it has collected them."""
+    by_spark = read(Router(node).route(frame, routes))
+
+    assert read(Router(node).route(frame, routes, is_collected=True)) == by_spark
+    return by_spark
 
 
 def expected(node: InjectorNode, routes: tuple[Route, ...], table: pa.Table) -> list[tuple[Any, ...]]:
@@ -149,7 +161,7 @@ def test_jvm_and_python_route_to_the_same_interval(
 ) -> None:
     node = injector(at=at, id="id")
 
-    assert routed(Router(node).route(frame, routes)) == expected(node, routes, table)
+    assert routed(node, frame, routes) == expected(node, routes, table)
 
 
 @pytest.mark.parametrize("count", [1, 2, 128, 129, 1_000])
@@ -162,14 +174,12 @@ def test_key_is_located_among_any_number_of_cuts(spark: SparkSession, count: int
     lows = ("", *sorted(drawn.choice(sorted(texts), min(count, len(texts)), replace=False).tolist()))
     keys = sorted({*texts, *(low[:-1] for low in lows), "", "\U0010ffff"})
     route = Route(positions=tuple(drawn.permutation(len(lows)).tolist()), lows=lows, key=None)
-    result = Router(injector("k", "n")).route(
-        spark.createDataFrame([(key, 0) for key in keys], "k string, n long"), [route]
-    )
+    frame = spark.createDataFrame([(key, 0) for key in keys], "k string, n long")
 
-    rows = result.frame.select("k", TARGET).toArrow().to_pylist()
-    assert {row["k"]: row[TARGET] for row in rows} == {
-        key: route.positions[locate(lows, plain_key(key))] for key in keys
-    }
+    wanted = {key: route.positions[locate(lows, plain_key(key))] for key in keys}
+    for is_collected in (False, True):
+        result = Router(injector("k", "n")).route(frame, (route,), is_collected=is_collected)
+        assert {row["k"]: row[TARGET] for row in finished(result).to_pylist()} == wanted
 
 
 @pytest.mark.parametrize(
@@ -184,21 +194,21 @@ def test_function_extractors_route_to_the_same_interval(
     frame: DataFrame, table: pa.Table, node: InjectorNode
 ) -> None:
     """The records pass through Python."""
-    assert routed(Router(node).route(frame, THREE)) == expected(node, THREE, table)
+    assert routed(node, frame, THREE) == expected(node, THREE, table)
 
 
 def test_function_of_one_consumer_does_not_affect_the_others(frame: DataFrame, table: pa.Table) -> None:
     node = injector(at="number")
     routes = (*CUT, Route(positions=(6, 7), lows=("", "5"), key=lambda row: str(row["n"])))
 
-    assert routed(Router(node).route(frame, routes)) == expected(node, routes, table)
+    assert routed(node, frame, routes) == expected(node, routes, table)
 
 
 @pytest.mark.parametrize("column", ["id", "seq", None])
 def test_jvm_and_python_make_the_same_ids(frame: DataFrame, table: pa.Table, column: str | None) -> None:
     node = injector(at="moment", id=column)
 
-    assert routed(Router(node).route(frame, ONE)) == expected(node, ONE, table)
+    assert routed(node, frame, ONE) == expected(node, ONE, table)
 
 
 def test_jvm_and_python_parse_the_same_times_in_text(spark: SparkSession, zone: None) -> None:
@@ -211,7 +221,7 @@ def test_jvm_and_python_parse_the_same_times_in_text(spark: SparkSession, zone: 
     readable = []
     for at_zone in (None, "UTC", "-03:30", "Europe/Berlin"):
         node = injector(times=TimeReading.of(None, at_zone, stream="in"))
-        routed_rows = {row[0]: row for row in routed(Router(node).route(frame, ONE))}
+        routed_rows = {row[0]: row for row in routed(node, frame, ONE)}
         wanted = {row[0]: row for row in expected(node, ONE, frame.toArrow())}
 
         assert {texts[n]: routed_rows[n] for n in routed_rows} == {texts[n]: wanted[n] for n in wanted}
@@ -241,9 +251,7 @@ def test_jvm_and_python_read_the_same_times_in_numbers(spark: SparkSession, unit
     )
     node = injector(at="at", times=TimeReading.of(unit, None, stream="in"))
 
-    assert routed(Router(node).route(frame.coalesce(1), ONE)) == expected(
-        node, ONE, frame.coalesce(1).toArrow()
-    )
+    assert routed(node, frame.coalesce(1), ONE) == expected(node, ONE, frame.coalesce(1).toArrow())
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
@@ -255,7 +263,7 @@ def test_jvm_and_python_read_the_same_times_in_floats(spark: SparkSession, unit:
     ).coalesce(1)
     node = injector(at="at", times=TimeReading.of(unit, None, stream="in"))
 
-    assert routed(Router(node).route(frame, ONE)) == expected(node, ONE, frame.toArrow())
+    assert routed(node, frame, ONE) == expected(node, ONE, frame.toArrow())
 
 
 def test_timestamp_ntz_has_the_offset_of_its_place(spark: SparkSession) -> None:
@@ -273,14 +281,14 @@ def test_timestamp_ntz_has_the_offset_of_its_place(spark: SparkSession) -> None:
     frame = spark.sql(rows).coalesce(1)
     node = injector(at="at", times=TimeReading.of(None, "Europe/Berlin", stream="in"))
 
-    assert routed(Router(node).route(frame, ONE)) == expected(node, ONE, frame.toArrow())
+    assert routed(node, frame, ONE) == expected(node, ONE, frame.toArrow())
 
 
 def test_timestamp_ntz_takes_the_injectors_zone(spark: SparkSession) -> None:
     """The session's zone does not matter."""
     frame = spark.sql("SELECT 0L AS n, 'k' AS k, timestamp_ntz'2013-02-08 10:00:00.000005' AS at").coalesce(1)
     node = injector(at="at", times=TimeReading.of(None, "+02:00", stream="in"))
-    routed_rows = routed(Router(node).route(frame, ONE))
+    routed_rows = routed(node, frame, ONE)
 
     assert routed_rows == expected(node, ONE, frame.toArrow())
     assert routed_rows[0][3] == 1_360_310_400_000_005

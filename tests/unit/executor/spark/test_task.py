@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -278,18 +279,24 @@ def test_records_of_another_slot_fail_the_task(tmp_path: Path) -> None:
 
 def test_runs_of_two_stores_with_one_secret_have_separate_homes(tmp_path: Path) -> None:
     """Seeded generators may draw the same secret."""
-    first, second = (
-        WorkerProcess(replace(setting(tmp_path), url=str(tmp_path / name))) for name in ("first", "second")
-    )
-    try:
-        homes = [process.homes("one secret", lambda _: None) for process in (first, second)]
+    first, second = (replace(plan(tmp_path / name, 1, [LOW]), secret="drawn") for name in ("first", "second"))
 
-        assert [home.neighbour(0, 1) for home in homes] == [None, None]
-        assert first.homes("one secret", lambda _: None) is homes[0]
-        assert first.homes("another run", lambda _: None) is not homes[0]
+    assert first.home_secret != second.home_secret
+    assert first.home_secret == replace(first, superstep=Superstep(9)).home_secret
+
+
+def test_process_gives_up_the_slots_of_an_earlier_run(tmp_path: Path) -> None:
+    process, other = WorkerProcess(setting(tmp_path)), WorkerProcess(setting(tmp_path / "other"))
+    try:
+        homes = process.homes("a run", lambda _: None, os.getpid())
+
+        assert homes.neighbour(0, 1) is None
+        assert process.homes("a run", lambda _: None, os.getpid()) is homes
+        assert process.homes("another run", lambda _: None, os.getpid()) is not homes
+        assert other.homes("a run", lambda _: None, os.getpid()).neighbour(0, 1) is None
     finally:
-        first.close()
-        second.close()
+        process.close()
+        other.close()
 
 
 def test_slot_of_another_store_is_refused(tmp_path: Path) -> None:
