@@ -24,7 +24,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME PYT
 .NOTPARALLEL:
 .PHONY: help setup demo test test-slow soak soak-year test-spark coverage check types hooks format docs bench bench-cache bench-scale-out \
         bench-state-size bench-rebalance bench-routing bench-disk-tier bench-driver bench-load bench-requests \
-        bench-peers \
+        bench-peers bench-anatomy \
         simulate lock clean java
 
 help: ## Show this list
@@ -110,6 +110,9 @@ bench-load: $(INSTALLED) ## Measure making rows of a table; build/bench/load.jso
 
 bench-requests: $(INSTALLED) ## Count requests to an object store, by the age of the store; build/bench/requests.json
 	@$(PYTHON_IN_VENV) -m benchmarks.requests --versions 317 --versions 10000 --json build/bench/requests.json
+
+bench-anatomy: java $(JARS) ## Measure where the time of a superstep on Spark goes, and draw it (about 5 minutes); build/bench/anatomy.json
+	@$(PYTHON_IN_VENV) -m benchmarks.anatomy --json build/bench/anatomy.json --picture build/bench/anatomy.png
 
 bench-peers: java $(JARS) ## Measure windowed sums beside Spark's own, Pathway, Bytewax and Polars (about 12 minutes); build/bench/peers.json
 	@$(PYTHON_IN_VENV) -m benchmarks.peers --json build/bench/peers.json --picture build/bench/peers.png

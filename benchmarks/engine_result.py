@@ -66,10 +66,11 @@ class EngineResult:
         }
 
 
-def batch_times(query: StreamingQuery) -> tuple[BatchTime, ...]:
+def batch_times(query: StreamingQuery, *, are_read: bool = True) -> tuple[BatchTime, ...]:
     """The micro-batches of an ended query that had input, in order.
 
-    Spark keeps the progress of the last 100 batches, so a load must have no more.
+    Spark counts no input of a batch that nothing reads: then ``are_read`` must be false. Spark keeps the progress of the
+    last 100 batches, so a load must have no more.
     """
     return tuple(
         BatchTime(
@@ -78,7 +79,7 @@ def batch_times(query: StreamingQuery) -> tuple[BatchTime, ...]:
             parts_ms=progress["durationMs"],
         )
         for progress in map(as_mapping, query.recentProgress)
-        if progress["numInputRows"] > 0
+        if (progress["numInputRows"] > 0 if are_read else "addBatch" in progress["durationMs"])
     )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from millpond.executor.spark.hand_over import HomeCalls, HomesReached
+from millpond.executor.spark.hand_over import HomesReached, reach_homes
 from millpond.executor.spark.routing import Routed
 from millpond.executor.spark.task import make_settling_task
 from millpond.executor.spark.task_plan import TARGET, SlotReport, TaskPlan, slots_of_rows
@@ -40,13 +40,9 @@ class DirectRuns:
         self._session = session
         self._slots = slots
         self._clock = clock
-        self._calls = HomeCalls(slots)
         self._job_us = clock.monotonic_us()
         self._rows_max: dict[str, int] = {}
         self._settled, self._settle_again_us = "", 0
-
-    def close(self) -> None:
-        self._calls.close()
 
     def note_job(self) -> None:
         """Note that Spark's Python workers have just had a task."""
@@ -108,21 +104,22 @@ class DirectRuns:
         batches: list[pa.RecordBatch] = few._collect_as_arrow()  # noqa: SLF001
         if sum(batch.num_rows for batch in batches) > rows_max:
             return None
-        for rows in (rows for batch in batches for rows in routed.finish(batch)):
-            slot_of_row = slots_of_rows(rows.column(TARGET).to_numpy(), self._slots)
-            for slot in np.unique(slot_of_row).tolist():
-                by_slot.setdefault(slot, []).append(rows.filter(pa.array(slot_of_row == slot)))
+        for batch in pa.Table.from_batches(batches).combine_chunks().to_batches() if batches else ():
+            for rows in routed.finish(batch):
+                slot_of_row = slots_of_rows(rows.column(TARGET).to_numpy(), self._slots)
+                for slot in np.unique(slot_of_row).tolist():
+                    by_slot.setdefault(slot, []).append(rows.filter(pa.array(slot_of_row == slot)))
         return by_slot
 
     def _reach(self, plan: TaskPlan) -> HomesReached | None:
         secret, slots = plan.home_secret or "", sorted(plan.parts)
-        reached = self._calls.connect(secret, slots)
+        reached = reach_homes(secret, slots)
         now_us = self._clock.monotonic_us()
         if reached is None and (secret != self._settled or now_us >= self._settle_again_us):
             # The code is new to the processes, one has ended, or Spark has run the tasks of two slots in one.
             self._settled, self._settle_again_us = secret, now_us + _IDLE_US
             self._settle(plan)
-            reached = self._calls.connect(secret, slots)
+            reached = reach_homes(secret, slots)
         return reached
 
     @property

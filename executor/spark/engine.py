@@ -166,7 +166,6 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         return version
 
     def close(self) -> None:
-        self._direct.close()
         self._homes.close()
 
     # -- batches ---------------------------------------------------------------------------

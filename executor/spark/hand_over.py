@@ -17,10 +17,10 @@ import hashlib
 import logging
 import os
 import pickle
+import queue
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
@@ -183,61 +183,67 @@ def executor_of_worker(*, is_one_machine: bool) -> int:
     return ONE_MACHINE if is_one_machine else os.getppid()
 
 
-class HomeCalls:
-    """The driver's hand-over of all slots of a superstep to their homes on its own machine."""
-
-    def __init__(self, slots: int) -> None:
-        self._threads = ThreadPoolExecutor(slots, "millpond-home-call")
-
-    def connect(self, secret: str, slots: Sequence[int]) -> HomesReached | None:
-        """Return connections to the homes of all ``slots``; ``None`` if any of them has no home."""
-        key, reached = secret.encode(), HomesReached(self._threads)
-        for slot in slots:
-            home = _connect(_address(key, ONE_MACHINE, slot), key)
-            if home is None:
-                reached.close()
-                return None
-            reached.homes[slot] = home
-        return reached
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False)
+def reach_homes(secret: str, slots: Sequence[int]) -> HomesReached | None:
+    """Return connections from the driver to the homes of all ``slots``; ``None`` if any of them has no home."""
+    key, homes = secret.encode(), dict[int, Connection]()
+    for slot in slots:
+        home = _connect(_address(key, ONE_MACHINE, slot), key)
+        if home is None:
+            HomesReached(homes).close()
+            return None
+        homes[slot] = home
+    return HomesReached(homes)
 
 
 class HomesReached:
-    """Connections to the homes of a superstep's slots, for one hand-over."""
+    """The driver's connections to the homes of a superstep's slots, for one hand-over."""
 
-    def __init__(self, threads: ThreadPoolExecutor) -> None:
-        self.homes: dict[int, Connection] = {}
-        self._threads = threads
-        self._running: dict[Future[SlotReport | None], Connection] = {}
+    def __init__(self, homes: Mapping[int, Connection]) -> None:
+        self._homes = homes
+        # Not a pool, whose threads would keep a program that ends waiting for user code.
+        self._threads: dict[int, threading.Thread] = {}
 
     def run(
         self, plan: TaskPlan, batches: Mapping[int, Sequence[pa.RecordBatch]], poll: Callable[[], None]
     ) -> tuple[SlotReport, ...] | None:
         """Have the homes run their slots at once; ``None`` if any of them ends before its report.
 
-        ``poll`` is called every half second of the wait. What it raises ends the wait, not the work of the homes: their
-        files count for nothing unless they are committed.
+        ``poll`` is called after each half second without a report. What it raises ends the wait, not the work of the
+        homes: their files count for nothing unless they are committed.
         """
-        while self.homes:
-            slot, home = self.homes.popitem()
-            call = self._threads.submit(hand_over, home, plan.to_neighbour(slot), batches.get(slot, ()))
-            self._running[call] = home
-        waiting = set(self._running)
-        while waiting:
-            _, waiting = wait(waiting, _POLL_S)
-            if waiting:
+        answers = queue.SimpleQueue[SlotReport | BaseException | None]()
+
+        def call(slot: int, home: Connection) -> None:
+            try:
+                answers.put(hand_over(home, plan.to_neighbour(slot), batches.get(slot, ())))
+            except BaseException as failure:  # noqa: BLE001 - raised by the thread that waits
+                answers.put(failure)
+
+        for slot, home in self._homes.items():
+            name = f"millpond-home-call-{slot}"
+            self._threads[slot] = threading.Thread(target=call, args=(slot, home), name=name, daemon=True)
+            self._threads[slot].start()
+        reports: list[SlotReport] = []
+        while len(reports) < len(self._homes):
+            try:
+                answer = answers.get(timeout=_POLL_S)
+            except queue.Empty:
                 poll()
-        reports = [call.result() for call in self._running]
-        return None if None in reports else tuple(report for report in reports if report is not None)
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            if answer is None:
+                return None
+            reports.append(answer)
+        return tuple(reports)
 
     def close(self) -> None:
-        for home in self.homes.values():
-            home.close()
-        for call, home in self._running.items():
-            if not call.done():
-                # Its thread is reading. To close a file under it would let it read from the next file of that number.
+        for slot, home in self._homes.items():
+            thread = self._threads.get(slot)
+            if thread is None:
+                home.close()
+            elif thread.is_alive():
+                # To close a file under a thread that reads it would let it read from the next file of that number.
                 with suppress(OSError), socket.socket(fileno=os.dup(home.fileno())) as connection:
                     connection.shutdown(socket.SHUT_RDWR)
-        wait(self._running)
+                thread.join()

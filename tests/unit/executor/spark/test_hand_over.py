@@ -6,14 +6,17 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from millpond.executor.spark.hand_over import HandedOver, SlotHomes, hand_over
-from millpond.executor.spark.task_plan import SlotReport
+from millpond.executor.spark.hand_over import ONE_MACHINE, HandedOver, SlotHomes, hand_over, reach_homes
+from millpond.executor.spark.task_plan import SlotReport, TaskPlan, WorkerSetting
+from millpond.statestore.types import Superstep, WallTimeMicros
 
 RECORDS = pa.record_batch({"n": pa.array(range(1_000), pa.int64())})
 _secrets = itertools.count()
@@ -32,7 +35,7 @@ def homes() -> Iterator[Callable[..., SlotHomes]]:
     made: list[SlotHomes] = []
 
     def make(serve: Callable[[HandedOver], None] = report_of, secret: str = secret) -> SlotHomes:
-        made.append(SlotHomes(secret, serve, executor=1))
+        made.append(SlotHomes(secret, serve, ONE_MACHINE))
         return made[-1]
 
     yield make
@@ -126,7 +129,7 @@ def test_report_is_given_once(homes: Callable[..., SlotHomes]) -> None:
 
 def _be_home(secret: str, pipe: Connection) -> None:
     """Take a slot, and end the process at its hand-over."""
-    homes = SlotHomes(secret, lambda _: os._exit(3), executor=1)
+    homes = SlotHomes(secret, lambda _: os._exit(3), ONE_MACHINE)
     pipe.send(homes.neighbour(0, 1) is None)
     pipe.recv()
 
@@ -143,3 +146,68 @@ def test_killed_home_frees_its_slot(homes: Callable[..., SlotHomes]) -> None:
     process.join()
     assert process.exitcode == 3
     assert mine.neighbour(0, 1) is None
+
+
+def plan_of(tmp_path: Path) -> TaskPlan:
+    setting = WorkerSetting(
+        url=str(tmp_path), storage_options={}, durability="os_cache", code=b"", code_digest="", cache_bytes=0
+    )
+    return TaskPlan(
+        setting=setting,
+        superstep=Superstep(1),
+        wall_time=WallTimeMicros(0),
+        slots=2,
+        parts={},
+        sources=(),
+        input=None,
+    )
+
+
+def report_of_slot(handed: HandedOver) -> None:
+    slot, _ = pickle.loads(handed.plan)
+    handed.give(SlotReport(slot=slot, read_bytes=sum(batch.num_rows for batch in handed.batches)))
+
+
+def test_driver_hands_each_home_its_slot(homes: Callable[..., SlotHomes], tmp_path: Path) -> None:
+    first, second = homes(report_of_slot), homes(report_of_slot)
+    first.take(0, 1)
+    assert reach_homes(first.secret, [0, 1]) is None
+    second.take(1, 1)
+
+    reached = reach_homes(first.secret, [0, 1])
+    assert reached is not None
+    reports = reached.run(plan_of(tmp_path), {1: [RECORDS]}, lambda: None)
+    reached.close()
+    assert reports is not None
+    assert {report.slot: report.read_bytes for report in reports} == {0: 0, 1: 1_000}
+
+
+def test_driver_gets_no_report_if_one_home_fails(homes: Callable[..., SlotHomes], tmp_path: Path) -> None:
+    def fail(_: HandedOver) -> None:
+        raise ArithmeticError
+
+    homes(report_of_slot).take(0, 1)
+    other = homes(fail)
+    other.take(1, 1)
+
+    reached = reach_homes(other.secret, [0, 1])
+    assert reached is not None
+    assert reached.run(plan_of(tmp_path), {}, lambda: None) is None
+    reached.close()
+
+
+def test_driver_that_gives_up_waits_for_no_home(homes: Callable[..., SlotHomes], tmp_path: Path) -> None:
+    go_on = threading.Event()
+    home = homes(lambda handed: [go_on.wait(), report_of_slot(handed)])
+    home.take(0, 1)
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    reached = reach_homes(home.secret, [0])
+    assert reached is not None
+    with pytest.raises(KeyboardInterrupt):
+        reached.run(plan_of(tmp_path), {}, stop)
+    reached.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("millpond-home-call")]
+    go_on.set()
