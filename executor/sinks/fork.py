@@ -58,7 +58,7 @@ class SinkFolder:
                 return sink
             target = open_objects(place, options)
             if Log(target).latest_version() is None:
-                theirs = _log_at(sink.path, sink.storage_options)
+                theirs = _log_at(str(sink.path), sink.storage_options)
                 # Forks of earlier releases wrote into tables that their parents had not written.
                 if theirs is not None and record.is_writer(load(theirs).txns):
                     return sink

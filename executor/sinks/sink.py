@@ -125,7 +125,7 @@ class DeltaSink:
         'out/spikes'
     """
 
-    path: str
+    path: str | Path
     schema: pa.Schema | None = None
     storage_options: Mapping[str, str] | None = field(default=None, repr=False)
     mode: Literal["append", "upsert"] = "append"
@@ -133,8 +133,8 @@ class DeltaSink:
     durability: Durability | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.path, str) or not self.path:
-            raise InvalidError("a Delta sink needs a path as text", path=self.path)
+        if not isinstance(self.path, str | Path) or not self.path:
+            raise InvalidError("a Delta sink needs a path, as text or as a Path", path=self.path)
         if self.durability not in (None, *DURABILITIES):
             raise InvalidError("there is no such durability", durability=self.durability, known=DURABILITIES)
         check_instance("storage_options", self.storage_options, Mapping, optional=True)
@@ -170,11 +170,11 @@ class DeltaSink:
     def identity(self) -> str:
         """The table's URL, or its absolute path on this machine."""
         local = local_path(self.path)
-        return self.path.rstrip("/") if local is None else str(local)
+        return str(self.path).rstrip("/") if local is None else str(local)
 
     def following(self, durability: Durability) -> DeltaSink:
         """Return this sink with a store's durability, unless it sets one itself or its URL leaves no choice."""
-        if self.durability is not None or not is_local(self.path):
+        if self.durability is not None or not is_local(str(self.path)):
             return self
         return replace(self, durability=durability)
 
@@ -211,7 +211,7 @@ class DeltaSink:
             # Before the folder is made, so that the removed one can be moved back.
             record.refuse_loss(0, self.identity)
         opened = writer(
-            open_objects(self.path, self.storage_options, durability=self.durability),
+            open_objects(str(self.path), self.storage_options, durability=self.durability),
             clock or SystemClock(),
             rng or SystemRng(),
             name=record.name,

@@ -1,11 +1,13 @@
-"""Supersteps that the driver brings to the homes of slots by itself, on its own machine.
+"""Direct supersteps: the driver brings rows to the homes of slots on its own machine, without a shuffle.
 
-A shuffle and a second stage are most of the time of a small micro-batch. On one machine the rows may as well go through
-the driver: one stage of Spark routes them and collects them in Arrow, and the driver hands each slot its own rows. A
-superstep without outside input then needs no job of Spark at all. What is known of the last batch says whether the rows
-of the next one are few enough to collect, and where that was wrong, Spark runs the superstep as it does a large one.
+A shuffle and a second stage take most of the time of a small micro-batch. On one machine the driver collects the rows
+in one stage of Spark, routes them in Arrow, and hands each slot its own rows. A superstep without outside input needs no
+Spark job at all.
 
-Spark ends Python workers that have had no task for a minute, so a job that does nothing keeps the homes alive.
+The size of the last batch predicts the size of the next one. After a wrong prediction Spark runs the superstep as
+tasks, which is also how it runs every large batch.
+
+Spark ends Python workers that have had no task for a minute, so a short job keeps the homes alive.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ from millpond.statestore.types import Clock
 
 ROWS_MAX: Final = 1 << 20
 BYTES_MAX: Final = 64 << 20
-"""Rows and bytes in Arrow up to which a batch is collected, because then it takes less time than a shuffle."""
+"""Limits of a batch that the driver collects, in rows and in bytes of Arrow."""
 
 _ROW_IN_PARTITION: Final = f"(monotonically_increasing_id() & {(1 << 33) - 1}L)"
 _IDLE_US: Final = 30_000_000
-"""Time without a task after which Spark's Python workers get one; Spark ends them after 60 s."""
+"""Time after which an idle Python worker gets a task; Spark ends idle workers after 60 s."""
 
 
 class DirectRuns:
@@ -45,11 +47,11 @@ class DirectRuns:
         self._settled, self._settle_again_us = "", 0
 
     def note_job(self) -> None:
-        """Note that Spark's Python workers have just had a task."""
+        """Record that Spark's Python workers have just run tasks."""
         self._job_us = self._clock.monotonic_us()
 
     def learn(self, plan: TaskPlan, reports: Iterable[SlotReport]) -> None:
-        """Remember how many rows like those of the last batch may be collected; 0 if the last batch had more."""
+        """Predict from the last batch how many rows of the next one may be collected; 0 if the last batch was too large."""
         if plan.input is None or plan.home_secret is None or not plan.is_one_machine:
             return
         rows = bytes_ = 0
@@ -62,15 +64,15 @@ class DirectRuns:
             self._rows_max[plan.input.stream] = rows_max if rows <= rows_max else 0
 
     def takes(self, stream: str) -> bool:
-        """Return True if the stream's next batch is likely to have few rows."""
+        """Return True if the stream's next batch is likely to be small enough."""
         return bool(self._rows_max.get(stream))
 
     def run(
         self, plan: TaskPlan, routed: Routed | None, check_running: Callable[[], None]
     ) -> tuple[SlotReport, ...] | None:
-        """Run every slot that has work at its home; ``None`` if Spark must run the superstep.
+        """Run every slot that has work at its home; ``None`` if Spark must run the superstep as tasks.
 
-        A slot may have run by then, which is as if Spark had run its task twice.
+        Some slots may have run before ``None`` is returned. Running them again is safe, because a task is pure.
         """
         if plan.home_secret is None or not plan.is_one_machine:
             return None
@@ -94,13 +96,13 @@ class DirectRuns:
             reached.close()
 
     def _collect(self, plan: TaskPlan, routed: Routed | None) -> dict[int, list[pa.RecordBatch]] | None:
-        """Return the rows of each slot, ``None`` if they are too many, of which few more are read."""
+        """Return the rows by slot, or ``None`` if there are too many; the filter bounds how many are read to find that out."""
         by_slot: dict[int, list[pa.RecordBatch]] = {}
         if plan.input is None or routed is None:
             return by_slot
         rows_max = self._rows_max[plan.input.stream]
         few: Any = routed.frame.where(f"{_ROW_IN_PARTITION} <= {rows_max}")
-        # Not `toArrow`, which makes all times those of UTC, and refuses types that tasks get, such as calendar intervals.
+        # Not `toArrow`: it converts times to UTC, and refuses types that tasks receive, such as calendar intervals.
         batches: list[pa.RecordBatch] = few._collect_as_arrow()  # noqa: SLF001
         if sum(batch.num_rows for batch in batches) > rows_max:
             return None
@@ -116,7 +118,7 @@ class DirectRuns:
         reached = reach_homes(secret, slots)
         now_us = self._clock.monotonic_us()
         if reached is None and (secret != self._settled or now_us >= self._settle_again_us):
-            # The code is new to the processes, one has ended, or Spark has run the tasks of two slots in one.
+            # The processes lack the code, one of them has ended, or Spark has run two slots in one process.
             self._settled, self._settle_again_us = secret, now_us + _IDLE_US
             self._settle(plan)
             reached = reach_homes(secret, slots)
@@ -127,7 +129,7 @@ class DirectRuns:
         return self._clock.monotonic_us() - self._job_us > _IDLE_US
 
     def _settle(self, plan: TaskPlan) -> None:
-        """Have Spark's Python workers make homes for all slots, which also keeps Spark from ending them."""
+        """Run a job that gives each slot a home and keeps Spark from ending the workers."""
         tasks = self._session.range(0, self._slots, 1, self._slots)
         tasks.mapInArrow(make_settling_task(replace(plan, parts={}, input=None)), "id long").collect()
         self.note_job()

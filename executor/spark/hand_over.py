@@ -37,7 +37,7 @@ _CALL_S: Final = 5.0
 _POLL_S: Final = 0.5
 
 ONE_MACHINE: Final = 0
-"""In place of an executor's id, where the driver's machine is the only one. No process has this id."""
+"""The executor's part of an address where all processes are on the driver's machine. No process has this id."""
 
 
 class HandedOver:
@@ -178,7 +178,7 @@ def hand_over(neighbour: Connection, plan: bytes, batches: Sequence[pa.RecordBat
 
 
 def executor_of_worker(*, is_one_machine: bool) -> int:
-    """Return what tells executors of one machine apart, `ONE_MACHINE` if there is but one, which the driver reaches too."""
+    """Return the executor's part of a home's address: `ONE_MACHINE` where the driver must know it."""
     # All workers of an executor have the same parent, the daemon that forked them.
     return ONE_MACHINE if is_one_machine else os.getppid()
 

@@ -366,6 +366,13 @@ class TestPlace:
         assert isinstance(sink, Sink)
         assert sink.identity == DeltaSink(f"{tmp_path}/").identity == DeltaSink(f"file://{tmp_path}").identity
         assert DeltaSink("s3://b/x/").identity == "s3://b/x"
+
+    def test_path_object_is_the_same_table_as_its_text(self, tmp_path):
+        sink = DeltaSink(tmp_path / "out").following("os_cache")
+        sink.open("store", "p", "spikes").write(1, productions(("a", 5, "1")))
+
+        assert sink.identity == DeltaSink(str(tmp_path / "out")).identity
+        assert sink.read().num_rows == 1
         assert pickle.loads(pickle.dumps(sink)) == sink
 
     def test_durability_follows_the_store_by_default(self, tmp_path):
