@@ -152,6 +152,8 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         self._routers = {name: Router(node) for name, node in topology.injectors.items()}
         # Between tasks weak productions travel in their producers' files.
         self._weak = {name: topology.weak_streams(name, keep_all=True) for name in topology.fused}
+        # Only in the main thread of its process, which has Spark's tasks, can a blocking call be interrupted.
+        self._has_limits = any(node.user_code_timeout is not None for node in topology.computations.values())
         options = self._options
         self._setting = WorkerSetting.of(
             self._store, topology.computations, options.cache_bytes, options.disk
@@ -444,7 +446,7 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
             )
             return replace(self._task_plan(plan, parts), input=source)
 
-        if self._direct.takes(stream):
+        if self._direct.takes(stream) and not self._has_limits:
             routed = router.route(frame, routes, is_collected=True)
             reports = self._run_directly(plan_for(routed), routed, batch.check_running)
             if reports is not None:
@@ -517,7 +519,7 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         self, plan: TaskPlan, routed: Routed | None = None, check_running: Callable[[], None] = lambda: None
     ) -> tuple[SlotReport, ...] | None:
         """Run every slot that has work without Spark's tasks; ``None`` if that is not possible."""
-        if self._shuffles_productions(plan):
+        if self._has_limits or self._shuffles_productions(plan):
             return None
         reports = self._direct.run(plan, routed, check_running)
         return None if reports is None else self._checked(plan, reports)

@@ -45,16 +45,16 @@ def make_task(plan: TaskPlan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[p
 
 
 def make_settling_task(plan: TaskPlan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function that makes the process of each partition the home of a slot that has none."""
+    """Return the function that makes the process of each partition the home of a slot that has none, whichever it is."""
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        secret, context = plan.home_secret, TaskContext.get()
-        # Code that cannot be loaded is told by the next superstep.
+        # The next superstep reports code that cannot be loaded.
         with suppress(InvalidError, DataError):
-            if secret is not None and context is not None:
+            if (secret := plan.home_secret) is not None:
                 process = WorkerProcess.of(plan.setting)
                 homes = process.homes(secret, partial(_serve, process), ONE_MACHINE)
-                homes.take(context.partitionId(), plan.slots_max)
+                for slot in range(plan.slots):
+                    homes.take(slot, plan.slots_max)
         SystemClock().sleep_ms(_SETTLING_MS)
         yield from batches
 

@@ -62,10 +62,10 @@ class Second(Computation):
         context.state.set(context.state.get(0) + 1)
 
 
-def counts(marks: Path) -> EnginePipeline:
+def counts(marks: Path, **options: Any) -> EnginePipeline:
     pipeline = EnginePipeline("counts")
     records = pipeline.inject("records", key="key", at="at")
-    records.apply(Count(str(marks)), name="count", produces="counted").apply(
+    records.apply(Count(str(marks)), name="count", produces="counted", **options).apply(
         Second(), name="second", key="key"
     )
     return pipeline
@@ -161,6 +161,18 @@ def test_superstep_of_a_process_that_ends_is_run_again_by_spark(
 
     assert by_spark[:2] == [1, 2]
     assert {state["count"] for state in states(store).values()} == {3}
+
+
+def test_code_with_a_time_limit_runs_in_tasks(
+    store: Store, spark: SparkSession, tmp_path: Path, by_spark: list[int]
+) -> None:
+    """Only there can a call that blocks be interrupted, because tasks run in the main thread."""
+    runner = SparkRunner(store, spark=spark, progress=False, intervals=4, upkeep=None)
+    with runner.open(counts(tmp_path, user_code_timeout="1m")) as run:
+        for batch in range(2):
+            consume(run, spark, batch)
+
+    assert by_spark == [1, 2]
 
 
 def test_workers_are_kept_while_spark_sees_them_idle(
