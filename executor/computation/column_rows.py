@@ -34,21 +34,21 @@ class StoredRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnChange:
-    """The effects of a bundle on those of its keys that need no turns of their own, before they are applied.
+    """The effects of a bundle on its keys in columns, before `ColumnRows.apply`. Keys with turns are not among them.
 
     Attributes:
         places: the places of these keys among the bundle's; the rest has an entry for each.
-        states: the encoded states afterwards; null without one.
-        state_column: the column of the row that has them.
+        states: the encoded states after the bundle; null for a key without one.
+        state_column: the row's column for the states.
         timers: all timers of the keys whose timers changed; null for the others.
         holds: the output time that each key holds.
         changed: the keys whose rows have changed.
         deleted: the keys that have no row any more.
         productions: all productions, in the order of the keys, of which ``owners`` has the entries.
         fired: the number of timers that fired.
-        counters: what the code would have counted.
-        former: what `ColumnRows.undo` needs.
-        after: what `ColumnRows.apply` needs.
+        counters: the counts that turns would have added to the computation's counters.
+        former: the argument of `ColumnRows.undo`.
+        after: the data of `ColumnRows.apply`.
     """
 
     places: _Index
@@ -74,7 +74,7 @@ class KeyedRecords:
         keys: the keys with records or due timers, in order; ``key_column`` has the same.
         bounds: the records of key *i* are ``sources[bounds[i]:bounds[i + 1]]``.
         sources: the places of the records in ``at`` and among the values.
-        added: what the values add, from `ColumnRows.added`.
+        added: the result of `ColumnRows.added` for the values.
         elsewhere: the keys with rows that are not in the columns.
     """
 
@@ -102,7 +102,7 @@ class KeyNumbers:
         return len(self._names)
 
     def of(self, keys: Sequence[str]) -> _Index:
-        """Return the numbers of keys, new ones for those that have none."""
+        """Return the numbers of keys; a key without a number gets the next one."""
         names, known = self._names, len(self._names)
         found = np.fromiter(map(self._numbers.get, keys, repeat(-1)), np.int64, len(keys))
         new = np.flatnonzero(found < 0)
@@ -113,7 +113,7 @@ class KeyNumbers:
         return found
 
     def among(self, keys: Sequence[str], has_row: npt.NDArray[np.bool_]) -> list[str]:
-        """Return those of the keys that have a number, and a row."""
+        """Return the keys with a number and a row."""
         numbers = self._numbers
         return [key for key in keys if (number := numbers.get(key)) is not None and has_row[number]]
 
@@ -166,7 +166,7 @@ class ColumnRows(ABC):
 
     @abstractmethod
     def among(self, keys: Sequence[str]) -> list[str]:
-        """Return those of the keys that have a row here."""
+        """Return the keys with a row here."""
 
     @abstractmethod
     def take(self, keys: Sequence[str]) -> StoredRows:
@@ -180,7 +180,7 @@ class ColumnRows(ABC):
 
     @abstractmethod
     def added(self, values: Values) -> Any | None:
-        """Return what values add to the rows, for `change`; ``None`` if the columns cannot hold it."""
+        """Prepare values for `change`; return ``None`` if the columns cannot hold them."""
 
     @abstractmethod
     def change(self, records: KeyedRecords, clocks: Clocks) -> ColumnChange | None:

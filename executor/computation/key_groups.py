@@ -1,4 +1,4 @@
-"""A whole bundle as a table: what ``process_table`` is handed, and what it gives back.
+"""A whole bundle as a table: the arguments and the effects of ``process_table``.
 
 Nothing that the code gives is applied before it has returned, so an attempt that raises leaves no trace.
 """
@@ -234,7 +234,7 @@ class KeyGroups:
         Args:
             states: the states, which fit the computation's ``state=`` schema.
             changed: which keys take theirs, as an array of truth values; the others keep what they have. By default
-                all. Those that are given the state they have are not written.
+                all. A key that is set to its present state is not written.
         """
         codec = self._schema("groups.set_states")
         rows = fitted_rows(states, codec, "state")
@@ -327,7 +327,7 @@ class KeyGroups:
 
 
 def _fixed(array: Any) -> Any:
-    """Return a view that code cannot write to: a retry must see what the first attempt saw."""
+    """Return a read-only view, because a retry must see the input of the first attempt."""
     view = array.view()
     view.flags.writeable = False
     return view

@@ -129,7 +129,7 @@ class TablePart:
     counters: Mapping[str, int]
 
     def with_turns(self, turns: BundleOutcome) -> BundleOutcome:
-        """Return the outcome for all keys, from that of the others."""
+        """Return the outcome for all keys, given the outcome of the turns."""
         count = len(self.places) + len(self.others)
         if not len(self.others):
             before, states, counts = self.before, self.states, [0] * count
@@ -163,7 +163,10 @@ def _merged(count: int, *parts: tuple[_Index, Sequence[StoredState | None]]) -> 
 
 
 class TableTurns:
-    """Hands the bundles of one interval to ``process_table``; ``slack_us`` is that of productions of records."""
+    """Hands the bundles of one interval to ``process_table``.
+
+    ``slack_us`` is the time by which a production may be older than its record.
+    """
 
     def __init__(
         self, node: ComputationNode, soft_state: SoftState, slack_us: int, limit: UserCodeWatchdog | None
@@ -221,7 +224,7 @@ class TableTurns:
     def _run_in_columns(
         self, bundle: Bundle, arrivals: Arrivals, grouping: Grouping, places: _Index, own: list[str]
     ) -> PartInColumns | None:
-        """Return the effects on those of the keys whose states are columns; ``None``, before any call, if most are not."""
+        """Return the effects on the keys whose states are columns; ``None``, before any call, if most states are not."""
         rows, count = self._soft_state.columns, len(grouping.keys)
         if not isinstance(rows, StateColumns) or not own:
             return None
