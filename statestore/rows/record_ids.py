@@ -115,6 +115,7 @@ _Index: TypeAlias = npt.NDArray[np.int64]
 _GROWTH: Final = 4
 _ERROR_RATE_MIN: Final = 1e-8
 _PAIRS: Final = 4
+_ADDED_AT_ONCE: Final = 4_096
 _BLOCK_BITS: Final = 2 * 64 * _PAIRS
 # Multiple of the scattered size that gives an error rate of 10 to the minus key; a test derives it.
 _SPREAD: Final = {2: 1.2, 3: 1.2, 4: 1.2, 5: 1.3, 6: 1.5, 7: 1.75, 8: 2.15}
@@ -225,9 +226,12 @@ class BlockFilter:
         return int(self._words.nbytes)
 
     def add(self, ids: Fingerprints) -> None:
-        blocks, patterns = self._block_of(ids), _patterns_of(ids)
-        for pair in range(_PAIRS):
-            np.bitwise_or.at(self._words, _word_of(ids, blocks, pair), _PATTERNS[patterns[:, pair]])
+        # In parts, because an id's cache line must still be there for its second pair: twice as fast in large filters.
+        for begin in range(0, len(ids), _ADDED_AT_ONCE):
+            part = ids[begin : begin + _ADDED_AT_ONCE]
+            blocks, patterns = self._block_of(part), _patterns_of(part)
+            for pair in range(_PAIRS):
+                np.bitwise_or.at(self._words, _word_of(part, blocks, pair), _PATTERNS[patterns[:, pair]])
         self.count += len(ids)
 
     def might_contain(self, ids: Fingerprints) -> _Mask:
