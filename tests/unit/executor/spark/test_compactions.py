@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from millpond.executor.local.runner import LocalRunner
+from millpond.executor.maintenance import upkeep
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.spark.compactions import SparkCompactions
 from millpond.executor.spark.runner import SparkRunner
@@ -75,6 +76,8 @@ class Played:
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the pools of jobs; the first job's answer is lost after its file was written."""
+    # However short the run is: six supersteps take less time than a run waits for its first compaction.
+    monkeypatch.setattr(upkeep, "_HELPERS_AFTER_US", 0)
     fates: list[str] = []
     really = SparkCompactions._run
 
