@@ -52,7 +52,7 @@ class DirectRuns:
 
     def learn(self, plan: TaskPlan, reports: Iterable[SlotReport]) -> None:
         """Predict from the last batch how many rows of the next one may be collected; 0 if the last batch was too large."""
-        if plan.input is None or plan.home_secret is None or not plan.is_one_machine:
+        if plan.input is None:
             return
         rows = bytes_ = 0
         for report in reports:
@@ -74,8 +74,6 @@ class DirectRuns:
 
         Some slots may have run before ``None`` is returned. Running them again is safe, because a task is pure.
         """
-        if plan.home_secret is None or not plan.is_one_machine:
-            return None
         if self._is_idle:
             self._settle(plan)
         reached = self._reach(plan)

@@ -142,9 +142,9 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         coordinator.balancer.parallelism = self._slots.count
         self._writers: Mapping[str, int] = {}
         self._options = options
-        self._follow(coordinator.topology)
         # Only Linux has the abstract sockets at which processes hand slots over.
         self._secret = options.rng.token() if sys.platform == "linux" else None
+        self._follow(coordinator.topology)
         self._direct = DirectRuns(self._session, self._slots.count, options.clock)
 
     def _follow(self, topology: Topology) -> None:
@@ -153,7 +153,8 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         # Between tasks weak productions travel in their producers' files.
         self._weak = {name: topology.weak_streams(name, keep_all=True) for name in topology.fused}
         # Only in the main thread of its process, which has Spark's tasks, can a blocking call be interrupted.
-        self._has_limits = any(node.user_code_timeout is not None for node in topology.computations.values())
+        has_limits = any(node.user_code_timeout is not None for node in topology.computations.values())
+        self._runs_directly = self._homes.is_one_machine and self._secret is not None and not has_limits
         options = self._options
         self._setting = WorkerSetting.of(
             self._store, topology.computations, options.cache_bytes, options.disk
@@ -446,7 +447,7 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
             )
             return replace(self._task_plan(plan, parts), input=source)
 
-        if self._direct.takes(stream) and not self._has_limits:
+        if self._runs_directly and self._direct.takes(stream):
             routed = router.route(frame, routes, is_collected=True)
             reports = self._run_directly(plan_for(routed), routed, batch.check_running)
             if reports is not None:
@@ -519,7 +520,7 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         self, plan: TaskPlan, routed: Routed | None = None, check_running: Callable[[], None] = lambda: None
     ) -> tuple[SlotReport, ...] | None:
         """Run every slot that has work without Spark's tasks; ``None`` if that is not possible."""
-        if self._has_limits or self._shuffles_productions(plan):
+        if not self._runs_directly or self._shuffles_productions(plan):
             return None
         reports = self._direct.run(plan, routed, check_running)
         return None if reports is None else self._checked(plan, reports)

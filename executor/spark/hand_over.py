@@ -177,12 +177,6 @@ def hand_over(neighbour: Connection, plan: bytes, batches: Sequence[pa.RecordBat
     return report
 
 
-def executor_of_worker(*, is_one_machine: bool) -> int:
-    """Return the executor's part of a home's address: `ONE_MACHINE` where the driver must know it."""
-    # All workers of an executor have the same parent, the daemon that forked them.
-    return ONE_MACHINE if is_one_machine else os.getppid()
-
-
 def reach_homes(secret: str, slots: Sequence[int]) -> HomesReached | None:
     """Return connections from the driver to the homes of all ``slots``; ``None`` if any of them has no home."""
     key, homes = secret.encode(), dict[int, Connection]()

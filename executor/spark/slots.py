@@ -22,7 +22,7 @@ from millpond.executor.interval.row_update import Manifest
 from millpond.executor.ownership.cuts import Cut
 from millpond.executor.spark.key_sql import quoted
 from millpond.executor.spark.session import is_one_machine
-from millpond.executor.spark.task_plan import SlotParts
+from millpond.executor.spark.task_plan import SETTLING_MS, SlotParts
 from millpond.statestore.interval import Interval
 
 _REMEMBERED: Final = 4
@@ -126,9 +126,6 @@ class Slots:
 
 _LOG = logging.getLogger("millpond")
 _SLOT: Final = "__millpond_slot"
-_SETTLING_MS: Final = 50
-"""Time to cache a slot, long enough that no executor caches two of them before another one has any."""
-
 _ROUNDS_MAX: Final = 4
 
 _SLOTS_A_CORE: Final = 4
@@ -193,7 +190,7 @@ class Anchor:
         self._cores = cores
         self._executors: frozenset[str] | None = None
         numbers = session.range(slots).select(col("id").cast("int").alias(_SLOT))
-        settling = expr(f"java_method('java.lang.Thread', 'sleep', {_SETTLING_MS}L)")
+        settling = expr(f"java_method('java.lang.Thread', 'sleep', {SETTLING_MS}L)")
         self._frame = numbers.repartitionById(slots, col(_SLOT)).select(_SLOT, settling, lit(name)).cache()
         cached = self._frame._jdf.queryExecution().withCachedData()  # noqa: SLF001
         self._cached_id: int = cached.cacheBuilder().cachedColumnBuffers().id()

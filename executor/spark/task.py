@@ -7,12 +7,12 @@ state, if there is one (`hand_over`).
 
 from __future__ import annotations
 
+import os
 import pickle
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -20,16 +20,13 @@ from pyspark import TaskContext
 from millpond.executor.computation.watchdog import OnStuck
 from millpond.executor.interval.bundle import DeadLetter
 from millpond.executor.interval.row_update import Manifest
-from millpond.executor.spark.hand_over import ONE_MACHINE, HandedOver, executor_of_worker, hand_over
+from millpond.executor.spark.hand_over import ONE_MACHINE, HandedOver, SlotHomes, hand_over
 from millpond.executor.spark.routed import RoutedRecords, pop_productions
-from millpond.executor.spark.task_plan import SlotReport, TaskPlan
+from millpond.executor.spark.task_plan import SETTLING_MS, SlotReport, TaskPlan
 from millpond.executor.spark.worker_process import WorkerProcess
 from millpond.executor.superstep.delivery import UndeliveredProductions
 from millpond.statestore.errors import DataError, InvalidError, check
 from millpond.statestore.system import SystemClock
-
-_SETTLING_MS: Final = 50
-"""Time that a slot takes to settle, long enough that no process gets a second one before each has one."""
 
 
 def make_task(plan: TaskPlan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -50,12 +47,11 @@ def make_settling_task(plan: TaskPlan) -> Callable[[Iterable[pa.RecordBatch]], I
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # The next superstep reports code that cannot be loaded.
         with suppress(InvalidError, DataError):
-            if (secret := plan.home_secret) is not None:
-                process = WorkerProcess.of(plan.setting)
-                homes = process.homes(secret, partial(_serve, process), ONE_MACHINE)
+            homes = _homes_of(WorkerProcess.of(plan.setting), plan)
+            if homes is not None:
                 for slot in range(plan.slots):
                     homes.take(slot, plan.slots_max)
-        SystemClock().sleep_ms(_SETTLING_MS)
+        SystemClock().sleep_ms(SETTLING_MS)
         yield from batches
 
     return task
@@ -65,10 +61,8 @@ def _run_at_home(plan: TaskPlan, slot: int, batches: list[pa.RecordBatch]) -> Sl
     """Run a slot in the process with its soft state, or in this one if no other process has it."""
     try:
         process = WorkerProcess.of(plan.setting)
-        secret = plan.home_secret
-        if secret is not None and (batches or slot in plan.parts):
-            executor = executor_of_worker(is_one_machine=plan.is_one_machine)
-            homes = process.homes(secret, partial(_serve, process), executor)
+        homes = _homes_of(process, plan) if batches or slot in plan.parts else None
+        if homes is not None:
             neighbour = homes.neighbour(slot, plan.slots_max)
             if neighbour is not None:
                 report = hand_over(neighbour, plan.to_neighbour(slot), batches)
@@ -77,6 +71,14 @@ def _run_at_home(plan: TaskPlan, slot: int, batches: list[pa.RecordBatch]) -> Sl
         return run_slot(process, plan, slot, batches)
     except (InvalidError, DataError) as failure:
         return _failed(slot, failure)
+
+
+def _homes_of(process: WorkerProcess, plan: TaskPlan) -> SlotHomes | None:
+    if plan.home_secret is None:
+        return None
+    # All workers of an executor have the same parent, the daemon that forked them.
+    executor = ONE_MACHINE if plan.is_one_machine else os.getppid()
+    return process.homes(plan.home_secret, partial(_serve, process), executor)
 
 
 def _serve(process: WorkerProcess, handed: HandedOver) -> None:

@@ -149,6 +149,9 @@ def targets_of(keys: pa.Array, route: Route) -> npt.NDArray[np.int32]:
 SlotParts: TypeAlias = Mapping[int, IntervalPlan]
 """The part of a slot in a superstep, by position. The position modulo the number of slots is the slot."""
 
+SETTLING_MS: Final = 50
+"""Time to give a slot a home, long enough that no executor or process gets two before each has one."""
+
 _CODEC: Final = "zstd"
 # Arrow needs the decompressed length, so it precedes the compressed bytes.
 _LENGTH_BYTES: Final = 8
