@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from types import NoneType
 from typing import Any, Final, TypeAlias
 
@@ -76,13 +77,23 @@ def extract_key(extractor: KeyExtractor, own_key: str | None, value: Any) -> Key
         return _checked_key(None) if is_missing(cell) else Key(encode_key((cell,)))
     if not callable(extractor):
         return _key_of([_field_of(value, name) for name in extractor])
+    return _key_made(_called(extractor, value))
+
+
+def _called(extractor: Callable[[Any], object], value: Any) -> object:
+    if isinstance(value, UndecodedRow):
+        raise InvalidError(value.reason)
     try:
-        key = extractor(value)
+        return extractor(value)
     except Exception as cause:
         raise InvalidError(f"the key extractor raised {type(cause).__name__}: {cause}") from cause
-    if isinstance(key, tuple):
-        return _key_of(key)
-    return Key(key_of_text(_checked_key(None if is_missing(key) else key)))
+
+
+def _key_made(made: object) -> Key:
+    """Return the key that a function has returned: text, or a tuple of cells."""
+    if isinstance(made, tuple):
+        return _key_of(made)
+    return Key(key_of_text(_checked_key(None if is_missing(made) else made)))
 
 
 def _key_of(cells: Iterable[Any]) -> Key:
@@ -138,24 +149,35 @@ def extract_keys(extractor: KeyExtractor, own_keys: pa.Array, value: Callable[[i
     """Return the keys of many records, reading values by index only if the extractor needs them."""
     if extractor is None:
         return _text_column(own_keys)
-    if not callable(extractor):
-        rows = [value(row) for row in range(len(own_keys))]
-        made = (
-            _texts_at_once(extractor, rows)
-            if isinstance(extractor, str)
-            else _made_at_once(tuple(extractor), rows)
-        )
-        if made is not None:
-            return KeyTexts(keys=made)
-    keys: list[str | None] = []
-    errors: dict[int, str] = {}
-    for row in range(len(own_keys)):
-        try:
-            keys.append(extract_key(extractor, None, value(row)))
-        except InvalidError as error:
-            keys.append(None)
-            errors[row] = str(error)
+    if callable(extractor):
+        made, errors = _each(lambda row: _called(extractor, value(row)), range(len(own_keys)))
+        at_once = None if errors else _tuples_at_once(made)
+        if at_once is not None:
+            return KeyTexts(keys=at_once)
+        keys, refused = _each(_key_made, made)
+        return KeyTexts(keys=pa.array(keys, pa.string()), errors=refused | errors)
+    rows = [value(row) for row in range(len(own_keys))]
+    at_once = (
+        _texts_at_once(extractor, rows)
+        if isinstance(extractor, str)
+        else _made_at_once(tuple(extractor), rows)
+    )
+    if at_once is not None:
+        return KeyTexts(keys=at_once)
+    keys, errors = _each(partial(extract_key, extractor, None), rows)
     return KeyTexts(keys=pa.array(keys, pa.string()), errors=errors)
+
+
+def _each(function: Callable[[Any], Any], items: Iterable[Any]) -> tuple[list[Any], dict[int, str]]:
+    """Return each item's result, or null and by its position the reason why there is none."""
+    results, errors = list[Any](), dict[int, str]()
+    for place, item in enumerate(items):
+        try:
+            results.append(function(item))
+        except InvalidError as error:
+            results.append(None)
+            errors[place] = str(error)
+    return results, errors
 
 
 def _texts_at_once(name: str, rows: Sequence[Any]) -> pa.StringArray | None:
@@ -171,20 +193,34 @@ def _texts_at_once(name: str, rows: Sequence[Any]) -> pa.StringArray | None:
 
 
 def _made_at_once(names: tuple[str, ...], rows: Sequence[Any]) -> pa.StringArray | None:
-    """Return typed keys by columns, which is much faster; ``None`` unless each column has one simple type."""
+    """Return typed keys of fields by columns, which is much faster; ``None`` unless each column has one simple type."""
     if not rows or not ROW_DICTS.issuperset(map(type, rows)):
         return None
     try:
-        columns = [_simple_column([row[name] for row in rows]) for name in names]
-    except (KeyError, ValueError, OverflowError):
+        return _columns_at_once([row[name] for row in rows] for name in names)
+    except KeyError:
         # The slow path reports the reason for each row without a key.
         return None
-    return encode_key_columns(columns).keys
+
+
+def _tuples_at_once(made: Sequence[Any]) -> pa.StringArray | None:
+    """Return typed keys of tuples by columns; ``None`` unless all have as many cells, of one simple type each."""
+    if {*map(type, made)} != {tuple} or len({*map(len, made)}) > 1 or not made[0]:
+        return None
+    return _columns_at_once(map(list, zip(*made, strict=True)))
+
+
+def _columns_at_once(columns: Iterable[list[Any]]) -> pa.StringArray | None:
+    try:
+        return encode_key_columns([_simple_column(cells) for cells in columns]).keys
+    except (ValueError, OverflowError):
+        # A mixture, half a character or a large number: cell by cell, with the reason for each row without a key.
+        return None
 
 
 def _simple_column(cells: list[Any]) -> pa.Array:
     kinds = set(map(type, cells)) - {NoneType}
-    if len(kinds) > 1:
+    if len(kinds) > 1 or not kinds <= _SIMPLE.keys():
         raise ValueError(kinds)
     # NaN is a null in rows of Python objects.
     return pa.array(cells, _SIMPLE[kinds.pop()] if kinds else pa.null(), from_pandas=True)

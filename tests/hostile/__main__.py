@@ -1,8 +1,8 @@
 """Hostile stores and inputs by the thousand: ``python -m tests.hostile --seeds 20000``.
 
-Each seed is one damaged store, every third one an input, and its commands. Worker processes run the seeds; a worker that hangs or dies
-is reported with its seed, and replaced. The exit code is 1 after a problem. ``--seed N`` runs one seed and
-shows its damage.
+Each seed is one damaged store, every third one an input, and its commands. Worker processes run the seeds; a
+worker that hangs or dies is reported with its seed, and replaced. The exit code is 1 after a problem. ``--seed N``
+runs one seed and shows its damage.
 """
 
 from __future__ import annotations
@@ -134,10 +134,12 @@ class Share:
                         problems.append(told)
             if self._next < self._end:
                 last = self._errors.read_text(encoding="utf-8", errors="replace")[-3_000:]
+                code = self._process.returncode if self._process else None
                 ended = asdict(Case(self._next if begun is None else begun)) | {
-                    "problems": ["the worker ended"],
+                    "problems": [f"the worker ended with {code}, in the middle of seed {begun}"],
                     "stderr": last,
                 }
+                click.echo(last, err=True)
                 problems.append(ended)
                 self._next += 1
                 self.start()

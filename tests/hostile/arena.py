@@ -37,6 +37,8 @@ from tests.hostile.inputs import AGAIN, APP_MODULE, APPS, Forger, replay_on
 from tests.prepared_pond import write_pond
 
 PROCESSOR_S_MAX: Final = 60.0
+# A hook may run for each row of an input, and a page of a few kilobytes has a million rows.
+_PROCESSOR_S_A_ROW: Final = 100e-6
 # On a busy machine a minute of processor time takes several.
 WAIT_S_MAX: Final = 600.0
 MEMORY_MIB_MAX: Final = 1_500
@@ -111,6 +113,7 @@ class Case:
     outcomes: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     memory_mib: int = 0
+    input_rows: int = 0
 
 
 class Watch:
@@ -261,7 +264,9 @@ class Arena:
     def _with_inputs(self, case: Case, rng: np.random.Generator) -> Iterator[tuple[str, ...]]:
         forger = Forger(rng, self._folder / "in", self._canary)
         case.deeds = forger.deeds
-        for words in forger.forge():
+        commands = forger.forge()
+        case.input_rows = forger.table_rows
+        for words in commands:
             if words == AGAIN:
                 forger.again()
             else:
@@ -270,7 +275,7 @@ class Arena:
     def _run(self, case: Case, words: Sequence[str], registry: MemoryRegistry | None) -> None:
         self._watch.problems = []
         rss_mib = _begin_memory()
-        _end_later()
+        _end_later(case.input_rows)
         with _leases(registry), _internal_errors() as bugs, contextlib.chdir(self._folder):
             self._watch.canary = str(self._canary)
             path = [*sys.path]
@@ -302,10 +307,10 @@ class Arena:
         shutil.copytree(self._template, self._pond)
 
 
-def _end_later() -> None:
+def _end_later(rows: int = 0) -> None:
     """End this process, with its stack, after a time on the processor or of waiting from now on."""
     faulthandler.register(signal.SIGPROF, chain=True)
-    signal.setitimer(signal.ITIMER_PROF, PROCESSOR_S_MAX)
+    signal.setitimer(signal.ITIMER_PROF, PROCESSOR_S_MAX + rows * _PROCESSOR_S_A_ROW)
     faulthandler.dump_traceback_later(WAIT_S_MAX, exit=True)
 
 

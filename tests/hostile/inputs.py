@@ -166,6 +166,7 @@ class Forger(Vandal):
     def __init__(self, rng: np.random.Generator, folder: Path, canary: Path) -> None:
         super().__init__(rng, folder, canary)
         self._top = folder
+        self.table_rows = 0
 
     def forge(self) -> Commands:
         """Make an input, and return the commands that read it."""
@@ -422,6 +423,7 @@ class Forger(Vandal):
             # All changes of a run are in memory, as the documentation says.
             what = "honest"
         table, detail = self._changed(app, what, self._table(app))
+        self.table_rows += table.num_rows
         options: dict[str, Any] = {
             "compression": self._one_of(["none", "snappy", "zstd", "gzip", "lz4", "brotli"]),
             "version": self._one_of(["1.0", "2.4", "2.6"]),

@@ -135,9 +135,38 @@ class TestMany:
         row = st.fixed_dictionaries({"a": cells[0]}, optional={"b": cells[1]})
         rows = data.draw(st.lists(row, max_size=5))
 
-        together = extract_keys(("a", "b"), pa.nulls(len(rows), pa.string()), Decoded(*rows).value)
+        for extractor in (("a", "b"), lambda row: (row["a"], row["b"])):
+            together = extract_keys(extractor, pa.nulls(len(rows), pa.string()), Decoded(*rows).value)
 
-        alone = [extract_keys(("a", "b"), pa.nulls(1, pa.string()), Decoded(row).value) for row in rows]
+            keys, errors = [], {}
+            for place, one in enumerate(rows):
+                try:
+                    keys.append(extract_key(extractor, None, one))
+                except InvalidError as error:
+                    keys.append(None)
+                    errors[place] = str(error)
+            assert together.keys.to_pylist() == keys
+            assert together.errors == errors
+
+    @pytest.mark.parametrize(
+        "made",
+        [
+            [(1, "a"), (2, None)],
+            [(1,), (2, "a")],
+            [(1,), (True,), (1.0,)],
+            [(1,), "1"],
+            [(), (1,)],
+            [(float("nan"),), (-0.0,)],
+            [(None,), (pd.NaT,)],
+        ],
+    )
+    def test_keys_that_a_function_returns_do_not_depend_on_the_other_rows(self, made):
+        together = extract_keys(made.__getitem__, pa.nulls(len(made), pa.string()), lambda row: row)
+
+        alone = [
+            extract_keys(made.__getitem__, pa.nulls(1, pa.string()), lambda _, row=row: row)
+            for row in range(len(made))
+        ]
         assert together.keys.to_pylist() == [one.keys[0].as_py() for one in alone]
         assert together.errors == {row: one.errors[0] for row, one in enumerate(alone) if one.errors}
 
