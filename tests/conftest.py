@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import orjson
 import pytest
 from hypothesis import HealthCheck, settings
 
+from millpond.executor.interval.row_update import PendingWork
+from millpond.executor.ownership import ownership
+from millpond.statestore.interval import Interval
 from millpond.statestore.leases.zookeeper_process import OPTIONS_VARIABLE
+from millpond.statestore.log.files import LiveFile
+from millpond.statestore.types import Objects
 from millpond.testing.faults.report import FaultReport
 from tests.distribution import SPARK, Distribution, group_of, rank_of
 from tests.short_lived import (
@@ -72,6 +78,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Distrib
     """With ``-n``, distribute tests as `Distribution` does, in the order of collection."""
     config.option.loadscopereorder = False
     return Distribution(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def recorded_work_is_checked() -> Iterator[None]:
+    """Compare what commits have recorded of an interval with its rows, wherever a test's takeover scans them."""
+    scan = ownership.scan_interval
+
+    def checked(
+        objects: Objects, interval: Interval, files: Sequence[LiveFile], percentiles: Collection[float] = ()
+    ) -> PendingWork:
+        found = scan(objects, interval, files, percentiles)
+        assert ownership.recorded_work(interval, files, percentiles) in (None, found)
+        return found
+
+    with patch.object(ownership, "scan_interval", checked):
+        yield
 
 
 _FAULT_REPORT = pytest.StashKey[FaultReport]()

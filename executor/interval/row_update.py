@@ -16,6 +16,7 @@ from typing import cast
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -441,6 +442,39 @@ class PendingWork:
     hold: EventTimeMicros | None = None
     next_percentile_timers: PercentileTimes = field(default_factory=dict)
     percentile_holds: PercentileTimes = field(default_factory=dict)
+
+    def to_text(self) -> str:
+        """Return JSON that a commit records for later owners.
+
+        Example:
+            >>> PendingWork(hold=EventTimeMicros(9)).to_text()
+            '[null,null,9,{},{}]'
+        """
+        times = (self.next_percentile_timers, self.percentile_holds)
+        by_percentile = [{repr(percentile): at for percentile, at in some.items()} for some in times]
+        plain = [self.next_event_timer, self.next_wall_timer, self.hold, *by_percentile]
+        return orjson.dumps(plain).decode()
+
+    @classmethod
+    def from_text(cls, text: str) -> PendingWork | None:
+        """Return what `to_text` was called on; ``None`` for any other text, because logs may be anybody's."""
+        try:
+            event, wall, hold, timers, holds = orjson.loads(text)
+            by_percentile = [
+                {float(percentile): at for percentile, at in some.items()} for some in (timers, holds)
+            ]
+        except (ValueError, TypeError, AttributeError):
+            return None
+        times = [event, wall, hold, *by_percentile[0].values(), *by_percentile[1].values()]
+        if any(at is not None and type(at) is not int for at in times):
+            return None
+        return cls(
+            next_event_timer=event,
+            next_wall_timer=wall,
+            hold=hold,
+            next_percentile_timers=by_percentile[0],
+            percentile_holds=by_percentile[1],
+        )
 
 
 @quickly_pickled

@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
@@ -56,7 +57,7 @@ from millpond.statestore.interval import Interval, intervals_from_boundaries
 from millpond.statestore.leases.lease import TIMEOUT_MS, Lease, LeaseState, OnHeld, unrecorded_ensemble
 from millpond.statestore.log.action import JsonValue
 from millpond.statestore.log.committer import Committer
-from millpond.statestore.log.files import LiveFile
+from millpond.statestore.log.files import LiveFile, recorded_pending
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.log.writer import Committed
@@ -84,12 +85,25 @@ _SCANNED_ALONE_BYTES: Final = 1 << 24
 _SCAN_COLUMNS: Final = tuple(name for name in MERGE_COLUMNS if name not in _STATE_COLUMNS)
 
 
+def recorded_work(
+    interval: Interval, files: Collection[LiveFile], percentiles: Collection[float] = ()
+) -> PendingWork | None:
+    """Return what the last commit to change the interval recorded of its timers and holds; ``None`` if a scan must tell."""
+    text = recorded_pending(files, interval)
+    work = None if text is None else PendingWork.from_text(text)
+    if work is None or (work.hold is not None and work.percentile_holds.keys() != {*percentiles}):
+        # Other percentile watermarks than the last run's need other holds.
+        return None
+    return work
+
+
 def scan_interval(
     objects: Objects, interval: Interval, files: Sequence[LiveFile], percentiles: Collection[float] = ()
 ) -> PendingWork:
     """Read the timers and holds of an interval from all its live files, for the pipeline's percentile watermarks."""
     if not files:
         return PendingWork()
+    files = _in_key_order(files)
     updates = read_row_files(
         objects,
         [file.path for file in files],
@@ -114,6 +128,16 @@ def scan_interval(
         },
         percentile_holds=oldest_but(holds, percentiles) if len(holds) else {},
     )
+
+
+def _in_key_order(files: Sequence[LiveFile]) -> Sequence[LiveFile]:
+    """Return files that share no key in the order of their keys, in which their rows need no merge; others unchanged."""
+    ordered = sorted(files, key=lambda file: file.min_key or "")
+    is_apart = all(
+        low.max_key is not None and high.min_key is not None and low.max_key < high.min_key
+        for low, high in pairwise(ordered)
+    )
+    return ordered if is_apart else files
 
 
 def _earliest(timers: pa.StructArray, names: Sequence[str]) -> int | None:
@@ -628,9 +652,14 @@ class Ownership:
 
         def scan(interval: Interval) -> PendingWork:
             own = files[interval]
-            # A small interval is read once more by its first superstep; a large one would crowd out other copies.
-            is_small = sum(file.size_bytes for file in own) < LARGE_BYTES
-            objects = self._row_files if is_small else without_keeping(self._row_files)
+            if sum(file.size_bytes for file in own) < LARGE_BYTES:
+                # Its first superstep reads it once more.
+                return scan_interval(self._row_files, interval, own, self._topology.percentiles)
+            recorded = recorded_work(interval, own, self._topology.percentiles)
+            if recorded is not None:
+                return recorded
+            # It would crowd out other copies.
+            objects = without_keeping(self._row_files)
             return scan_interval(objects, interval, own, self._topology.percentiles)
 
         if (

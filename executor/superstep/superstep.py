@@ -200,8 +200,14 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
         counts = count(manifests, letters.new, results.observations)
         totals = coordinator.totals.plus(counts)
         # The control interval is part of every commit, because its fence proves ownership of the pipeline.
-        touched = [(ownership.control, written.file)]
-        touched += [(ownership.owned[one.interval], one.file) for one in manifests if one.file is not None]
+        touched = [
+            (ownership.control, written.file, None),
+            *(
+                (ownership.owned[one.interval], one.file, one.result.pending.to_text())
+                for one in manifests
+                if one.file is not None
+            ),
+        ]
         request = _request(coordinator, plan, prepared.position, touched, counts, totals)
 
         # The sinks must have superstep n before n + 1 is durable: after a crash only the productions of the last
@@ -274,7 +280,7 @@ def _request(
     coordinator: Coordinator,
     plan: SuperstepPlan,
     position: InputPosition | None,
-    files: Iterable[tuple[OwnedInterval, RowFile | None]],
+    files: Iterable[tuple[OwnedInterval, RowFile | None, str | None]],
     counts: Totals,
     totals: Totals,
 ) -> CommitRequest:
@@ -322,8 +328,9 @@ def _request(
                     added=() if file is None else (file,),
                     # The control interval belongs to no computation.
                     watermark=inputs.get(owned.interval.computation),
+                    pending=pending,
                 )
-                for owned, file in files
+                for owned, file, pending in files
             ]
         ),
         # Only changes are written: most of a pipeline's positions are the same from commit to commit.

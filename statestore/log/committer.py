@@ -8,17 +8,17 @@ are the two halves of the fence (MillWheel §6.2, §7.1: a sequencer on every wr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from millpond.statestore.app_ids import AppId, pipeline_number, supersteps_of
 from millpond.statestore.errors import ConflictError, FencedError, InternalError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import Action, CommitInfo, JsonValue, Metadata, Protocol, Remove, Txn
-from millpond.statestore.log.files import row_file_moved, row_file_to_add
+from millpond.statestore.log.files import PENDING, row_file_moved, row_file_to_add, tags_of_compacted
 from millpond.statestore.log.high_water import HighWater, check_high_water
 from millpond.statestore.log.log import Log
-from millpond.statestore.log.rules import CommitRequest, check_commit
+from millpond.statestore.log.rules import CommitRequest, IntervalWrite, check_commit
 from millpond.statestore.log.snapshot import Snapshot, catch_up, load
 from millpond.statestore.log.table import with_row_columns
 from millpond.statestore.log.writer import CommitDraft, Committed, LogWriter
@@ -172,8 +172,9 @@ class _RequestPlan:
         for write in request.writes:
             if write.removed:
                 actions += [_remove(snapshot, path, now_ms, rewrite=rewrite) for path in write.removed]
+            tags = _tags_of(write, snapshot)
             actions += [
-                row_file_to_add(file, write.interval, version, now_ms, rewrite=rewrite)
+                row_file_to_add(file, write.interval, version, now_ms, rewrite=rewrite, tags=tags)
                 for file in write.added
             ]
         for old, new in request.renames.items():
@@ -184,6 +185,15 @@ class _RequestPlan:
         for name in sorted(request.drops):
             files = snapshot.files_in(name)
             actions += [_remove(snapshot, file.path, now_ms, rewrite=False) for file in files]
+
+
+def _tags_of(write: IntervalWrite, snapshot: Snapshot) -> Mapping[str, str]:
+    if write.pending is not None:
+        return {PENDING: write.pending}
+    replaced = [snapshot.file(path) for path in write.removed]
+    return (
+        tags_of_compacted([file for file in replaced if file is not None], write.interval) if replaced else {}
+    )
 
 
 def _remove(snapshot: Snapshot, path: str, now_ms: int, *, rewrite: bool) -> Remove:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pickle
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter, itemgetter
+from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
@@ -23,6 +24,10 @@ _KEY_CHARACTERS_MAX: Final = 64
 # Of a number of 64 bits.
 _DIGITS_MAX: Final = 19
 _LAST_CHARACTER: Final = "\U0010ffff"
+PENDING: Final = "pending"
+"""The tag in which a file says what its interval still owes."""
+_PENDING_VERSION: Final = "pending_version"
+_CHANGED: Final = "changed_version"
 
 _UNPACKED_MAX: Final = 4_096
 """Number of files that a process recognises when the next plan repeats them."""
@@ -66,6 +71,12 @@ class LiveFile:
         """Number of productions in the file; ``None`` when unknown, as after another engine's rewrite."""
         return _number(self.tags.get("productions", ""))
 
+    @property
+    def changed_version(self) -> TableVersion:
+        """The newest version that may have changed a row of the file; a compaction moves rows without changing them."""
+        known = _number_tag(self.tags, _CHANGED)
+        return self.added_version if known is None else TableVersion(known)
+
     def overlaps(self, interval: Interval) -> bool:
         return (
             self.computation == interval.computation
@@ -102,6 +113,41 @@ class LiveFile:
         )
 
 
+def recorded_pending(files: Collection[LiveFile], interval: Interval) -> str | None:
+    """Return what the last change of an interval recorded as its pending work; ``None`` if that change recorded nothing.
+
+    ``files`` are all live files of the interval. A change without a record is one of an earlier version, of another
+    engine, or of a former interval with some of the keys.
+    """
+    newest = _newest_pending(files, interval)
+    if newest is None or any(file.changed_version > newest[0] for file in files):
+        return None
+    return newest[1]
+
+
+def _newest_pending(files: Iterable[LiveFile], interval: Interval) -> tuple[TableVersion, str] | None:
+    """Return the newest record among an interval's own files, and the version at which it was true."""
+    return max(
+        (
+            (TableVersion(_number_tag(file.tags, _PENDING_VERSION) or file.added_version), file.tags[PENDING])
+            for file in files
+            if PENDING in file.tags and file.interval_id == interval.app_id
+        ),
+        default=None,
+    )
+
+
+def tags_of_compacted(replaced: Collection[LiveFile], interval: Interval) -> dict[str, str]:
+    """Return what the file that replaces an interval's own files says about them; nothing about those of former intervals."""
+    if any(file.interval_id != interval.app_id for file in replaced):
+        # Only some of their rows are in the file.
+        return {}
+    tags = {_CHANGED: str(max(file.changed_version for file in replaced))}
+    newest = _newest_pending(replaced, interval)
+    # What the youngest of them recorded stays the interval's last record.
+    return tags if newest is None else {**tags, PENDING: newest[1], _PENDING_VERSION: str(newest[0])}
+
+
 _NAMES: Final = tuple(one.name for one in fields(LiveFile) if one.init)
 _values: Final = attrgetter(*_NAMES)
 
@@ -119,8 +165,9 @@ def row_file_to_add(
     modification_time_ms: int,
     *,
     rewrite: bool = False,
+    tags: Mapping[str, str] = MappingProxyType({}),
 ) -> Add:
-    """Return the add action of a row file of ``interval``, to be committed as ``version``.
+    """Return the add action of a row file of ``interval``, to be committed as ``version``, with further ``tags``.
 
     ``rewrite`` is True for the output of a compaction. Then lease, commit number and superstep bound its rows only from
     above, so they stay out of the statistics, which readers treat as exact.
@@ -136,6 +183,7 @@ def row_file_to_add(
             "superstep": str(file.superstep),
             "productions": str(file.productions),
             "version": str(version),
+            **tags,
         },
         data_change=not rewrite,
     )

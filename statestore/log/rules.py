@@ -26,7 +26,8 @@ class IntervalWrite:
     """One interval's part of a commit.
 
     The fence must follow the stored one. The added files replace the live files whose paths are ``removed``. The commit journals
-    the interval's input low watermark.
+    the interval's input low watermark. ``pending`` is what the interval still owes with the added files, in words of the
+    owner's, which a later owner reads instead of all rows.
     """
 
     interval: Interval
@@ -34,6 +35,7 @@ class IntervalWrite:
     added: tuple[RowFile, ...] = ()
     removed: tuple[str, ...] = ()
     watermark: EventTimeMicros | None = None
+    pending: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

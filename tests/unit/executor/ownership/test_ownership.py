@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.records import Record
+from millpond.executor.interval.row_update import PendingWork
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
+from millpond.executor.ownership import ownership
 from millpond.executor.ownership.cuts import boundaries_of
-from millpond.executor.ownership.ownership import Ownership
+from millpond.executor.ownership.ownership import Ownership, scan_interval
 from millpond.statestore.errors import ConflictError, FencedError, OutcomeUnknownError, UnavailableError
 from millpond.statestore.interval import Interval, intervals_from_boundaries
 from millpond.statestore.leases.lease import LeaseState, OnHeld
@@ -20,12 +25,21 @@ from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
-from millpond.statestore.types import Sequencer
+from millpond.statestore.types import Objects, Sequencer
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
-from millpond.testing.processes.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered
+from millpond.testing.processes.ledger import (
+    LEDGER,
+    ROWS,
+    START_US,
+    Ledger,
+    ledger_of,
+    ledger_pipeline,
+    numbered,
+)
 
 PAUSE_MS = 10_000.0
+LATER_US = START_US + 3_600_000_000
 KEYS = st.lists(st.text(max_size=3), min_size=1, max_size=40)
 
 
@@ -40,6 +54,12 @@ class EventfulClock(ManualClock):
         super().sleep_ms(duration_ms)
         action, self.at_next_sleep = self.at_next_sleep, lambda: None
         action()
+
+
+class Reminding(Ledger):
+    def process_record(self, context: Context, record: Record) -> None:
+        super().process_record(context, record)
+        context.set_timer(LATER_US)
 
 
 class Pond:
@@ -208,6 +228,32 @@ class TestTakingOver:
             assert owned.fence.sequencer > first.owned[owned.interval].fence.sequencer
             assert pond.store().snapshot().fence_of(owned.interval) == owned.fence
             assert first.owned[owned.interval].lease.state is LeaseState.LOST
+
+    def test_owner_of_large_intervals_reads_no_rows(
+        self, pond: Pond, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It finds what the last commit recorded, which is what a scan finds."""
+        runner = LocalRunner(pond.store(), clock=pond.clock, rng=SeededRng(1), progress=False, intervals=2)
+        with runner.start(ledger_pipeline(computation=Reminding()), stepping=True) as run:
+            run.inject(ROWS, numbered(range(8)))
+            run.run_until_quiet()
+        scans: list[Interval] = []
+
+        def scan(objects: Objects, interval: Interval, *rest: Any) -> PendingWork:
+            scans.append(interval)
+            return scan_interval(objects, interval, *rest)
+
+        monkeypatch.setattr(ownership, "scan_interval", scan)
+        found = []
+        for large_bytes in (0, 1 << 30):
+            monkeypatch.setattr(ownership, "LARGE_BYTES", large_bytes)
+            owner = pond.owner()
+            owner.open()
+            found.append({owned.interval: owned.pending for owned in owner.of(LEDGER)})
+            assert scans == ([] if large_bytes == 0 else [*found[0]])
+
+        assert found[0] == found[1]
+        assert {pending.next_event_timer for pending in found[0].values()} == {LATER_US}
 
     def test_on_held_refuse_leaves_leases_and_table_unchanged(self, pond: Pond) -> None:
         first = pond.owner()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from millpond.executor.interval.row_update import PendingWork
-from millpond.executor.ownership.ownership import scan_interval
+from millpond.executor.ownership.ownership import recorded_work, scan_interval
 from millpond.executor.pipeline.nodes import DEAD_LETTERS, control_interval
 from millpond.executor.superstep.pending import undelivered_sources
 from millpond.statestore.errors import DataError
@@ -23,7 +24,7 @@ from millpond.statestore.objects.ranges import MeteredObjects
 from millpond.statestore.rows import row_format
 from millpond.statestore.rows.files import write_row_file
 from millpond.statestore.rows.row import Fence
-from millpond.statestore.types import CommitNumber, Sequencer, Superstep
+from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep, WallTimeMicros
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 from tests.fixtures.commit_requests import fence_request
 from tests.fixtures.row_updates import row_updates
@@ -43,7 +44,14 @@ class Table:
         self.committer.commit(fence_request(1, *intervals))
         self._numbers = dict.fromkeys(intervals, 0)
 
-    def commit(self, interval: Interval, superstep: int, *updates: dict[str, Any]) -> str:
+    def commit(
+        self,
+        interval: Interval,
+        superstep: int,
+        *updates: dict[str, Any],
+        pending: str | None = None,
+        removed: Sequence[str] = (),
+    ) -> str:
         self._numbers[interval] += 1
         fence = Fence(Sequencer(1), CommitNumber(self._numbers[interval]))
         placed = {"superstep": superstep, "commit_number": fence.commit_number}
@@ -51,9 +59,15 @@ class Table:
         file = write_row_file(
             self.objects, interval, rows, superstep=Superstep(superstep), fence=fence, token=self._rng.token()
         )
-        write = IntervalWrite(interval=interval, fence=fence, added=(file,))
-        self.committer.commit(CommitRequest(kind="superstep", writes=(write,)))
+        write = IntervalWrite(
+            interval=interval, fence=fence, added=(file,), pending=pending, removed=tuple(removed)
+        )
+        kind = "compaction" if removed else "superstep"
+        self.committer.commit(CommitRequest(kind=kind, writes=(write,)))
         return file.path
+
+    def recorded(self, interval: Interval, *percentiles: float) -> PendingWork | None:
+        return recorded_work(interval, self.committer.snapshot.files_of(interval), percentiles)
 
     def scan(self, interval: Interval) -> PendingWork:
         return scan_interval(self.objects, interval, self.committer.snapshot.files_of(interval))
@@ -143,6 +157,113 @@ class TestScan:
 
         with pytest.raises(DataError, match=path.rpartition("/")[2]):
             table.scan(ALL)
+
+
+def at(time: int) -> PendingWork:
+    return PendingWork(next_event_timer=EventTimeMicros(time))
+
+
+class TestRecorded:
+    """What commits record of the timers and holds of an interval, in place of a scan."""
+
+    def test_newest_change_counts(self) -> None:
+        table = Table(ALL)
+        table.commit(ALL, 1, {"key": "a"}, pending=at(10).to_text())
+        table.commit(ALL, 2, {"key": "b"}, pending=at(20).to_text())
+
+        assert table.recorded(ALL) == at(20)
+
+    def test_change_without_a_record_needs_a_scan(self) -> None:
+        """An earlier version, an upgrade or another engine wrote it."""
+        table = Table(ALL)
+        table.commit(ALL, 1, {"key": "a"}, pending=at(10).to_text())
+        table.commit(ALL, 2, {"key": "b"})
+        assert table.recorded(ALL) is None
+
+        table.commit(ALL, 3, {"key": "a"}, pending=at(30).to_text())
+        assert table.recorded(ALL) == at(30)
+
+    def test_compaction_keeps_the_record_of_its_youngest_file(self) -> None:
+        table = Table(ALL)
+        first = table.commit(ALL, 1, {"key": "a"}, pending=at(10).to_text())
+        second = table.commit(ALL, 2, {"key": "b"}, pending=at(20).to_text())
+        table.commit(ALL, 2, {"key": "a"}, {"key": "b"}, removed=[first, second])
+
+        assert table.recorded(ALL) == at(20)
+
+    def test_record_outlives_a_compaction_that_was_prepared_before(self) -> None:
+        """The compacted file is added later, but its record is older."""
+        table = Table(ALL)
+        old = [table.commit(ALL, number, {"key": "a"}, pending=at(number).to_text()) for number in (1, 2)]
+        table.commit(ALL, 3, {"key": "b"}, pending=at(3).to_text())
+        table.commit(ALL, 2, {"key": "a"}, removed=old)
+
+        assert table.recorded(ALL) == at(3)
+
+    def test_compaction_of_a_change_without_a_record_hides_it_from_nobody(self) -> None:
+        table = Table(ALL)
+        old = [
+            table.commit(ALL, 1, {"key": "a"}, pending=at(1).to_text()),
+            table.commit(ALL, 2, {"key": "a"}),
+        ]
+        compacted = table.commit(ALL, 2, {"key": "a"}, removed=old)
+        assert table.recorded(ALL) is None
+
+        last = table.commit(ALL, 3, {"key": "b"}, pending=at(3).to_text())
+        assert table.recorded(ALL) == at(3)
+        table.commit(ALL, 3, {"key": "a"}, removed=[compacted, last])
+        assert table.recorded(ALL) == at(3)
+
+    def test_record_of_a_former_interval_says_nothing_of_its_parts(self) -> None:
+        left, right = Interval("c", "", "m"), Interval("c", "m")
+        table = Table(ALL, left, right)
+        whole = table.commit(ALL, 1, {"key": "a"}, {"key": "x"}, pending=at(10).to_text())
+        assert table.recorded(left) is None
+        table.commit(left, 1, {"key": "a"}, removed=[whole])
+        assert table.recorded(left) is None
+
+        table.commit(left, 2, {"key": "a"}, pending=at(20).to_text())
+        assert table.recorded(left) == at(20)
+        assert table.recorded(right) is None
+
+    def test_record_of_other_percentiles_needs_a_scan(self) -> None:
+        """The oldest of 90 percent of the holds is not known from that of 95."""
+        held = PendingWork(hold=EventTimeMicros(5), percentile_holds={95.0: EventTimeMicros(7)})
+        table = Table(ALL)
+        table.commit(ALL, 1, {"key": "a"}, pending=held.to_text())
+
+        assert table.recorded(ALL, 95.0) == held
+        assert table.recorded(ALL, 90.0) is None
+        assert table.recorded(ALL) is None
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "7",
+            "[]",
+            "[1,2,3]",
+            '["1",null,null,{},{}]',
+            '[null,null,null,{"x":1},{}]',
+            "[true,null,null,{},{}]",
+        ],
+    )
+    def test_record_that_nobody_wrote_needs_a_scan(self, text: str) -> None:
+        table = Table(ALL)
+        table.commit(ALL, 1, {"key": "a"}, pending=text)
+
+        assert table.recorded(ALL) is None
+
+    def test_record_is_the_work_that_it_tells(self) -> None:
+        work = PendingWork(
+            next_event_timer=EventTimeMicros(-3),
+            next_wall_timer=WallTimeMicros(4),
+            hold=EventTimeMicros(5),
+            next_percentile_timers={99.5: EventTimeMicros(6)},
+            percentile_holds={99.5: EventTimeMicros(7)},
+        )
+        for one in (work, PendingWork()):
+            assert PendingWork.from_text(one.to_text()) == one
 
 
 class TestUndelivered:
