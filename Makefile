@@ -24,7 +24,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME PYT
 .NOTPARALLEL:
 .PHONY: help setup demo test test-slow soak soak-year test-spark coverage check types hooks format docs bench bench-cache bench-scale-out \
         bench-state-size bench-rebalance bench-routing bench-disk-tier bench-driver bench-load bench-requests \
-        bench-peers bench-anatomy \
+        bench-peers bench-anatomy bench-nexmark-sql \
         simulate lock clean java
 
 help: ## Show this list
@@ -113,6 +113,9 @@ bench-requests: $(INSTALLED) ## Count requests to an object store, by the age of
 
 bench-anatomy: java $(JARS) ## Measure where the time of a superstep on Spark goes, and draw it (about 5 minutes); build/bench/anatomy.json
 	@$(PYTHON_IN_VENV) -m benchmarks.anatomy --json build/bench/anatomy.json --picture build/bench/anatomy.png
+
+bench-nexmark-sql: java $(JARS) ## Measure Nexmark's queries beside Spark's own SQL (about 8 minutes); build/bench/nexmark_sql.json
+	@$(PYTHON_IN_VENV) -m benchmarks.nexmark_sql --json build/bench/nexmark_sql.json
 
 bench-peers: java $(JARS) ## Measure windowed sums beside Spark's own, Pathway, Bytewax and Polars (about 12 minutes); build/bench/peers.json
 	@$(PYTHON_IN_VENV) -m benchmarks.peers --json build/bench/peers.json --picture build/bench/peers.png

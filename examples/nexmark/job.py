@@ -15,7 +15,7 @@ from examples.nexmark.join_queries import side_input
 from examples.nexmark.query import Query
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 SIDE: Final = "side"
 """The bounded stream of q13."""
@@ -92,17 +92,30 @@ def stream_spark(
 ) -> mp.RunSummary:
     """Run queries on Spark over a stream of events in files next to the store; a micro-batch takes one file of each kind."""
     folder = store.with_name(f"{store.name}-input")
-    names = _inputs(queries)
-    _write(names, pieces, folder)
+    write_events(_inputs(queries), pieces, folder)
+    return run_stream_on_spark(queries, folder, store, output, spark)
+
+
+def run_stream_on_spark(
+    queries: Sequence[Query], folder: Path, store: Path, output: Path, spark: SparkSession
+) -> mp.RunSummary:
+    """Run queries on Spark over the files of `write_events`."""
+    runner = mp.SparkRunner(store, spark=spark, progress=False)
+    return runner.run(pipeline(queries, output), stream_frames(_inputs(queries), folder, spark))
+
+
+def stream_frames(names: Iterable[str], folder: Path, spark: SparkSession) -> dict[str, DataFrame]:
+    """The files of `write_events` as streaming frames, one file a micro-batch."""
     frames = {}
     for name in names:
         schema = spark.read.parquet(str(folder / name)).schema
         reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
         frames[name] = reader.parquet(str(folder / name))
-    return mp.SparkRunner(store, spark=spark, progress=False).run(pipeline(queries, output), frames)
+    return frames
 
 
-def _write(names: Sequence[str], pieces: Iterable[Events], folder: Path) -> None:
+def write_events(names: Sequence[str], pieces: Iterable[Events], folder: Path) -> None:
+    """Write a Parquet file of each kind a piece."""
     for name in names:
         (folder / name).mkdir(parents=True, exist_ok=True)
     if SIDE in names:
