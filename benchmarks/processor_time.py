@@ -15,6 +15,9 @@ _JVM: Final = "java"
 def used_seconds(*, server_of: Path | None = None) -> float:
     """Return the processor seconds so far of this process and its descendants, ended ones included.
 
+    A difference of two readings is for a process that measures and does nothing else: a descendant whose parent
+    ends first, or does not wait for it, leaves the tree and takes its seconds with it.
+
     Args:
         server_of: a store whose embedded ZooKeeper counts, too; it is a descendant of no process.
     """
