@@ -67,6 +67,8 @@ def extract_key(extractor: KeyExtractor, own_key: str | None, value: Any) -> Key
     """Return one record's key; ``own_key`` is ``None`` for outside records."""
     if isinstance(value, UndecodedRow):
         raise InvalidError(value.reason)
+    if isinstance(extractor, PaneKey):
+        return extract_key(extractor.extractor, own_key, extractor.inner(value))
     if extractor is None:
         return _checked_key(own_key)
     if isinstance(extractor, str):
@@ -136,8 +138,12 @@ class PaneKey:
     extractor: KeyExtractor
 
     def __call__(self, value: Any) -> str:
-        inner = value["value"] if is_envelope(value) else value
-        return extract_key(self.extractor, None, inner)
+        return extract_key(self.extractor, None, self.inner(value))
+
+    @staticmethod
+    def inner(value: Any) -> Any:
+        """Return the value of a pane, and any other value as it is."""
+        return value["value"] if is_envelope(value) else value
 
     @classmethod
     def of(cls, extractor: KeyExtractor, step: str) -> KeyExtractor:
@@ -149,6 +155,9 @@ def extract_keys(extractor: KeyExtractor, own_keys: pa.Array, value: Callable[[i
     """Return the keys of many records, reading values by index only if the extractor needs them."""
     if extractor is None:
         return _text_column(own_keys)
+    if isinstance(extractor, PaneKey):
+        inner = extractor.inner
+        return extract_keys(extractor.extractor, own_keys, lambda row: inner(value(row)))
     if callable(extractor):
         made, errors = _each(lambda row: _called(extractor, value(row)), range(len(own_keys)))
         at_once = None if errors else _tuples_at_once(made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -46,7 +47,7 @@ class TypedAccumulatorError(Exception):
 
 
 class CombinerError(Exception):
-    """A combiner has refused an element."""
+    """A combiner has refused an element, or a function of results has raised."""
 
 
 class WideSumError(Exception):
@@ -54,7 +55,8 @@ class WideSumError(Exception):
 
 
 @contextmanager
-def _combining() -> Iterator[None]:
+def combining() -> Iterator[None]:
+    """Turn what a combiner raises, or a function of its results, into `CombinerError`."""
     try:
         yield
     except Exception as error:
@@ -134,6 +136,9 @@ class AccumulatorColumn(Protocol):
     def results(self, accumulators: Accumulators) -> pa.StringArray:
         """Return the results as JSON."""
 
+    def values(self, accumulators: Accumulators) -> list[Any]:
+        """Return the results as Python's objects, none of which is part of an accumulator."""
+
 
 def has_column(combine: CombineFn) -> bool:
     """Return True for a combiner of one field, or of none, whose accumulators can be a column."""
@@ -208,6 +213,9 @@ class WholeNumbers:
 
     def results(self, accumulators: Accumulators) -> pa.StringArray:
         return self.texts(accumulators)
+
+    def values(self, accumulators: Accumulators) -> list[Any]:
+        return list(accumulators.tolist())
 
 
 def _whole_column(cells: pa.Array | list[Any]) -> pa.Array | None:
@@ -300,6 +308,9 @@ class FloatSums:
     def results(self, accumulators: Accumulators) -> pa.StringArray:
         return _float_texts(accumulators["high"])
 
+    def values(self, accumulators: Accumulators) -> list[Any]:
+        return list(_unsigned(accumulators["high"]).tolist())
+
 
 _FLOAT_SUM: Final = np.dtype([("floats", np.int64), ("high", np.float64), ("low", np.float64)])
 _NO_FLOATS: Final[dict[str, Any]] = {"floats": 0, "parts": []}
@@ -342,9 +353,13 @@ def _exactly(one: Any, other: Any) -> tuple[Any, Any]:
 def _float_texts(numbers: npt.NDArray[np.float64]) -> pa.StringArray:
     if not len(numbers):
         return pa.array([], pa.string())
-    # A sum of zeros has no sign in JSON.
-    text = orjson.dumps(np.ascontiguousarray(numbers + 0.0), option=orjson.OPT_SERIALIZE_NUMPY)
+    text = orjson.dumps(_unsigned(numbers), option=orjson.OPT_SERIALIZE_NUMPY)
     return pa.array(text[1:-1].decode().split(","), pa.string())
+
+
+def _unsigned(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the numbers, with a zero that has no sign, as in JSON."""
+    return np.ascontiguousarray(numbers + 0.0)
 
 
 class Objects:
@@ -378,7 +393,7 @@ class Objects:
         accumulators, arrived = both.tolist(), is_arrived.tolist()
         found = []
         starts = firsts.tolist()
-        with _combining():
+        with combining():
             for start, end in zip(starts, [*starts[1:], len(accumulators)], strict=True):
                 accumulator = create() if arrived[start] else accumulators[start]
                 if arrived[end - 1]:
@@ -395,9 +410,18 @@ class Objects:
         return _texts(accumulators.tolist())
 
     def results(self, accumulators: Accumulators) -> pa.StringArray:
-        with _combining():
-            results = list(map(self._combine.extract, accumulators.tolist()))
-        return _texts(results)
+        return _texts(self._extracted(accumulators))
+
+    def values(self, accumulators: Accumulators) -> list[Any]:
+        # Former accumulators stay, for an undone bundle.
+        return [
+            deepcopy(value) if isinstance(value, dict | list) else value
+            for value in self._extracted(accumulators)
+        ]
+
+    def _extracted(self, accumulators: Accumulators) -> list[Any]:
+        with combining():
+            return list(map(self._combine.extract, accumulators.tolist()))
 
 
 def _objects(objects: Sequence[Any]) -> Accumulators:
@@ -405,7 +429,7 @@ def _objects(objects: Sequence[Any]) -> Accumulators:
 
 
 def _texts(values: Sequence[Any]) -> pa.StringArray:
-    with _combining():
+    with combining():
         texts = list(map(encode_value, values))
     if any(text.startswith(PLAIN_MARK) for text in texts):
         raise TypedAccumulatorError

@@ -22,7 +22,7 @@ from millpond.executor.time.clocks import EXACT, Clocks
 from millpond.executor.time.instants import INSTANT_MAX_US
 from millpond.executor.windows.combiners import CombineFn
 from millpond.executor.windows.pane import Pane, Timing, WindowedValue
-from millpond.executor.windows.strategy import WindowingStrategy
+from millpond.executor.windows.strategy import Accumulation, WindowingStrategy
 from millpond.executor.windows.trigger import Firing, TriggerContext, TriggerTimer, parse_timer
 from millpond.executor.windows.window import (
     Element,
@@ -593,7 +593,9 @@ class KeyWindows:
         accumulator = state.accumulator if state.has_contents else self._combine.create()
         value = self._combine.extract(accumulator)
         is_retracting = self._strategy.is_incremental
-        if (self._is_cut or is_retracting) and isinstance(value, dict | list):
+        # A function of the user's may change what it gets.
+        is_given = self._finish is not None and self._strategy.accumulation is not Accumulation.DISCARDING
+        if (self._is_cut or is_retracting or is_given) and isinstance(value, dict | list):
             # The value may be part of the accumulator, which may change before the pane is stored.
             value = deepcopy(value)
         shown = WindowedValue(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -40,12 +41,13 @@ from millpond.executor.windows.accumulator_columns import (
     WideSumError,
     cells_of,
     column_of,
+    combining,
     has_column,
 )
 from millpond.executor.windows.combiners import CombineFn
-from millpond.executor.windows.key_windows import DROPPED, EXPIRY
+from millpond.executor.windows.key_windows import DROPPED, EXPIRY, Finish
 from millpond.executor.windows.strategy import Accumulation, WindowingStrategy
-from millpond.executor.windows.waiting_windows import END, more_than_waiting, on_time_pane
+from millpond.executor.windows.waiting_windows import END, ShownPanes, more_than_waiting
 from millpond.executor.windows.window_fns import FixedWindows, SlidingWindows
 from millpond.statestore.durations import duration_us
 from millpond.statestore.rows.row import (
@@ -109,10 +111,12 @@ def _no_windows(totals: Accumulators) -> _Windows:
     return _Windows(none, none, none, totals, np.empty(0, np.bool_))
 
 
-def waiting_columns(strategy: WindowingStrategy, combine: CombineFn, stream: str) -> WaitingColumns | None:
+def waiting_columns(
+    strategy: WindowingStrategy, combine: CombineFn, stream: str, finish: Finish | None = None
+) -> WaitingColumns | None:
     """Return columns for the windows of a step; ``None`` if its windows or combiner are not for columns."""
     is_for_columns = more_than_waiting(strategy) is None and not_in_columns(strategy, combine) is None
-    return WaitingColumns(strategy, combine, stream) if is_for_columns else None
+    return WaitingColumns(strategy, combine, stream, finish) if is_for_columns else None
 
 
 def not_in_columns(strategy: WindowingStrategy, combine: CombineFn) -> str | None:
@@ -125,10 +129,13 @@ def not_in_columns(strategy: WindowingStrategy, combine: CombineFn) -> str | Non
 class WaitingColumns(ColumnRows):
     """The rows of keys of one interval whose windows only wait."""
 
-    def __init__(self, strategy: WindowingStrategy, combine: CombineFn, stream: str) -> None:
+    def __init__(
+        self, strategy: WindowingStrategy, combine: CombineFn, stream: str, finish: Finish | None
+    ) -> None:
         self._strategy = strategy
         self._combine = combine
         self._stream = stream
+        self._finish = finish
         window_fn: Any = strategy.window_fn
         self._size_us = duration_us(window_fn.size)
         self._period_us = duration_us(getattr(window_fn, "period", window_fn.size))
@@ -320,7 +327,7 @@ class WaitingColumns(ColumnRows):
         is_expiring = ends + self._lateness_us <= watermark
         has_new_timers = np.zeros(count, np.bool_)
         has_new_timers[windows.owner[is_new | is_ending | is_expiring]] = True
-        panes = windows.at(is_ending)
+        productions, owners = self._panes(windows.at(is_ending), key_column, clocks)
         kept = ~is_expiring
         after = _Windows(
             windows.owner[kept],
@@ -340,8 +347,8 @@ class WaitingColumns(ColumnRows):
             holds=written.holds,
             changed=changed,
             deleted=changed & ~has_state,
-            productions=self._panes(panes, key_column, clocks),
-            owners=panes.owner,
+            productions=productions,
+            owners=owners,
             fired=int(is_ending.sum()) + int(is_expiring.sum()),
             counters={DROPPED: dropped} if dropped else {},
             former=(self._column, former),
@@ -433,19 +440,24 @@ class WaitingColumns(ColumnRows):
         back = np.arange(len(repeated)) - np.repeat(np.cumsum(counts) - counts, counts)
         return owner[repeated], last[repeated] - back * self._period_us, repeated
 
-    def _panes(self, windows: _Windows, keys: pa.StringArray, clocks: Clocks) -> pa.StructArray:
+    def _panes(
+        self, windows: _Windows, keys: pa.StringArray, clocks: Clocks
+    ) -> tuple[pa.StructArray, _Index]:
+        """Return the panes of windows, and their owners."""
+        shown = ShownPanes(self._strategy, clocks, self._finish)
+        if self._finish is None:
+            spans = self._spans(windows.start)
+            ends = '],"at":', spans.lasts, f',"pane":{shown.json}}}'
+            texts = pc.binary_join_element_wise(
+                '{"value":',
+                self._column.results(windows.total),
+                spans.texts(',"window":[', spans.starts, ",", spans.ends, *ends),
+                "",
+            )
+        else:
+            windows, texts = self._finished(windows, keys, shown)
         count = len(windows.owner)
-        spans = self._spans(windows.start)
-        pane = orjson.dumps(on_time_pane(self._strategy, clocks)).decode()
-        texts = pc.binary_join_element_wise(
-            '{"value":',
-            self._column.results(windows.total),
-            spans.texts(
-                ',"window":[', spans.starts, ",", spans.ends, '],"at":', spans.lasts, f',"pane":{pane}}}'
-            ),
-            "",
-        )
-        return pa.StructArray.from_arrays(
+        panes = pa.StructArray.from_arrays(
             [
                 pa.repeat(self._stream, count),
                 keys.take(pa.array(windows.owner)),
@@ -455,6 +467,22 @@ class WaitingColumns(ColumnRows):
             ],
             fields=list(PRODUCTION_TYPE),
         )
+        return panes, windows.owner
+
+    def _finished(
+        self, windows: _Windows, keys: pa.StringArray, shown: ShownPanes
+    ) -> tuple[_Windows, pa.StringArray]:
+        """Call the function of results for each window; return the envelopes, and the window of each."""
+        starts, size_us = windows.start.tolist(), self._size_us
+        values, names = self._column.values(windows.total), keys.take(pa.array(windows.owner)).to_pylist()
+        with combining():
+            of_windows = [
+                shown.texts(key, value, start, start + size_us)
+                for key, value, start in zip(names, values, starts, strict=True)
+            ]
+        counts = np.fromiter(map(len, of_windows), np.int64, len(of_windows))
+        chosen = np.repeat(np.arange(len(of_windows)), counts)
+        return windows.at(chosen), pa.array(chain.from_iterable(of_windows), pa.string())
 
     # ------------------------------------------------------------- rows as text
 

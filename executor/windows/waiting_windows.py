@@ -9,6 +9,7 @@ elements, retractions, triggers with state, rows of other settings, and whatever
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Final
 
@@ -38,12 +39,12 @@ from millpond.executor.windows.combiners import (
     ValueExtractor,
     extract,
 )
-from millpond.executor.windows.key_windows import EXPIRY
+from millpond.executor.windows.key_windows import EXPIRY, Finish
 from millpond.executor.windows.pane import Pane, Timing
 from millpond.executor.windows.strategy import Accumulation, WindowingStrategy
 from millpond.executor.windows.time_triggers import Default
 from millpond.executor.windows.trigger import TriggerTimer
-from millpond.executor.windows.window import Element, TimestampCombiner, WindowFn
+from millpond.executor.windows.window import Element, TimestampCombiner, Window
 from millpond.executor.windows.window_fns import FixedWindows, SlidingWindows, UnalignedFixedWindows
 from millpond.statestore.durations import duration_us
 from millpond.statestore.rows.row import TimeDomain, is_envelope
@@ -78,9 +79,9 @@ def more_than_waiting(strategy: WindowingStrategy) -> str | None:
     return next((reason for reason, holds in found.items() if holds), None)
 
 
-def on_time_pane(strategy: WindowingStrategy, clocks: Clocks) -> dict[str, Any]:
-    """Return the pane that a window emits at its end, as JSON."""
-    pane = Pane(
+def on_time_pane(strategy: WindowingStrategy, clocks: Clocks) -> Pane:
+    """Return the pane that a window emits at its end."""
+    return Pane(
         index=0,
         nonspeculative_index=0,
         timing=Timing.ON_TIME,
@@ -89,7 +90,33 @@ def on_time_pane(strategy: WindowingStrategy, clocks: Clocks) -> dict[str, Any]:
         produced_at=clocks.wall_time,
         trigger=strategy.trigger.label,
     )
-    return pane.to_json()
+
+
+class ShownPanes:
+    """The envelopes of one bundle's panes, all of which are emitted at the ends of their windows.
+
+    Attributes:
+        json: what they say of the pane, as JSON.
+    """
+
+    def __init__(self, strategy: WindowingStrategy, clocks: Clocks, finish: Finish | None) -> None:
+        self._pane = on_time_pane(strategy, clocks)
+        self._fields = self._pane.to_json()
+        self._finish = finish
+        self.json: str = orjson.dumps(self._fields).decode()
+
+    def texts(self, key: str, value: Any, start: int, end: int) -> list[str]:
+        """Return the envelopes of a window's results as text; whatever ``finish`` raises is raised."""
+        if self._finish is None:
+            return [self._text(value, start, end)]
+        results = self._finish(key, value, Window(start, end), self._pane)
+        return [self._text(result, start, end) for result in results]
+
+    def _text(self, value: Any, start: int, end: int) -> str:
+        text = _text_of_value(value)
+        if text[0] == _MARK:
+            return encode_value({"value": value, "window": [start, end], "at": end - 1, "pane": self._fields})
+        return f'{{"value":{text},"window":[{start},{end}],"at":{end - 1},"pane":{self.json}}}'
 
 
 class _OtherTurnError(Exception):
@@ -109,7 +136,9 @@ class WaitingWindows:
         stream: str,
         clocks: Clocks,
         columns: RecordColumns,
+        *,
         of: ValueExtractor = None,
+        finish: Finish | None = None,
     ) -> None:
         self._stream = stream
         self._of = of
@@ -119,13 +148,17 @@ class WaitingWindows:
         self._lateness_us = strategy.allowed_lateness_us + 1
         self._accumulates = strategy.accumulation is Accumulation.ACCUMULATING
         self._assign = strategy.window_fn.assign
-        self._starts = _fixed_starts(strategy.window_fn, columns)
+        self._starts: list[int] | None = None
+        if type(strategy.window_fn) is FixedWindows:
+            at, offset_us = columns.times(), duration_us(strategy.window_fn.offset)
+            self._starts = (at - (at - offset_us) % self._size_us).tolist()
         self._cells: list[Any] | None = None
         self._combine = combine
         if of is None and columns.at and isinstance(columns.values, ArrowValues):
             self._cells, self._combine = _by_column(combine, columns.values)
-        self._pane = on_time_pane(strategy, clocks)
-        self._pane_text = orjson.dumps(self._pane).decode()
+        # A function of the user's may change what it gets.
+        self._copies = finish is not None and self._accumulates
+        self._panes = ShownPanes(strategy, clocks, finish)
 
     def turn(
         self, key: str, stored: StoredState | None, timers: Timers, start: int, stop: int
@@ -145,7 +178,7 @@ class WaitingWindows:
         if start == stop and not is_due:
             return turn
         windows = {} if stored is None else self._windows_of(stored)
-        pending = self._fire(timers, windows, turn) if is_due else list(timers)
+        pending = self._fire(key, timers, windows, turn) if is_due else list(timers)
         for window, values in self._assigned(key, start, stop).items() if stop > start else ():
             fields = windows.get(window)
             if fields is None:
@@ -160,7 +193,9 @@ class WaitingWindows:
             turn.timers = None if ordered == timers else ordered
         return turn
 
-    def _fire(self, timers: Timers, windows: dict[int, dict[str, Any]], turn: QuickTurn) -> list[Timer]:
+    def _fire(
+        self, key: str, timers: Timers, windows: dict[int, dict[str, Any]], turn: QuickTurn
+    ) -> list[Timer]:
         """Fire the timers that are due, which are the first, and return those that are pending then."""
         size_us, lateness_us, watermark = self._size_us, self._lateness_us, self._watermark
         due = [timer for timer in timers if timer.at <= watermark]
@@ -176,7 +211,7 @@ class WaitingWindows:
             window = at - size_us
             if tag != _end_tag(window, size_us) or output_at != at - 1:
                 raise _OtherTurnError
-            self._end(window, windows[window], turn)
+            self._end(key, window, windows[window], turn)
             if at + lateness_us <= watermark:
                 ended.add(window)
                 continue
@@ -192,17 +227,15 @@ class WaitingWindows:
             raise _OtherTurnError
         return pending
 
-    def _end(self, window: int, fields: dict[str, Any], turn: QuickTurn) -> None:
+    def _end(self, key: str, window: int, fields: dict[str, Any], turn: QuickTurn) -> None:
         """Emit the pane of a window whose end has come."""
         self._check_waiting(fields, window)
         end = window + self._size_us
         value = self._combine.extract(fields["accumulator"])
-        text = _text_of_value(value)
-        if text[0] == _MARK:
-            text = encode_value({"value": value, "window": [window, end], "at": end - 1, "pane": self._pane})
-        else:
-            text = f'{{"value":{text},"window":[{window},{end}],"at":{end - 1},"pane":{self._pane_text}}}'
-        turn.productions.append((self._stream, text, end - 1))
+        if self._copies and isinstance(value, dict | list):
+            value = deepcopy(value)
+        texts = self._panes.texts(key, value, window, end)
+        turn.productions += [(self._stream, text, end - 1) for text in texts]
         if not self._accumulates:
             del fields["accumulator"]
         del fields["news"], fields["is_held"], fields["timers"]
@@ -255,7 +288,10 @@ class WaitingWindows:
             return list(map(self._cells.__getitem__, columns.sources[start:stop]))
         values = list(map(columns.read, columns.sources[start:stop]))
         if any(map(is_envelope, values)):
-            raise _OtherTurnError
+            values = [
+                _value_of_pane(value, at) if is_envelope(value) else value
+                for value, at in zip(values, columns.at[start:stop], strict=True)
+            ]
         return values if self._of is None else [extract(self._of, value) for value in values]
 
     def _windows_of(self, stored: StoredState) -> dict[int, dict[str, Any]]:
@@ -284,6 +320,13 @@ class WaitingWindows:
             raise _OtherTurnError
 
 
+def _value_of_pane(envelope: Mapping[str, Any], at: int) -> Any:
+    # The pane of a window that ended long ago comes with a later record, which also moves the timers.
+    if envelope["pane"]["is_retraction"] or envelope["at"] != at:
+        raise _OtherTurnError
+    return envelope["value"]
+
+
 def _text_of_value(value: Any) -> str:
     return str(value) if type(value) is int and _INT_MIN <= value <= _INT_MAX else encode_value(value)
 
@@ -298,14 +341,6 @@ def _text_of_window(fields: dict[str, Any]) -> str:
             f'"timers":{{"{END}":{end}}}}}'
         )
     return encode_value(fields)
-
-
-def _fixed_starts(window_fn: WindowFn, columns: RecordColumns) -> list[int] | None:
-    if type(window_fn) is not FixedWindows:
-        return None
-    at = columns.times()
-    starts: list[int] = (at - (at - duration_us(window_fn.offset)) % duration_us(window_fn.size)).tolist()
-    return starts
 
 
 def _by_column(combine: CombineFn, values: ArrowValues) -> tuple[list[Any] | None, CombineFn]:

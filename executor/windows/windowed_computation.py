@@ -97,13 +97,15 @@ class WindowedComputation(Computation):
         """Return the turns of keys whose windows only wait for their end; ``None`` for other strategies."""
         if self._needs_hooks is not None:
             return None
-        return WaitingWindows(self.strategy, self.combine, self.stream, clocks, columns, self.of)
+        return WaitingWindows(
+            self.strategy, self.combine, self.stream, clocks, columns, of=self.of, finish=self.finish
+        )
 
     def column_rows(self, streams: Mapping[str, str]) -> ColumnRows | None:
         """Return rows for windows that only wait, if their combiner adds whole numbers of a field."""
         if self._needs_hooks is not None or self.of is not None:
             return None
-        return waiting_columns(self.strategy, self.combine, streams[self.stream])
+        return waiting_columns(self.strategy, self.combine, streams[self.stream], self.finish)
 
     def way(self) -> Way:
         reason = self._needs_hooks
@@ -119,8 +121,6 @@ class WindowedComputation(Computation):
         """The reason why keys need hooks; ``None`` if their windows mostly wait for their end."""
         if type(self) is not WindowedComputation:
             return "the step joins streams"
-        if self.finish is not None:
-            return "a function makes the results"
         if self.signals:
             return "it waits for signals"
         return (

@@ -12,6 +12,7 @@ from unittest.mock import patch
 import numpy as np
 import orjson
 import pyarrow as pa
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -39,10 +40,13 @@ from millpond.executor.windows.combiners import (
     ToList,
     ToSet,
 )
+from millpond.executor.windows.key_windows import Finish
+from millpond.executor.windows.pane import Pane
 from millpond.executor.windows.strategy import WindowingStrategy
 from millpond.executor.windows.time_triggers import AfterWatermark, Default
 from millpond.executor.windows.waiting_columns import WaitingColumns, waiting_columns
 from millpond.executor.windows.waiting_windows import WaitingWindows
+from millpond.executor.windows.window import Window
 from millpond.executor.windows.window_fns import FixedWindows, SlidingWindows, UnalignedFixedWindows
 from millpond.executor.windows.windowed_computation import WindowedComputation
 from millpond.statestore.interval import Interval
@@ -79,6 +83,24 @@ _COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "times": (pa.timestamp("us"), st.integers(-(2**62), 2**62) | st.integers(0, 9)),
     "lists": (pa.list_(pa.int64()), st.lists(st.integers(0, 3), max_size=2)),
 }
+
+
+def _one_row(key: str, value: Any, window: Window, pane: Pane) -> list[Any]:
+    return [{"key": key, "value": value, "start": window.start, "timing": str(pane.timing)}]
+
+
+def _odd_rows(key: str, value: Any, window: Window, pane: Pane) -> list[Any]:
+    """Raise for a key, have no result for another, and two with types for the third; change what they get."""
+    if isinstance(value, list):
+        value.append(7)
+    elif isinstance(value, dict):
+        value["more"] = pane.index
+    if key == "a":
+        raise ValueError(f"odd: {value}")
+    return [Decimal(window.start), value] if key else []
+
+
+_finishes = st.sampled_from([None, None, _one_row, _odd_rows])
 
 _in_columns = st.builds(
     WindowingStrategy,
@@ -137,8 +159,11 @@ def _deliveries(
     if draw(arrow):
         values = ArrowValues(pa.table({"v": column, "other": list(range(len(rows)))}))
     elif kind in (pa.int64(), pa.string()) or (kind != pa.timestamp("us") and draw(st.booleans())):
-        pane = orjson.dumps(change_envelope({"v": 1}, 3, is_retraction=draw(st.booleans()))).decode()
-        odd = draw(st.sampled_from(['{"w":1}', "7", "null", '{"v":1}', '{"v":2}', '{"v":3.5}', pane]))
+        own_at = rows[1][1] if len(rows) > 1 and draw(st.booleans()) else 3
+        pane = orjson.dumps(
+            change_envelope({"v": 1}, own_at, is_retraction=draw(st.sampled_from([False, False, True])))
+        ).decode()
+        odd = draw(st.sampled_from(['{"w":1}', "7", "null", '{"v":1}', '{"v":2}', '{"v":3.5}', pane, pane]))
         texts = [encode_value({"v": cell}) for cell in column.to_pylist()]
         values = JsonValues(
             pa.array([odd if number == 1 else text for number, text in enumerate(texts)], pa.string())
@@ -180,7 +205,15 @@ def _scripts_in_columns(draw: st.DrawFn) -> _Script:
         step = draw(st.integers(0, 4))
         watermark += step
         delivery = _deliveries(
-            kinds=[*["small ints"] * 6, *["prices"] * 4, *["floats"] * 3, "ints", "texts", "decimals"],
+            kinds=[
+                *["small ints"] * 6,
+                *["prices"] * 4,
+                *["floats"] * 3,
+                "ints",
+                "texts",
+                "decimals",
+                "lists",
+            ],
             at=st.sampled_from([watermark + more for more in (1, 3, 4, 8, 0, -1, -20)]),
             arrow=st.booleans(),
         )
@@ -189,10 +222,10 @@ def _scripts_in_columns(draw: st.DrawFn) -> _Script:
     return script
 
 
-def _node(strategy: WindowingStrategy, combine: CombineFn) -> ComputationNode:
+def _node(strategy: WindowingStrategy, combine: CombineFn, finish: Finish | None) -> ComputationNode:
     return ComputationNode(
         name="c",
-        computation=WindowedComputation(strategy, combine, "panes"),
+        computation=WindowedComputation(strategy, combine, "panes", finish=finish),
         subscriptions=(),
         produces=("panes",),
         retries=0,
@@ -205,10 +238,11 @@ def _results(
     script: _Script,
     later: str = "0us",
     budget_bytes: int = BUDGET_BYTES,
+    finish: Finish | None = None,
 ) -> list[BundleResult]:
     """Run bundles on two workers, of which one has code with another lateness."""
-    run = IntervalRun(_node(strategy, combine), Interval("c"), 2, budget_bytes, IpcRowFormat())
-    other = _node(replace(strategy, allowed_lateness=later), combine)
+    run = IntervalRun(_node(strategy, combine, finish), Interval("c"), 2, budget_bytes, IpcRowFormat())
+    other = _node(replace(strategy, allowed_lateness=later), combine, finish)
     run._workers[1].processor = IntervalProcessor(other, run.interval, run.soft_state(1))
     watermark, results = 0, []
     for deliveries, step, is_moved, fate in [*script, ([], TIME_MAX_US, False, "committed")]:
@@ -251,16 +285,17 @@ def _shares(name: str, taken: Sequence[bool]) -> str:
     combine=st.sampled_from(_COMBINERS),
     script=_scripts,
     later=st.sampled_from(["0us", "3us", "9us"]),
+    finish=_finishes,
 )
 def test_short_turns_give_the_rows_of_the_hooks(
-    strategy: WindowingStrategy, combine: CombineFn, script: _Script, later: str
+    strategy: WindowingStrategy, combine: CombineFn, script: _Script, later: str, finish: Finish | None
 ) -> None:
-    """Late elements, retracting panes, odd values, redelivered ids and moved workers included."""
+    """Late elements, panes of another step, odd values, redelivered ids and moved workers included."""
     with _NO_COLUMNS, _noted(WaitingWindows, "turn") as taken:
-        short = _results(strategy, combine, script, later)
+        short = _results(strategy, combine, script, later, finish=finish)
     event(_shares("short turns", taken))
     with _NO_COLUMNS, _NO_TURNS:
-        _check_equal(short, _results(strategy, combine, script, later))
+        _check_equal(short, _results(strategy, combine, script, later, finish=finish))
 
 
 @settings(max_examples=150, deadline=None)
@@ -272,16 +307,22 @@ def test_short_turns_give_the_rows_of_the_hooks(
     script=_scripts_in_columns(),
     later=st.sampled_from(["0us", "0us", "3us"]),
     budget_bytes=st.sampled_from([BUDGET_BYTES, BUDGET_BYTES, 3_000]),
+    finish=_finishes,
 )
 def test_columns_give_the_rows_of_single_keys(
-    strategy: WindowingStrategy, combine: CombineFn, script: _Script, later: str, budget_bytes: int
+    strategy: WindowingStrategy,
+    combine: CombineFn,
+    script: _Script,
+    later: str,
+    budget_bytes: int,
+    finish: Finish | None,
 ) -> None:
     """Bundles in columns and bundles of turns follow on each other, rows are evicted, and bundles are undone."""
     with _noted(WaitingColumns, "change") as taken:
-        columns = _results(strategy, combine, script, later, budget_bytes)
+        columns = _results(strategy, combine, script, later, budget_bytes, finish)
     event(_shares("bundles in columns", taken))
-    with _NO_COLUMNS:
-        _check_equal(columns, _results(strategy, combine, script, later, budget_bytes))
+    with _NO_COLUMNS, _NO_TURNS:
+        _check_equal(columns, _results(strategy, combine, script, later, budget_bytes, finish))
 
 
 def _check_equal(results: Sequence[BundleResult], others: Sequence[BundleResult]) -> None:
@@ -296,7 +337,8 @@ def _check_equal(results: Sequence[BundleResult], others: Sequence[BundleResult]
         ]
 
 
-def test_most_turns_are_short_and_most_bundles_in_columns() -> None:
+@pytest.mark.parametrize("finish", [None, _one_row])
+def test_most_turns_are_short_and_most_bundles_in_columns(finish: Finish | None) -> None:
     """Otherwise the comparisons above would compare a way with itself."""
     table = pa.table({"v": range(100)})
     delivery = Deliveries(
@@ -311,8 +353,33 @@ def test_most_turns_are_short_and_most_bundles_in_columns() -> None:
                 WindowingStrategy(window_fn=FixedWindows("10us")),
                 combine,
                 [([delivery], 0, False, "committed")],
+                finish=finish,
             )
         assert taken == [True, True]
+
+
+def test_panes_of_another_step_have_short_turns() -> None:
+    """All but those of windows that ended long before their records."""
+    texts = [orjson.dumps(change_envelope({"v": at}, at, is_retraction=False)).decode() for at in range(100)]
+    delivery = Deliveries(
+        stream="in",
+        keys=pa.array(["k"] * 100),
+        at=np.arange(100),
+        values=JsonValues(pa.array(texts)),
+        ids=None,
+    )
+    script = [([delivery], 0, False, "committed")]
+    strategy = WindowingStrategy(window_fn=FixedWindows("10us"))
+    with _noted(WaitingWindows, "turn") as taken:
+        short = _results(strategy, Sum("v"), script)
+    with _NO_TURNS:
+        _check_equal(short, _results(strategy, Sum("v"), script))
+
+    assert taken == [True, True]
+    late = replace(delivery, at=np.full(100, 99))
+    with _noted(WaitingWindows, "turn") as taken:
+        _results(strategy, Sum("v"), [([late], 0, False, "committed")])
+    assert taken[0] is False
 
 
 def test_sums_that_two_floats_do_not_hold_stay_in_columns() -> None:
