@@ -1,8 +1,9 @@
 """Windowed sums and counts on the local runner: in columns, by short turns of waiting windows, and by their hooks.
 
 Records of 10,000 keys in windows of ten minutes, about three in each, or a hundred (``dense``), come in batches of
-50,000, one after the other. A ``hot`` key has nine of ten records. Each figure is records a CPU second in a fresh process, from the second batch on; ``ratio``
-is columns to the hooks.
+50,000, one after the other. A ``hot`` key has nine of ten records. Sessions have about three as well, and no short
+turns. Each figure is records a CPU second in a fresh process, from the second batch on; ``ratio`` is columns to the
+hooks.
 
     python -m benchmarks.windowed_sum --json build/bench/windowed_sum.json
 """
@@ -47,6 +48,7 @@ class Load(NamedTuple):
     """The number of records of a key in a window."""
     hot_share: float = 0
     """The share of the records that one key has."""
+    window_fn: mp.WindowFn = mp.FixedWindows("10m")
 
 
 LOADS: Final = {
@@ -55,6 +57,8 @@ LOADS: Final = {
     "count": Load(mp.Count()),
     "dense_count": Load(mp.Count(), per_window=100),
     "sum_of_floats": Load(mp.Sum("share")),
+    # At random times with a mean distance of 200 s, about three records come without such a gap.
+    "session_sum": Load(mp.Sum("value"), window_fn=mp.Sessions("220s")),
 }
 
 
@@ -80,7 +84,7 @@ def run_once(load: str, batches: int, *, with_ids: bool, way: str) -> float:
     rows = records_of(batches * _BATCH, with_ids=with_ids, load=LOADS[load])
     pipeline = mp.Pipeline("windowed")
     stream = pipeline.inject("records", key="key", at="at", at_unit="us", id="id" if with_ids else None)
-    stream.window(mp.FixedWindows("10m")).combine(LOADS[load].combiner, name="totals")
+    stream.window(LOADS[load].window_fn).combine(LOADS[load].combiner, name="totals")
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="millpond-windowed-"))
         store = stack.enter_context(mp.Store.open(folder))

@@ -163,7 +163,7 @@ def way_of(node: ComputationNode, panes: Sequence[str] = ()) -> Way:
     if node.time_sorted:
         return Way("hooks", "its records wait for the order of time")
     if way.name == "columns" and panes:
-        return Way("short turns", f"values are panes: {', '.join(panes)}")
+        return Way(way.otherwise, f"values are panes: {', '.join(panes)}")
     return way
 
 

@@ -38,6 +38,8 @@ Accumulators: TypeAlias = npt.NDArray[Any]
 
 # Sums stay far from the bounds of their column.
 _SUM_MAX: Final = float(1 << 61)
+# Of these the order of elements, and of accumulators that are merged, changes nothing.
+OF_ANY_ORDER: Final = frozenset({Count, Sum, Mean, StdDev})
 # Their functions change no accumulator in place, so an undone bundle leaves no trace.
 _PURE: Final = frozenset({Count, Sum, Mean, Min, Max, StdDev, Last})
 
@@ -126,7 +128,7 @@ class AccumulatorColumn(Protocol):
         """Return what groups of cells add, which begin at ``firsts`` of ``order``."""
 
     def merged(self, both: Accumulators, is_arrived: _Mask, firsts: _Index) -> Accumulators:
-        """Return the accumulators of windows, each with what has arrived for it behind it."""
+        """Return the accumulators of windows, given former ones and what has arrived, in the order of the windows."""
 
     def without(self, accumulators: Accumulators, is_cleared: _Mask) -> Accumulators: ...
 
@@ -286,9 +288,11 @@ class FloatSums:
 
     def merged(self, both: Accumulators, is_arrived: _Mask, firsts: _Index) -> Accumulators:  # noqa: ARG002
         found = both[firsts]
-        here = np.flatnonzero(np.diff(np.append(firsts, len(both))) > 1)
-        more = both[firsts[here] + 1]
-        found[here] = _added_up(found[here], more["high"], more["low"], more["floats"])
+        counts = np.diff(np.append(firsts, len(both)))
+        for number in range(1, int(counts.max(initial=0))):
+            here = np.flatnonzero(counts > number)
+            more = both[firsts[here] + number]
+            found[here] = _added_up(found[here], more["high"], more["low"], more["floats"])
         return found
 
     def without(self, accumulators: Accumulators, is_cleared: _Mask) -> Accumulators:
@@ -389,15 +393,16 @@ class Objects:
         )
 
     def merged(self, both: Accumulators, is_arrived: _Mask, firsts: _Index) -> Accumulators:
-        add_all, create = self._combine.add_all, self._combine.create
+        add_all, merge, create = self._combine.add_all, self._combine.merge, self._combine.create
         accumulators, arrived = both.tolist(), is_arrived.tolist()
         found = []
         starts = firsts.tolist()
         with combining():
             for start, end in zip(starts, [*starts[1:], len(accumulators)], strict=True):
                 accumulator = create() if arrived[start] else accumulators[start]
-                if arrived[end - 1]:
-                    accumulator = add_all(accumulator, accumulators[end - 1])
+                for place in range(start if arrived[start] else start + 1, end):
+                    part = accumulators[place]
+                    accumulator = add_all(accumulator, part) if arrived[place] else merge([accumulator, part])
                 found.append(accumulator)
         return _objects(found)
 

@@ -42,13 +42,11 @@ from millpond.executor.windows.accumulator_columns import (
     cells_of,
     column_of,
     combining,
-    has_column,
 )
 from millpond.executor.windows.combiners import CombineFn
 from millpond.executor.windows.key_windows import DROPPED, EXPIRY, Finish
 from millpond.executor.windows.strategy import Accumulation, WindowingStrategy
-from millpond.executor.windows.waiting_windows import END, ShownPanes, more_than_waiting
-from millpond.executor.windows.window_fns import FixedWindows, SlidingWindows
+from millpond.executor.windows.waiting_windows import END, ShownPanes
 from millpond.statestore.durations import duration_us
 from millpond.statestore.rows.row import (
     PRODUCTION_TYPE,
@@ -72,7 +70,7 @@ _KEY_BYTES: Final = 160
 
 
 @dataclass(frozen=True, slots=True)
-class _Windows:
+class WindowArrays:
     """Windows of keys, each of which is known by its number, the ``owner``.
 
     An ended window has no ``news``, and a ``total`` only where panes accumulate.
@@ -80,50 +78,38 @@ class _Windows:
 
     owner: _Index
     start: _Index
+    end: _Index
     news: _Index
     total: Accumulators
     is_open: _Mask
 
-    def at(self, chosen: _Index | _Mask) -> _Windows:
-        return _Windows(
+    def at(self, chosen: _Index | _Mask) -> WindowArrays:
+        return WindowArrays(
             self.owner[chosen],
             self.start[chosen],
+            self.end[chosen],
             self.news[chosen],
             self.total[chosen],
             self.is_open[chosen],
         )
 
-    def owned_by(self, owner: _Index) -> _Windows:
-        return _Windows(owner, self.start, self.news, self.total, self.is_open)
+    def owned_by(self, owner: _Index) -> WindowArrays:
+        return WindowArrays(owner, self.start, self.end, self.news, self.total, self.is_open)
 
-    def with_others(self, others: _Windows) -> _Windows:
-        return _Windows(
+    def with_others(self, others: WindowArrays) -> WindowArrays:
+        return WindowArrays(
             np.concatenate([self.owner, others.owner]),
             np.concatenate([self.start, others.start]),
+            np.concatenate([self.end, others.end]),
             np.concatenate([self.news, others.news]),
             np.concatenate([self.total, others.total]),
             np.concatenate([self.is_open, others.is_open]),
         )
 
 
-def _no_windows(totals: Accumulators) -> _Windows:
+def no_windows(totals: Accumulators) -> WindowArrays:
     none = np.empty(0, np.int64)
-    return _Windows(none, none, none, totals, np.empty(0, np.bool_))
-
-
-def waiting_columns(
-    strategy: WindowingStrategy, combine: CombineFn, stream: str, finish: Finish | None = None
-) -> WaitingColumns | None:
-    """Return columns for the windows of a step; ``None`` if its windows or combiner are not for columns."""
-    is_for_columns = more_than_waiting(strategy) is None and not_in_columns(strategy, combine) is None
-    return WaitingColumns(strategy, combine, stream, finish) if is_for_columns else None
-
-
-def not_in_columns(strategy: WindowingStrategy, combine: CombineFn) -> str | None:
-    """Return why windows that only wait are no columns; ``None`` if they are."""
-    if type(strategy.window_fn) not in (FixedWindows, SlidingWindows):
-        return f"{type(strategy.window_fn).__name__} begin at times of their keys"
-    return None if has_column(combine) else f"{type(combine).__name__} of these arguments is no column"
+    return WindowArrays(none, none, none, none, totals, np.empty(0, np.bool_))
 
 
 class WaitingColumns(ColumnRows):
@@ -136,31 +122,33 @@ class WaitingColumns(ColumnRows):
         self._combine = combine
         self._stream = stream
         self._finish = finish
-        window_fn: Any = strategy.window_fn
-        self._size_us = duration_us(window_fn.size)
-        self._period_us = duration_us(getattr(window_fn, "period", window_fn.size))
-        self._offset_us = duration_us(window_fn.offset) % self._period_us
+        self._measure(strategy.window_fn)
         self._lateness_us = strategy.allowed_lateness_us + 1
         self._accumulates = strategy.accumulation is Accumulation.ACCUMULATING
         self._keys: KeyNumbers = KeyNumbers()
         self._column: AccumulatorColumn = column_of(combine)
         self._has_types = False
         self._has_wide_sums = False
-        self._hold(_no_windows(self._column.of([])))
+        self._hold(no_windows(self._column.of([])))
 
-    def _hold(self, windows: _Windows) -> None:
+    def _measure(self, window_fn: Any) -> None:
+        self._size_us = duration_us(window_fn.size)
+        self._period_us = duration_us(getattr(window_fn, "period", window_fn.size))
+        self._offset_us = duration_us(window_fn.offset) % self._period_us
+
+    def _hold(self, windows: WindowArrays) -> None:
         self._windows = windows
         self._has_windows = np.zeros(len(self._keys), np.bool_)
         self._has_windows[windows.owner] = True
-        ends = windows.start + self._size_us
-        at = np.where(windows.is_open, ends, ends + self._lateness_us)
+        at = np.where(windows.is_open, windows.end, windows.end + self._lateness_us)
         self._next_at = int(at.min()) if len(at) else None
-        output_at = self._output_at(windows, ends)
+        output_at = self._output_at(windows)
         self._held_at = int(output_at.min()) if len(at) else None
         self._at = at
 
-    def _output_at(self, windows: _Windows, ends: _Index) -> _Index:
-        return np.where(windows.is_open, ends - 1, np.minimum(ends + self._lateness_us, INSTANT_MAX_US))
+    def _output_at(self, windows: WindowArrays) -> _Index:
+        late_at = np.minimum(windows.end + self._lateness_us, INSTANT_MAX_US)
+        return np.where(windows.is_open, windows.end - 1, late_at)
 
     # ------------------------------------------------------------- rows of keys
 
@@ -197,14 +185,14 @@ class WaitingColumns(ColumnRows):
         """Remove and return the rows of keys that are all here."""
         return self._stored(keys, self._remove(keys))
 
-    def _remove(self, keys: Sequence[str]) -> _Windows:
+    def _remove(self, keys: Sequence[str]) -> WindowArrays:
         """Remove the windows of these keys; return them by the keys' places, in order of place and start."""
         is_taken, taken = self._owned(self._numbers_of(keys))
         self._hold(self._windows.at(~is_taken))
         return taken.at(np.lexsort((taken.start, taken.owner)))
 
     def _stored(
-        self, keys: Sequence[str], windows: _Windows, column: AccumulatorColumn | None = None
+        self, keys: Sequence[str], windows: WindowArrays, column: AccumulatorColumn | None = None
     ) -> StoredRows:
         written = self._written(windows, len(keys), column=column)
         tags, _, at, output_at = written.timers.flatten().flatten()
@@ -227,17 +215,18 @@ class WaitingColumns(ColumnRows):
         self, keys: Sequence[str], states: Sequence[StoredState | None], timers: Sequence[Timers]
     ) -> list[str]:
         owner: list[int] = []
-        rows: list[tuple[int, int, Any, bool]] = []
+        rows: list[tuple[int, int, int, Any, bool]] = []
         for place, state in enumerate(states):
             found = self._parsed(state)
             owner += [place] * len(found)
             rows += found
         if not rows:
             return []
-        starts, news, totals, opens = zip(*rows, strict=True)
-        windows = _Windows(
+        starts, ends, news, totals, opens = zip(*rows, strict=True)
+        windows = WindowArrays(
             np.array(owner, np.int64),
             np.array(starts, np.int64),
+            np.array(ends, np.int64),
             np.array(news, np.int64),
             self._column.of(totals),
             np.array(opens, np.bool_),
@@ -256,24 +245,27 @@ class WaitingColumns(ColumnRows):
         self._hold(self._windows.with_others(windows.owned_by(self._numbers_of(keys)[windows.owner])))
         return [key for key, same in zip(keys, is_same, strict=True) if same]
 
-    def _parsed(self, state: StoredState | None) -> list[tuple[int, int, Any, bool]]:
-        """Return start, news, total and openness of the windows of a state; nothing for one that is not for columns."""
-        found: list[tuple[int, int, Any, bool]] = []
+    def _parsed(self, state: StoredState | None) -> list[tuple[int, int, int, Any, bool]]:
+        """Return bounds, news, total and openness of the windows of a state; nothing for one that is not for columns."""
+        found: list[tuple[int, int, int, Any, bool]] = []
         try:
             for fields in orjson.loads(state)["windows"] if type(state) is str else ():
-                start, news, total = fields["window"][0], fields.get("news", 0), fields.get("accumulator")
+                (start, end), news, total = fields["window"], fields.get("news", 0), fields.get("accumulator")
                 are_numbers = all(
-                    type(number) is int and abs(number) <= TIME_MAX_US for number in (start, news)
+                    type(number) is int and abs(number) <= TIME_MAX_US for number in (start, end, news)
                 )
-                # Windows of another offset would be written under the names of these.
-                if not are_numbers or (start - self._offset_us) % self._period_us:
+                if not (are_numbers and self._is_own(start, end)):
                     return []
                 if not ("accumulator" not in fields or self._column.holds(total)):
                     return []
-                found.append((start, news, total, "news" in fields))
+                found.append((start, end, news, total, "news" in fields))
         except (ValueError, LookupError, TypeError, AttributeError):
             return []
         return found
+
+    def _is_own(self, start: int, end: int) -> bool:
+        """Return True for the bounds of a window that the step's window function can assign."""
+        return end - start == self._size_us and not (start - self._offset_us) % self._period_us
 
     def _numbers_of(self, keys: Sequence[str]) -> _Index:
         numbers = self._keys.of(keys)
@@ -318,20 +310,20 @@ class WaitingColumns(ColumnRows):
         if len(places) < len(keys):
             keys = [keys[place] for place in places.tolist()]
             key_column = key_column.take(pa.array(places))
-        count, watermark, size_us = len(keys), clocks.watermark, self._size_us
+        count, watermark = len(keys), clocks.watermark
         numbers = self._numbers_of(keys)
         former = self._owned(numbers)[1]
-        windows, is_new = _merged(former, arrived, self._column)
-        ends = windows.start + size_us
-        is_ending = windows.is_open & (ends <= watermark)
-        is_expiring = ends + self._lateness_us <= watermark
+        windows, is_new = self._merged(former, arrived, watermark)
+        is_ending = windows.is_open & (windows.end <= watermark)
+        is_expiring = windows.end + self._lateness_us <= watermark
         has_new_timers = np.zeros(count, np.bool_)
         has_new_timers[windows.owner[is_new | is_ending | is_expiring]] = True
         productions, owners = self._panes(windows.at(is_ending), key_column, clocks)
         kept = ~is_expiring
-        after = _Windows(
+        after = WindowArrays(
             windows.owner[kept],
             windows.start[kept],
+            windows.end[kept],
             np.where(is_ending, 0, windows.news)[kept],
             (windows.total if self._accumulates else self._column.without(windows.total, is_ending))[kept],
             (windows.is_open & ~is_ending)[kept],
@@ -355,7 +347,7 @@ class WaitingColumns(ColumnRows):
             after=(numbers, after),
         )
 
-    def _arrived(self, records: KeyedRecords, watermark: int) -> tuple[_Index, _Windows, int] | None:
+    def _arrived(self, records: KeyedRecords, watermark: int) -> tuple[_Index, WindowArrays, int] | None:
         """Return the places of the keys that are here, what arrived for their windows, and the number of dropped elements."""
         keys, sources, elsewhere = records.keys, records.sources, records.elsewhere
         owners = np.repeat(np.arange(len(keys)), np.diff(records.bounds))
@@ -364,7 +356,7 @@ class WaitingColumns(ColumnRows):
             return None
         cells, is_null = records.added
         owner, starts, chosen = assigned
-        ends = starts + self._size_us
+        ends = self._ends(starts)
         if len(starts) and (
             int(starts.min()) < INSTANT_MIN_US or int(ends.max()) + self._lateness_us > INSTANT_MAX_US
         ):
@@ -375,6 +367,7 @@ class WaitingColumns(ColumnRows):
             is_here = np.fromiter((key not in elsewhere for key in keys), np.bool_, len(keys))
         # An element of a window that has ended and not expired makes a late pane.
         is_here[owner[is_live & (ends <= watermark)]] = False
+        self._leave_odd(is_here, keys, owner[is_live], starts[is_live], watermark)
         if is_null is not None:
             is_here[owner[is_null[sources[chosen]]]] = False
         if not is_here.any():
@@ -385,9 +378,70 @@ class WaitingColumns(ColumnRows):
             is_live &= is_own
             dropped = len(np.unique(chosen[is_own])) - len(np.unique(chosen[is_live]))
             owner, starts, chosen = (np.cumsum(is_here) - 1)[owner[is_live]], starts[is_live], chosen[is_live]
-        return np.flatnonzero(is_here), _grouped(owner, starts, cells, sources[chosen], self._column), dropped
+        return np.flatnonzero(is_here), self._grouped(owner, starts, cells, sources[chosen]), dropped
 
-    def _owned(self, numbers: _Index) -> tuple[_Mask, _Windows]:
+    def _leave_odd(
+        self, is_here: _Mask, keys: Sequence[str], owner: _Index, starts: _Index, watermark: int
+    ) -> None:
+        """Take the mark off keys for whose elements the window function has rules that columns have not."""
+
+    def _is_apart(self, starts: _Index) -> _Mask:
+        """Return which elements of a key begin another window than the one before, in order of the starts."""
+        apart: _Mask = starts[1:] != starts[:-1]
+        return apart
+
+    def _grouped(self, owner: _Index, start: _Index, cells: Any, sources: _Index) -> WindowArrays:
+        """Return the windows of elements, with the number of their cells and what they add."""
+        column = self._column
+        if not len(owner):
+            return no_windows(column.of([]))
+        is_same = owner[1:] == owner[:-1]
+        if not bool(((owner[1:] > owner[:-1]) | (is_same & (start[1:] >= start[:-1]))).all()):
+            order = np.lexsort((start, owner))
+            owner, start, sources = owner[order], start[order], sources[order]
+            is_same = owner[1:] == owner[:-1]
+        firsts = np.flatnonzero(np.concatenate([[True], ~is_same | self._is_apart(start)]))
+        nexts = np.append(firsts[1:], len(owner))
+        return WindowArrays(
+            owner[firsts],
+            start[firsts],
+            self._ends(start[nexts - 1]),
+            nexts - firsts,
+            column.grouped(cells, sources, firsts),
+            np.ones(len(firsts), np.bool_),
+        )
+
+    def _merged(
+        self,
+        former: WindowArrays,
+        arrived: WindowArrays,
+        watermark: int,  # noqa: ARG002 - of windows that grow
+    ) -> tuple[WindowArrays, _Mask]:
+        """Add arrived elements to windows that are open; return all windows in order, and which are new."""
+        both = former.with_others(arrived)
+        if not len(both.owner):
+            return both, np.empty(0, np.bool_)
+        # Stable: a window stands before what arrived for it.
+        order = np.lexsort((both.start, both.owner))
+        both = both.at(order)
+        is_arrived = order >= len(former.owner)
+        is_more = np.concatenate(
+            [[False], (both.owner[1:] == both.owner[:-1]) & (both.start[1:] == both.start[:-1])]
+        )
+        firsts = np.flatnonzero(~is_more)
+        return (
+            WindowArrays(
+                both.owner[firsts],
+                both.start[firsts],
+                both.end[firsts],
+                np.add.reduceat(both.news, firsts),
+                self._column.merged(both.total, is_arrived, firsts),
+                both.is_open[firsts],
+            ),
+            is_arrived[firsts],
+        )
+
+    def _owned(self, numbers: _Index) -> tuple[_Mask, WindowArrays]:
         """Return which windows belong to keys of these numbers, and these windows, by the numbers' places."""
         place = np.full(len(self._keys), -1, np.int64)
         place[numbers] = np.arange(len(numbers))
@@ -417,7 +471,7 @@ class WaitingColumns(ColumnRows):
         if not len(self):
             # The type of the values decides, and may be another one each time that all windows have closed.
             self._column = column_of(self._combine, field, is_wide=self._has_wide_sums)
-            self._hold(_no_windows(self._column.of([])))
+            self._hold(no_windows(self._column.of([])))
         elif self._has_wide_sums and isinstance(self._column, FloatSums):
             stored = self._column.stored(self._windows.total)
             self._column = Objects(self._combine)
@@ -427,7 +481,7 @@ class WaitingColumns(ColumnRows):
     def _assigned(self, owner: _Index, times: _Index) -> tuple[_Index, _Index, _Index] | None:
         """Return the owner, the start and the place of the element for each window of each element.
 
-        ``None`` if an element is in no window.
+        ``None`` if an element is in no window, or in one that only a turn can find.
         """
         last = times - (times - self._offset_us) % self._period_us
         places = np.arange(len(times))
@@ -440,13 +494,17 @@ class WaitingColumns(ColumnRows):
         back = np.arange(len(repeated)) - np.repeat(np.cumsum(counts) - counts, counts)
         return owner[repeated], last[repeated] - back * self._period_us, repeated
 
+    def _ends(self, starts: _Index) -> _Index:
+        """Return the ends of windows that `_assigned` has just assigned."""
+        return starts + self._size_us
+
     def _panes(
-        self, windows: _Windows, keys: pa.StringArray, clocks: Clocks
+        self, windows: WindowArrays, keys: pa.StringArray, clocks: Clocks
     ) -> tuple[pa.StructArray, _Index]:
         """Return the panes of windows, and their owners."""
         shown = ShownPanes(self._strategy, clocks, self._finish)
         if self._finish is None:
-            spans = self._spans(windows.start)
+            spans = self._spans(windows)
             ends = '],"at":', spans.lasts, f',"pane":{shown.json}}}'
             texts = pc.binary_join_element_wise(
                 '{"value":',
@@ -463,22 +521,22 @@ class WaitingColumns(ColumnRows):
                 keys.take(pa.array(windows.owner)),
                 texts,
                 pa.nulls(count, pa.binary()),
-                pa.array(windows.start + (self._size_us - 1)).view(TIMESTAMP),
+                pa.array(windows.end - 1).view(TIMESTAMP),
             ],
             fields=list(PRODUCTION_TYPE),
         )
         return panes, windows.owner
 
     def _finished(
-        self, windows: _Windows, keys: pa.StringArray, shown: ShownPanes
-    ) -> tuple[_Windows, pa.StringArray]:
+        self, windows: WindowArrays, keys: pa.StringArray, shown: ShownPanes
+    ) -> tuple[WindowArrays, pa.StringArray]:
         """Call the function of results for each window; return the envelopes, and the window of each."""
-        starts, size_us = windows.start.tolist(), self._size_us
+        starts, ends = windows.start.tolist(), windows.end.tolist()
         values, names = self._column.values(windows.total), keys.take(pa.array(windows.owner)).to_pylist()
         with combining():
             of_windows = [
-                shown.texts(key, value, start, start + size_us)
-                for key, value, start in zip(names, values, starts, strict=True)
+                shown.texts(key, value, start, end)
+                for key, value, start, end in zip(names, values, starts, ends, strict=True)
             ]
         counts = np.fromiter(map(len, of_windows), np.int64, len(of_windows))
         chosen = np.repeat(np.arange(len(of_windows)), counts)
@@ -486,12 +544,13 @@ class WaitingColumns(ColumnRows):
 
     # ------------------------------------------------------------- rows as text
 
-    def _spans(self, start: _Index) -> _Spans:
-        return _Spans.of(start, self._size_us, self._period_us)
+    def _spans(self, windows: WindowArrays) -> Spans:
+        """Return the distinct spans of windows."""
+        return Spans.of(windows.start, self._size_us, self._period_us)
 
     def _written(
         self,
-        windows: _Windows,
+        windows: WindowArrays,
         count: int,
         has_timers: _Mask | None = None,
         column: AccumulatorColumn | None = None,
@@ -500,9 +559,8 @@ class WaitingColumns(ColumnRows):
 
         ``column`` is that of their accumulators, if it has been replaced.
         """
-        ends = windows.start + self._size_us
-        output_at = self._output_at(windows, ends)
-        spans = self._spans(windows.start)
+        output_at = self._output_at(windows)
+        spans = self._spans(windows)
         windows_of = np.bincount(windows.owner, minlength=count).astype(np.int64)
         bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(windows_of)])
         has_windows = windows_of > 0
@@ -516,7 +574,7 @@ class WaitingColumns(ColumnRows):
         )
 
     def _window_texts(
-        self, windows: _Windows, spans: _Spans, bounds: _Index, column: AccumulatorColumn
+        self, windows: WindowArrays, spans: Spans, bounds: _Index, column: AccumulatorColumn
     ) -> pa.StringArray:
         """Write each window as its row has it: the texts of a row's windows, one after the other, are its state."""
         count = len(windows.owner)
@@ -540,7 +598,7 @@ class WaitingColumns(ColumnRows):
         return pc.if_else(pa.array(windows.is_open), texts, ended)
 
     def _timers(
-        self, windows: _Windows, spans: _Spans, output_at: _Index, count: int, chosen: _Mask | None
+        self, windows: WindowArrays, spans: Spans, output_at: _Index, count: int, chosen: _Mask | None
     ) -> pa.ListArray:
         """Write the timers of the chosen owners, or of all; null for the others."""
         which = spans.which
@@ -549,7 +607,7 @@ class WaitingColumns(ColumnRows):
         elif not chosen.all():
             is_chosen = chosen[windows.owner]
             windows, which, output_at = windows.at(is_chosen), which[is_chosen], output_at[is_chosen]
-        ends, is_open = windows.start + self._size_us, windows.is_open
+        ends, is_open = windows.end, windows.is_open
         # An open window has two timers, of its end and of its expiry; an ended one has the second.
         last = np.cumsum(1 + is_open) - 1
         first = last[is_open] - 1
@@ -591,7 +649,7 @@ class _WrittenRows:
 
 
 @dataclass(frozen=True, slots=True)
-class _Spans:
+class Spans:
     """The distinct spans of windows of one size, as text; ``which`` has each window's."""
 
     which: _Index
@@ -600,7 +658,7 @@ class _Spans:
     lasts: pa.StringArray
 
     @staticmethod
-    def of(start: _Index, size_us: int, period_us: int) -> _Spans:
+    def of(start: _Index, size_us: int, period_us: int) -> Spans:
         """Find the spans of windows that begin a multiple of the period apart."""
         first = int(start.min()) if len(start) else 0
         which = (start - first) // period_us
@@ -610,8 +668,11 @@ class _Spans:
             distinct = first + np.arange(span) * period_us
         else:
             distinct, which = np.unique(start, return_inverse=True)
-        ends = distinct + size_us
-        return _Spans(which, *(_text(times) for times in (distinct, ends, ends - 1)))
+        return Spans.between(which, distinct, distinct + size_us)
+
+    @staticmethod
+    def between(which: _Index, starts: _Index, ends: _Index) -> Spans:
+        return Spans(which, *(_text(times) for times in (starts, ends, ends - 1)))
 
     def texts(
         self,
@@ -653,49 +714,3 @@ def _cut(texts: pa.StringArray, bounds: _Index) -> pa.StringArray:
 
 def _text(numbers: _Index) -> pa.StringArray:
     return pa.array(numbers).cast(pa.string())
-
-
-def _grouped(
-    owner: _Index, start: _Index, cells: Any, sources: _Index, column: AccumulatorColumn
-) -> _Windows:
-    """Return a window for each owner and start, with the number of its cells and what they add."""
-    if not len(owner):
-        return _no_windows(column.of([]))
-    is_same = owner[1:] == owner[:-1]
-    if not bool(((owner[1:] > owner[:-1]) | (is_same & (start[1:] >= start[:-1]))).all()):
-        order = np.lexsort((start, owner))
-        owner, start, sources = owner[order], start[order], sources[order]
-        is_same = owner[1:] == owner[:-1]
-    firsts = np.flatnonzero(np.concatenate([[True], ~is_same | (start[1:] != start[:-1])]))
-    return _Windows(
-        owner[firsts],
-        start[firsts],
-        np.diff(np.append(firsts, len(owner))),
-        column.grouped(cells, sources, firsts),
-        np.ones(len(firsts), np.bool_),
-    )
-
-
-def _merged(former: _Windows, arrived: _Windows, column: AccumulatorColumn) -> tuple[_Windows, _Mask]:
-    """Add arrived elements to windows that are open; return all windows in order, and which are new."""
-    both = former.with_others(arrived)
-    if not len(both.owner):
-        return both, np.empty(0, np.bool_)
-    # Stable: a window stands before what arrived for it.
-    order = np.lexsort((both.start, both.owner))
-    both = both.at(order)
-    is_arrived = order >= len(former.owner)
-    is_more = np.concatenate(
-        [[False], (both.owner[1:] == both.owner[:-1]) & (both.start[1:] == both.start[:-1])]
-    )
-    firsts = np.flatnonzero(~is_more)
-    return (
-        _Windows(
-            both.owner[firsts],
-            both.start[firsts],
-            np.add.reduceat(both.news, firsts),
-            column.merged(both.total, is_arrived, firsts),
-            both.is_open[firsts],
-        ),
-        is_arrived[firsts],
-    )

@@ -45,7 +45,13 @@ from millpond.executor.windows.strategy import Accumulation, WindowingStrategy
 from millpond.executor.windows.time_triggers import Default
 from millpond.executor.windows.trigger import TriggerTimer
 from millpond.executor.windows.window import Element, TimestampCombiner, Window
-from millpond.executor.windows.window_fns import FixedWindows, SlidingWindows, UnalignedFixedWindows
+from millpond.executor.windows.window_fns import (
+    CalendarWindows,
+    FixedWindows,
+    Sessions,
+    SlidingWindows,
+    UnalignedFixedWindows,
+)
 from millpond.statestore.durations import duration_us
 from millpond.statestore.rows.row import TimeDomain, is_envelope
 from millpond.statestore.rows.value_text import encode_value
@@ -66,7 +72,7 @@ def more_than_waiting(strategy: WindowingStrategy) -> str | None:
     """Return what windows of this strategy do besides waiting for their end; ``None`` if nothing, without late elements."""
     found = {
         f"{type(strategy.window_fn).__name__} are not of one size": type(strategy.window_fn)
-        not in _OF_ONE_SIZE,
+        not in {*_OF_ONE_SIZE, Sessions, CalendarWindows},
         "the trigger is not the default one": type(strategy.trigger) is not Default,
         f"accumulation is {strategy.accumulation.value}": strategy.accumulation
         not in (Accumulation.DISCARDING, Accumulation.ACCUMULATING),
@@ -77,6 +83,11 @@ def more_than_waiting(strategy: WindowingStrategy) -> str | None:
         "it has a state_version": strategy.state_version > 0,
     }
     return next((reason for reason, holds in found.items() if holds), None)
+
+
+def has_short_turns(strategy: WindowingStrategy) -> bool:
+    """Return True if keys whose windows only wait may take short turns."""
+    return type(strategy.window_fn) in _OF_ONE_SIZE
 
 
 def on_time_pane(strategy: WindowingStrategy, clocks: Clocks) -> Pane:

@@ -159,6 +159,7 @@ CalendarUnit: TypeAlias = Literal["days", "weeks", "months", "years"]
 _DAYS: Final = {"days": (date(1970, 1, 1), 1), "weeks": (date(1970, 1, 5), 7)}
 _MONTHS: Final = {"months": 1, "years": 12}
 _MICROSECOND: Final = timedelta(microseconds=1)
+_DAY_US: Final = 86_400_000_000
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,24 @@ class CalendarWindows(WindowFn):
             number = (day - first).days // length
         number -= number % self.count
         return (Window(self._start(number), self._start(number + self.count)),)
+
+    def comes_twice(self, midnight: int) -> bool:
+        """Return True if clocks go back across the start of a window, so that the date before it comes once more."""
+        first, last = midnight, midnight + _DAY_US
+        back_us = (self._offset_at(first) - self._offset_at(last)) // _MICROSECOND
+        if back_us <= 0:
+            return False
+        while last - first > 1:
+            middle = (first + last) // 2
+            if self._offset_at(middle) == self._offset_at(first):
+                first = middle
+            else:
+                last = middle
+        return last - midnight < back_us
+
+    def _offset_at(self, at: int) -> timedelta:
+        offset = (EPOCH + timedelta(microseconds=at)).astimezone(self._zone).utcoffset()
+        return offset or timedelta()
 
     def _start(self, number: int) -> int:
         if self.unit in _MONTHS:

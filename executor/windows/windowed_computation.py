@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import groupby
 from types import GeneratorType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from millpond.executor.computation.column_rows import ColumnRows
 from millpond.executor.computation.computation import Computation, Way
@@ -22,6 +22,8 @@ from millpond.executor.pipeline.nodes import SIGNALS
 from millpond.executor.pipeline.signals import read_signal
 from millpond.executor.time.clocks import Clocks, LateDataHorizon
 from millpond.executor.time.instants import Instant, instant_us
+from millpond.executor.windows.accumulator_columns import OF_ANY_ORDER, has_column
+from millpond.executor.windows.calendar_columns import CalendarColumns
 from millpond.executor.windows.combiners import CombineFn, ValueExtractor, extract
 from millpond.executor.windows.key_windows import (
     HOLD,
@@ -38,10 +40,12 @@ from millpond.executor.windows.key_windows import (
     stored_windows,
     upgraded_windows,
 )
+from millpond.executor.windows.session_columns import SessionColumns
 from millpond.executor.windows.strategy import WindowingStrategy, described
-from millpond.executor.windows.waiting_columns import not_in_columns, waiting_columns
-from millpond.executor.windows.waiting_windows import WaitingWindows, more_than_waiting
-from millpond.executor.windows.window import Element, Window
+from millpond.executor.windows.waiting_columns import WaitingColumns
+from millpond.executor.windows.waiting_windows import WaitingWindows, has_short_turns, more_than_waiting
+from millpond.executor.windows.window import Element, Window, WindowFn
+from millpond.executor.windows.window_fns import CalendarWindows, FixedWindows, Sessions, SlidingWindows
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain, is_envelope
 from millpond.statestore.rows.value_text import PlainObject
@@ -55,6 +59,14 @@ def element_of(record: Record, of: ValueExtractor = None) -> Element:
     return Element(
         inner if of is None else extract(of, inner), value["at"], record.key, value["pane"]["is_retraction"]
     )
+
+
+_COLUMNS: Final[Mapping[type[WindowFn], type[WaitingColumns]]] = {
+    FixedWindows: WaitingColumns,
+    SlidingWindows: WaitingColumns,
+    Sessions: SessionColumns,
+    CalendarWindows: CalendarColumns,
+}
 
 
 class WindowedComputation(Computation):
@@ -95,26 +107,42 @@ class WindowedComputation(Computation):
 
     def quick_turns(self, clocks: Clocks, columns: RecordColumns) -> QuickTurns | None:
         """Return the turns of keys whose windows only wait for their end; ``None`` for other strategies."""
-        if self._needs_hooks is not None:
+        if self._needs_hooks is not None or not has_short_turns(self.strategy):
             return None
         return WaitingWindows(
             self.strategy, self.combine, self.stream, clocks, columns, of=self.of, finish=self.finish
         )
 
     def column_rows(self, streams: Mapping[str, str]) -> ColumnRows | None:
-        """Return rows for windows that only wait, if their combiner adds whole numbers of a field."""
-        if self._needs_hooks is not None or self.of is not None:
+        """Return rows for windows that only wait, if their accumulators can be a column."""
+        if self._needs_hooks is not None or self._not_in_columns is not None:
             return None
-        return waiting_columns(self.strategy, self.combine, streams[self.stream], self.finish)
+        columns = _COLUMNS[type(self.strategy.window_fn)]
+        return columns(self.strategy, self.combine, streams[self.stream], self.finish)
 
     def way(self) -> Way:
         reason = self._needs_hooks
         if reason is not None:
             return Way("hooks", reason, "makes")
-        reason = (
-            "of= gives the values" if self.of is not None else not_in_columns(self.strategy, self.combine)
+        otherwise: Literal["short turns", "hooks"] = (
+            "short turns" if has_short_turns(self.strategy) else "hooks"
         )
-        return Way("columns", "", "makes") if reason is None else Way("short turns", reason, "makes")
+        reason = self._not_in_columns
+        return Way("columns" if reason is None else otherwise, reason or "", "makes", otherwise)
+
+    @property
+    def _not_in_columns(self) -> str | None:
+        """The reason why windows that only wait are no columns; ``None`` if they are."""
+        if self.of is not None:
+            return "of= gives the values"
+        kind = type(self.strategy.window_fn)
+        if kind not in _COLUMNS:
+            return f"{kind.__name__} begin at times of their keys"
+        if not has_column(self.combine):
+            return f"{type(self.combine).__name__} of these arguments is no column"
+        if kind is Sessions and type(self.combine) not in OF_ANY_ORDER:
+            return f"{type(self.combine).__name__} of sessions depends on order"
+        return None
 
     @property
     def _needs_hooks(self) -> str | None:

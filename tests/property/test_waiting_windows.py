@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import cache
+from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import orjson
@@ -24,6 +28,7 @@ from millpond.executor.interval.row_update import BundleResult
 from millpond.executor.interval.soft_state import BUDGET_BYTES
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.time.clocks import Clocks
+from millpond.executor.windows.calendar_columns import CalendarColumns
 from millpond.executor.windows.combiners import (
     ArgMax,
     CombineFields,
@@ -44,10 +49,16 @@ from millpond.executor.windows.key_windows import Finish
 from millpond.executor.windows.pane import Pane
 from millpond.executor.windows.strategy import WindowingStrategy
 from millpond.executor.windows.time_triggers import AfterWatermark, Default
-from millpond.executor.windows.waiting_columns import WaitingColumns, waiting_columns
+from millpond.executor.windows.waiting_columns import WaitingColumns
 from millpond.executor.windows.waiting_windows import WaitingWindows
-from millpond.executor.windows.window import Window
-from millpond.executor.windows.window_fns import FixedWindows, SlidingWindows, UnalignedFixedWindows
+from millpond.executor.windows.window import Element, Window
+from millpond.executor.windows.window_fns import (
+    CalendarWindows,
+    FixedWindows,
+    Sessions,
+    SlidingWindows,
+    UnalignedFixedWindows,
+)
 from millpond.executor.windows.windowed_computation import WindowedComputation
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.row import change_envelope
@@ -110,6 +121,8 @@ _in_columns = st.builds(
             FixedWindows("3us", "2us"),
             SlidingWindows("6us", "3us"),
             SlidingWindows("2us", "3us"),
+            Sessions("2us"),
+            Sessions("4us"),
         ]
     ),
     accumulation=st.sampled_from(["discarding", "accumulating"]),
@@ -325,6 +338,100 @@ def test_columns_give_the_rows_of_single_keys(
         _check_equal(columns, _results(strategy, combine, script, later, budget_bytes, finish))
 
 
+_QUARTER_DAY_US = 21_600_000_000
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    strategy=st.builds(
+        WindowingStrategy,
+        window_fn=st.sampled_from(
+            [
+                CalendarWindows.days(),
+                CalendarWindows.days(2, zone="America/New_York"),
+                CalendarWindows.weeks(zone="Asia/Kolkata"),
+            ]
+        ),
+        accumulation=st.sampled_from(["discarding", "accumulating"]),
+        allowed_lateness=st.sampled_from([0, "18h"]),
+    ),
+    combine=st.sampled_from([Count(), Sum("v"), Mean("v"), Max("v")]),
+    script=_scripts_in_columns(),
+    finish=_finishes,
+)
+def test_calendar_windows_in_columns_give_the_rows_of_the_hooks(
+    strategy: WindowingStrategy, combine: CombineFn, script: _Script, finish: Finish | None
+) -> None:
+    slow = [
+        (
+            [replace(delivery, at=delivery.at * _QUARTER_DAY_US) for delivery in deliveries],
+            step * _QUARTER_DAY_US,
+            is_moved,
+            fate,
+        )
+        for deliveries, step, is_moved, fate in script
+    ]
+    with _noted(CalendarColumns, "change") as taken:
+        columns = _results(strategy, combine, slow, finish=finish)
+    event(_shares("bundles in columns", taken))
+    with _NO_COLUMNS:
+        _check_equal(columns, _results(strategy, combine, slow, finish=finish))
+
+
+@cache
+def _midnights_before_changes(zone: str) -> list[int]:
+    """Return the midnights, in seconds, of some days on which the clocks of a zone change, and of a day without."""
+    found = [1_780_000_000]
+    for year in (1988, 2006, 2018):
+        days = [datetime(year, 1, 1, tzinfo=ZoneInfo(zone)) + timedelta(number) for number in range(365)]
+        found += [
+            round(day.timestamp())
+            for day, following in pairwise(days)
+            if day.utcoffset() != following.utcoffset()
+        ]
+    return found
+
+
+@st.composite
+def _near_a_change_of_clocks(draw: st.DrawFn, zone: str) -> list[int]:
+    midnight = draw(st.sampled_from(_midnights_before_changes(zone)))
+    seconds = draw(st.lists(st.integers(-3_600, 7_200), min_size=1, max_size=20))
+    return [(midnight + second) * 1_000_000 for second in seconds]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_calendar_columns_assign_the_windows_of_their_function(data: st.DataObject) -> None:
+    """In St John's, clocks went back from 00:01 to 23:01 until 2011, so times after a midnight are of the day before."""
+    zone = data.draw(st.sampled_from(["America/St_Johns", "America/Sao_Paulo", "UTC"]))
+    unit, count = (
+        data.draw(st.sampled_from(["days", "days", "weeks", "months"])),
+        data.draw(st.integers(1, 2)),
+    )
+    window_fn = CalendarWindows(unit, count, zone)
+    columns = CalendarColumns(WindowingStrategy(window_fn=window_fn), Count(), "panes", None)
+    for _ in range(2):
+        times = data.draw(_near_a_change_of_clocks(zone))
+        found = columns._assigned(np.zeros(len(times), np.int64), np.array(times))
+        event(f"found: {found is not None}")
+        if found is not None:
+            expected = [window_fn.assign(Element(None, at, "k"))[0] for at in times]
+            assert list(zip(found[1], columns._ends(found[1]), strict=True)) == expected
+
+
+def test_a_midnight_that_comes_twice_is_left_to_turns() -> None:
+    window_fn = CalendarWindows.days(zone="America/St_Johns")
+    columns = CalendarColumns(WindowingStrategy(window_fn=window_fn), Count(), "panes", None)
+    # 7 November 2010, 00:00:30 and 23:30 of the day before, half an hour later.
+    zone = ZoneInfo("America/St_Johns")
+    first = round(datetime(2010, 11, 7, 0, 0, 30, tzinfo=zone).timestamp()) * 1_000_000
+    again = round(datetime(2010, 11, 6, 23, 30, fold=1, tzinfo=zone).timestamp()) * 1_000_000
+    assert first < again
+
+    assert columns._assigned(np.zeros(2, np.int64), np.array([first, again])) is None
+    assert columns._assigned(np.zeros(1, np.int64), np.array([first + 86_400_000_000 * 2])) is not None
+
+
 def _check_equal(results: Sequence[BundleResult], others: Sequence[BundleResult]) -> None:
     for one, other in zip(results, others, strict=True):
         assert (one.updates is None) == (other.updates is None)
@@ -344,13 +451,14 @@ def test_most_turns_are_short_and_most_bundles_in_columns(finish: Finish | None)
     delivery = Deliveries(
         stream="in", keys=pa.array(["k"] * 100), at=np.arange(100), values=ArrowValues(table), ids=None
     )
-    for combine, way in (
-        (Sum("v"), _noted(WaitingColumns, "change")),
-        (ToList("v"), _noted(WaitingWindows, "turn")),
+    for combine, window_fn, way in (
+        (Sum("v"), FixedWindows("10us"), _noted(WaitingColumns, "change")),
+        (Sum("v"), Sessions("10us"), _noted(WaitingColumns, "change")),
+        (ToList("v"), FixedWindows("10us"), _noted(WaitingWindows, "turn")),
     ):
         with way as taken:
             _results(
-                WindowingStrategy(window_fn=FixedWindows("10us")),
+                WindowingStrategy(window_fn=window_fn),
                 combine,
                 [([delivery], 0, False, "committed")],
                 finish=finish,
@@ -409,14 +517,12 @@ def test_sums_that_two_floats_do_not_hold_stay_in_columns() -> None:
 def test_rows_that_columns_would_write_in_another_way_stay_rows() -> None:
     """Code with another lateness has set other timers; a row of it, or of other windows, is for turns of its own."""
     strategy = WindowingStrategy(window_fn=FixedWindows("10us"))
-    columns = waiting_columns(strategy, Count(), "panes")
-    other = waiting_columns(replace(strategy, allowed_lateness="5us"), Count(), "panes")
-    shifted = waiting_columns(
-        replace(strategy, window_fn=FixedWindows("10us", offset="3us")), Count(), "panes"
+    columns = WaitingColumns(strategy, Count(), "panes", None)
+    other = WaitingColumns(replace(strategy, allowed_lateness="5us"), Count(), "panes", None)
+    shifted = WaitingColumns(
+        replace(strategy, window_fn=FixedWindows("10us", offset="3us")), Count(), "panes", None
     )
-    assert columns is not None
-    assert other is not None
-    assert shifted is not None
+    larger = WaitingColumns(replace(strategy, window_fn=FixedWindows("20us")), Count(), "panes", None)
     values = ArrowValues(pa.table({"v": [1, 2]}))
     keys, added = ["a", "b"], columns.added(values)
     records = KeyedRecords(
@@ -430,5 +536,6 @@ def test_rows_that_columns_would_write_in_another_way_stay_rows() -> None:
 
     assert other.take_up(["a", "b"], rows.states, timers) == []
     assert shifted.take_up(["a", "b"], rows.states, timers) == []
+    assert larger.take_up(["a", "b"], rows.states, timers) == []
     assert columns.take_up(["a", "b"], ['{"windows":[]}', rows.states[1]], timers) == ["b"]
     assert columns.keys == ["b"]

@@ -32,6 +32,8 @@ def test_steps_and_their_reasons():
     top.map(lambda pane: pane, name="same").window(mp.FixedWindows("1h")).combine(mp.Count(), name="counts")
     rows.map(lambda row: row, name="plain").window(MINUTE).combine(mp.Count(), name="plain_counts", key="k")
     rows.window(mp.Sessions("1m")).combine(mp.Count(), name="sessions")
+    top.window(mp.Sessions("1m")).combine(mp.Count(), name="visits")
+    rows.window(mp.Sessions("1m")).combine(mp.Max("n"), name="longest")
     rows.window(MINUTE).combine(mp.Count(), name="limited", user_code_timeout="1s")
     pipeline.add(Tables(), name="tables", subscribes={"rows": "k"})
 
@@ -45,7 +47,9 @@ def test_steps_and_their_reasons():
         "counts         short turns   values are panes: same                 same: panes",
         "plain          hooks         code of your own, once a record        rows: columns of tables and frames",
         "plain_counts   columns                                              plain: text",
-        "sessions       hooks         Sessions are not of one size           rows: columns of tables and frames",
+        "sessions       columns                                              rows: columns of tables and frames",
+        "visits         hooks         values are panes: top                  top: panes",
+        "longest        hooks         Max of sessions depends on order       rows: columns of tables and frames",
         "limited        hooks         user_code_timeout limits the code      rows: columns of tables and frames",
         "tables         table         code of your own, once a bundle        rows: columns of tables and frames",
     ]
