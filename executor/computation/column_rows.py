@@ -179,8 +179,8 @@ class ColumnRows(ABC):
         """Take up stored rows, and return their keys; others are not for columns."""
 
     @abstractmethod
-    def added(self, values: Values) -> Any | None:
-        """Prepare values for `change`; return ``None`` if the columns cannot hold them."""
+    def added(self, values: Values, times: _Index) -> Any | None:
+        """Prepare values of records at these times for `change`; return ``None`` if the columns cannot hold them."""
 
     @abstractmethod
     def change(self, records: KeyedRecords, clocks: Clocks) -> ColumnChange | None:

@@ -37,15 +37,13 @@ Drain: TypeAlias = Literal["last_event", "all"]
 class Way:
     """How a step runs, and why no faster.
 
-    On columns of all keys, by code that gets a bundle as a table, by a short turn for each key, or by its hooks;
-    ``otherwise`` tells how a key that is not in columns goes. A step ``makes`` panes of its input's values, or ``keeps``
-    those that it gets.
+    On columns of all keys, by code that gets a bundle as a table, by a short turn for each key, or by its hooks. A step
+    ``makes`` panes of its input's values, or ``keeps`` those that it gets.
     """
 
     name: Literal["columns", "table", "short turns", "hooks"]
     because: str = ""
     panes: Literal["makes", "keeps"] | None = None
-    otherwise: Literal["short turns", "hooks"] = "short turns"
 
 
 class Computation:

@@ -179,7 +179,7 @@ class IntervalProcessor:
         """Return the effects on the keys that need no turns of their own; ``None`` if all need one."""
         plan, keys = bundle.plan, grouping.keys
         rows = None if plan.percentile_watermarks else self._soft_state.columns
-        added = None if rows is None else rows.added(arrivals.values)
+        added = None if rows is None else rows.added(arrivals.values, arrivals.at)
         if rows is None or added is None:
             return None
         # Timers alone fire where their rows are.

@@ -113,7 +113,7 @@ class StateColumns(ColumnRows):
 
     # ------------------------------------------------------------- a bundle
 
-    def added(self, values: Values) -> Any | None:  # noqa: ARG002 - the code reads the values
+    def added(self, values: Values, times: _Index) -> Any | None:  # noqa: ARG002 - the code reads the values
         return None
 
     def change(self, records: KeyedRecords, clocks: Clocks) -> ColumnChange | None:  # noqa: ARG002 - the code makes it

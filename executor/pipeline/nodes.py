@@ -151,8 +151,8 @@ class ComputationNode:
         return next((own for own in self.subscriptions if own.stream == stream), None)
 
 
-def way_of(node: ComputationNode, panes: Sequence[str] = ()) -> Way:
-    """Return how a computation runs with its options, if the values of the streams ``panes`` are panes of windows."""
+def way_of(node: ComputationNode) -> Way:
+    """Return how a computation runs with its options."""
     way = node.computation.way()
     if way.name in ("hooks", "table"):
         return way
@@ -162,8 +162,6 @@ def way_of(node: ComputationNode, panes: Sequence[str] = ()) -> Way:
         return Way("hooks", "the step is in a cycle")
     if node.time_sorted:
         return Way("hooks", "its records wait for the order of time")
-    if way.name == "columns" and panes:
-        return Way(way.otherwise, f"values are panes: {', '.join(panes)}")
     return way
 
 

@@ -492,7 +492,7 @@ class EnginePipeline(Generic[StreamT_co]):
         rows = [("step", "runs by", "because", "values")]
         for name, node in topology.computations.items():
             forms = {one.stream: _form_of(one.stream, topology, schemas) for one in node.subscriptions}
-            way = way_of(node, panes=[stream for stream, form in forms.items() if form == _PANES])
+            way = way_of(node)
             values = ", ".join(f"{stream}: {form}" for stream, form in forms.items())
             rows.append((name, way.name, way.because, values))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -529,9 +529,6 @@ class EnginePipeline(Generic[StreamT_co]):
         return topology
 
 
-_PANES: Final = "panes"
-
-
 def _form_of(stream: str, topology: Topology, schemas: Collection[str]) -> str:
     """Return in what form the values of a stream reach its consumers."""
     if stream in topology.injectors:
@@ -540,7 +537,7 @@ def _form_of(stream: str, topology: Topology, schemas: Collection[str]) -> str:
         return "decoded payloads" if injector.payload is not None else "columns of tables and frames"
     if stream in schemas:
         return "columns"
-    return _PANES if _has_panes(stream, topology, set()) else "text"
+    return "panes" if _has_panes(stream, topology, set()) else "text"
 
 
 def _has_panes(stream: str, topology: Topology, seen: set[str]) -> bool:

@@ -27,6 +27,7 @@ from millpond.executor.windows.combiners import (
     extract,
 )
 from millpond.executor.windows.exact_sum import NOTHING, with_numbers
+from millpond.executor.windows.pane import value_of_pane
 from millpond.statestore.rows.row import is_envelope
 from millpond.statestore.rows.state_schema import plain_cells
 from millpond.statestore.rows.value_text import OF_PYTHON, PLAIN_MARK, encode_value
@@ -69,8 +70,8 @@ def combining() -> Iterator[None]:
 class FieldCells:
     """A field of a bundle's values: a column of a table, or the objects that hooks get.
 
-    Without a field there are no cells. Values that ``is_odd`` marks are for turns: they have no such field, or are not
-    readable.
+    Without a field there are no cells. Values that ``is_odd`` marks are for turns: they have no such field, are not
+    readable, or are retractions or late panes.
     """
 
     cells: pa.Array | list[Any] | None
@@ -78,8 +79,11 @@ class FieldCells:
     count: int
 
 
-def cells_of(values: Values, of: str | None) -> FieldCells | None:
-    """Return a field of values; ``None`` for panes, and for columns that are nested or that Python cannot hold."""
+def cells_of(values: Values, of: str | None, times: _Index) -> FieldCells | None:
+    """Return a field of values, of panes that inside; ``None`` for columns that are nested or that Python cannot hold.
+
+    ``times`` are those of the records.
+    """
     if isinstance(values, ArrowValues) or (
         isinstance(values, ConcatenatedValues) and all(isinstance(part, ArrowValues) for part in values.parts)
     ):
@@ -89,12 +93,12 @@ def cells_of(values: Values, of: str | None) -> FieldCells | None:
         return None if column is None else FieldCells(column, None, len(values))
     cells: list[Any] = []
     odd: list[int] = []
-    for index in range(len(values)):
+    for index, at in enumerate(times.tolist()):
         cell = None
         try:
             value = values.value(index)
             if is_envelope(value):
-                return None
+                value = value_of_pane(value, at)
             if of is not None:
                 cell = extract(of, value)
         except Exception:  # noqa: BLE001 - it raises again in the value's turn, which makes a dead letter of it

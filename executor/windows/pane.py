@@ -17,6 +17,17 @@ from millpond.executor.windows.window import Window
 from millpond.statestore.rows.row import is_envelope
 
 
+class OtherPaneError(Exception):
+    """A pane is a retraction, or belongs to a window that ended before the time of its record."""
+
+
+def value_of_pane(envelope: Mapping[str, Any], at: int) -> Any:
+    """Return the value of a pane as that of an element at the time of its record, or raise `OtherPaneError`."""
+    if envelope["pane"]["is_retraction"] or envelope["at"] != at:
+        raise OtherPaneError
+    return envelope["value"]
+
+
 class Timing(StrEnum):
     """When a pane fires relative to its window's end: before, at or after it."""
 

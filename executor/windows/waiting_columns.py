@@ -459,13 +459,13 @@ class WaitingColumns(ColumnRows):
         column, windows = former
         return self._stored(keys, windows.at(np.lexsort((windows.start, windows.owner))), column)
 
-    def added(self, values: Values) -> _Added | None:
+    def added(self, values: Values, times: _Index) -> _Added | None:
         """Return what each value adds, and which are for turns; ``None`` where the columns do not hold them."""
         if self._has_types:
             return None
         if not len(values):
             return (), None
-        field = cells_of(values, self._combine.of)  # type: ignore[attr-defined]  # `has_column` says so
+        field = cells_of(values, self._combine.of, times)  # type: ignore[attr-defined]  # `has_column` says so
         if field is None:
             return None
         if not len(self):

@@ -40,7 +40,7 @@ from millpond.executor.windows.combiners import (
     extract,
 )
 from millpond.executor.windows.key_windows import EXPIRY, Finish
-from millpond.executor.windows.pane import Pane, Timing
+from millpond.executor.windows.pane import Pane, Timing, value_of_pane
 from millpond.executor.windows.strategy import Accumulation, WindowingStrategy
 from millpond.executor.windows.time_triggers import Default
 from millpond.executor.windows.trigger import TriggerTimer
@@ -300,7 +300,7 @@ class WaitingWindows:
         values = list(map(columns.read, columns.sources[start:stop]))
         if any(map(is_envelope, values)):
             values = [
-                _value_of_pane(value, at) if is_envelope(value) else value
+                value_of_pane(value, at) if is_envelope(value) else value
                 for value, at in zip(values, columns.at[start:stop], strict=True)
             ]
         return values if self._of is None else [extract(self._of, value) for value in values]
@@ -329,13 +329,6 @@ class WaitingWindows:
         is_waiting = list(fields) == _WAITING and fields["is_held"] is True
         if not is_waiting or fields["timers"] != {END: window + self._size_us}:
             raise _OtherTurnError
-
-
-def _value_of_pane(envelope: Mapping[str, Any], at: int) -> Any:
-    # The pane of a window that ended long ago comes with a later record, which also moves the timers.
-    if envelope["pane"]["is_retraction"] or envelope["at"] != at:
-        raise _OtherTurnError
-    return envelope["value"]
 
 
 def _text_of_value(value: Any) -> str:

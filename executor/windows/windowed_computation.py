@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import groupby
 from types import GeneratorType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from millpond.executor.computation.column_rows import ColumnRows
 from millpond.executor.computation.computation import Computation, Way
@@ -124,11 +124,10 @@ class WindowedComputation(Computation):
         reason = self._needs_hooks
         if reason is not None:
             return Way("hooks", reason, "makes")
-        otherwise: Literal["short turns", "hooks"] = (
-            "short turns" if has_short_turns(self.strategy) else "hooks"
-        )
         reason = self._not_in_columns
-        return Way("columns" if reason is None else otherwise, reason or "", "makes", otherwise)
+        if reason is None:
+            return Way("columns", "", "makes")
+        return Way("short turns" if has_short_turns(self.strategy) else "hooks", reason, "makes")
 
     @property
     def _not_in_columns(self) -> str | None:

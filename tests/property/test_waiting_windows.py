@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -466,7 +466,8 @@ def test_most_turns_are_short_and_most_bundles_in_columns(finish: Finish | None)
         assert taken == [True, True]
 
 
-def test_panes_of_another_step_have_short_turns() -> None:
+@pytest.mark.parametrize("combine", [Sum("v"), ToList("v")])
+def test_panes_of_another_step_are_elements(combine: CombineFn) -> None:
     """All but those of windows that ended long before their records."""
     texts = [orjson.dumps(change_envelope({"v": at}, at, is_retraction=False)).decode() for at in range(100)]
     delivery = Deliveries(
@@ -478,15 +479,19 @@ def test_panes_of_another_step_have_short_turns() -> None:
     )
     script = [([delivery], 0, False, "committed")]
     strategy = WindowingStrategy(window_fn=FixedWindows("10us"))
-    with _noted(WaitingWindows, "turn") as taken:
-        short = _results(strategy, Sum("v"), script)
-    with _NO_TURNS:
-        _check_equal(short, _results(strategy, Sum("v"), script))
+
+    def way() -> AbstractContextManager[list[bool]]:
+        return _noted(WaitingColumns, "change") if combine == Sum("v") else _noted(WaitingWindows, "turn")
+
+    with way() as taken:
+        quick = _results(strategy, combine, script)
+    with _NO_COLUMNS, _NO_TURNS:
+        _check_equal(quick, _results(strategy, combine, script))
 
     assert taken == [True, True]
     late = replace(delivery, at=np.full(100, 99))
-    with _noted(WaitingWindows, "turn") as taken:
-        _results(strategy, Sum("v"), [([late], 0, False, "committed")])
+    with way() as taken:
+        _results(strategy, combine, [([late], 0, False, "committed")])
     assert taken[0] is False
 
 
@@ -524,7 +529,7 @@ def test_rows_that_columns_would_write_in_another_way_stay_rows() -> None:
     )
     larger = WaitingColumns(replace(strategy, window_fn=FixedWindows("20us")), Count(), "panes", None)
     values = ArrowValues(pa.table({"v": [1, 2]}))
-    keys, added = ["a", "b"], columns.added(values)
+    keys, added = ["a", "b"], columns.added(values, np.array([3, 12]))
     records = KeyedRecords(
         keys, pa.array(keys), np.array([0, 1, 2]), np.array([3, 12]), np.array([0, 1]), added, ()
     )
