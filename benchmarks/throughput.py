@@ -2,8 +2,8 @@
 
     python -m benchmarks.throughput --json build/bench/throughput.json
 
-Both engines count the same records by key, from the same files, in one Spark session, one after the other;
-see `transform_with_state` and `millpond_spark` for the engines, and `engine_result` for the timing.
+All engines count the same records by key, from the same files, in one Spark session, one after the other;
+see `transform_with_state`, `spark_counts` and `millpond_spark` for the engines, and `engine_result` for the timing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.console import Console
 
-from benchmarks import commit_time, local_latency, millpond_spark, transform_with_state
+from benchmarks import commit_time, local_latency, millpond_spark, spark_counts, transform_with_state
 from benchmarks.batches import Load, write_batches
 from benchmarks.engine_result import EngineResult
 from benchmarks.tables import commit_table, engine_table, local_table
@@ -45,6 +45,7 @@ GOALS: Final = {50_000: 10, 500_000: 20}
 ENGINES: Final = {
     millpond_spark.ENGINE: millpond_spark.measure,
     transform_with_state.ENGINE: transform_with_state.measure,
+    **spark_counts.ENGINES,
 }
 PARTS: Final = ("engines", "commit", "local")
 
@@ -103,15 +104,22 @@ def _side_by_side(console: Console, spark: SparkSession, load: Load) -> list[Eng
 
 
 def _ratios(results: list[EngineResult]) -> list[dict[str, Any]]:
-    speed = {(result.engine, result.load): result.records_per_second for result in results}
+    """Return how many times as fast as each other engine Millpond is; there is a goal for one of them."""
+    own = {
+        result.load: result.records_per_second for result in results if result.engine == millpond_spark.ENGINE
+    }
     return [
         {
-            "rows_per_batch": load.rows_per_batch,
-            "keys_per_batch": load.keys_per_batch,
-            "ratio": round(speed[millpond_spark.ENGINE, load] / speed[transform_with_state.ENGINE, load], 2),
-            "goal": GOALS[load.rows_per_batch],
+            "engine": result.engine,
+            "rows_per_batch": result.load.rows_per_batch,
+            "keys_per_batch": result.load.keys_per_batch,
+            "ratio": round(own[result.load] / result.records_per_second, 2),
+            "goal": GOALS[result.load.rows_per_batch]
+            if result.engine == transform_with_state.ENGINE
+            else None,
         }
-        for load in dict.fromkeys(result.load for result in results)
+        for result in results
+        if result.engine != millpond_spark.ENGINE
     ]
 
 

@@ -9,7 +9,7 @@ second stateful operator for that, so the record id travels along and that is al
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -64,18 +64,29 @@ def measure(spark: SparkSession, folder: Path, load: Load, inputs: Path) -> Engi
         load: how much.
         inputs: the files that `write_batches` wrote.
     """
+    return measure_count(ENGINE, _by_rows, spark, folder, load, inputs)
+
+
+def _by_rows(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("key").transformWithState(
+        CountProcessor(), outputStructType="key STRING", outputMode="Update", timeMode="None"
+    )
+
+
+def measure_count(
+    engine: str,
+    count: Callable[[DataFrame], DataFrame],
+    spark: SparkSession,
+    folder: Path,
+    load: Load,
+    inputs: Path,
+) -> EngineResult:
+    """Run a count of the load's rows to its end; see `measure`."""
     cores = spark.sparkContext.defaultParallelism
     with settings(spark, ROCKSDB | {"spark.sql.shuffle.partitions": str(cores)}):
         stream = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(inputs))
-        counted = (
-            stream.select("key", "id")
-            .groupBy("key")
-            .transformWithState(
-                CountProcessor(), outputStructType="key STRING", outputMode="Update", timeMode="None"
-            )
-        )
-        times = run_to_end(counted, folder)
-    return EngineResult(engine=ENGINE, load=load, times=times)
+        times = run_to_end(count(stream.select("key", "id")), folder)
+    return EngineResult(engine=engine, load=load, times=times)
 
 
 def run_to_end(output: DataFrame, checkpoint: Path) -> tuple[BatchTime, ...]:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import millpond as mp
-from benchmarks import commit_time, millpond_spark, transform_with_state
+from benchmarks import commit_time, millpond_spark, spark_counts, transform_with_state
 from benchmarks.batches import Load, write_batches
 from benchmarks.engine_result import BatchTime, EngineResult, percentile
 
@@ -63,6 +63,21 @@ def test_both_engines_count_every_record_once(spark: SparkSession, tmp_path: Pat
     with mp.Store.open(tmp_path / "pond", read_only=True) as store:
         states = store.rows_view("count").to_arrow().column("state").to_pylist()
     assert states == ["24"] * LOAD.keys_per_batch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", spark_counts.ENGINES)
+def test_sparks_other_ways_count_every_record_once(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    inputs = write_batches(tmp_path / "inputs", LOAD)
+    result = spark_counts.ENGINES[name](spark, tmp_path / "checkpoint", LOAD, inputs)
+
+    assert (result.engine, len(result.times)) == (name, LOAD.files)
+    reader = spark.read.format("statestore")
+    if name == "spark-tws-python-pandas":
+        reader = reader.option("stateVarName", "count")
+    states = [row["value"] for row in reader.load(str(tmp_path / "checkpoint")).collect()]
+    counts = [state["groupState"]["count"] if "groupState" in state else state["count"] for state in states]
+    assert counts == [24] * LOAD.keys_per_batch
 
 
 def test_commits_are_measured_on_tables_of_constant_size() -> None:

@@ -1,0 +1,89 @@
+"""Spark's other ways to count by key: on frames of pandas, in its older interface, and in its own aggregation.
+
+Each in its best form, as `transform_with_state` has it: RocksDB with a change log, as many partitions as cores, one get
+and one update for each key and batch, and nothing emitted but the counts of Spark's own aggregation, which cannot leave
+them out. None drops repeated ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from benchmarks.batches import Load
+from benchmarks.engine_result import EngineResult
+from benchmarks.transform_with_state import measure_count
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.state import GroupState
+
+
+class CountProcessor(StatefulProcessor):
+    """Counts the records of each key, which come as frames of pandas."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """One number per key."""
+        self._count = handle.getValueState("count", "count BIGINT")
+
+    def handleInputRows(  # noqa: N802 - Spark's name
+        self,
+        key: Any,
+        rows: Iterator[pd.DataFrame],
+        timerValues: Any,  # noqa: N803 - Spark's name
+    ) -> Iterator[pd.DataFrame]:
+        """One get and one update for all rows of the key."""
+        known = self._count.get()
+        count = known[0] if known is not None else 0
+        self._count.update((count + sum(map(len, rows)),))
+        return iter(())
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def count_in_state(
+    key: tuple[str],
+    frames: Iterable[pd.DataFrame],
+    state: GroupState,
+) -> Iterator[pd.DataFrame]:
+    """Add the records of a key to its count, for ``applyInPandasWithState``."""
+    (count,) = state.get if state.exists else (0,)
+    state.update((count + sum(map(len, frames)),))
+    return iter(())
+
+
+def _by_frames(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("key").transformWithStateInPandas(
+        CountProcessor(), outputStructType="key STRING", outputMode="Update", timeMode="None"
+    )
+
+
+def _by_older_interface(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("key").applyInPandasWithState(
+        count_in_state, "key STRING", "count BIGINT", "update", "NoTimeout"
+    )
+
+
+def _by_spark(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("key").count()
+
+
+_COUNTS: Final[Mapping[str, Callable[[DataFrame], DataFrame]]] = {
+    "spark-tws-python-pandas": _by_frames,
+    "spark-apply-in-pandas": _by_older_interface,
+    "spark-native": _by_spark,
+}
+
+
+def _measure(name: str, spark: SparkSession, folder: Path, load: Load, inputs: Path) -> EngineResult:
+    return measure_count(name, _COUNTS[name], spark, folder, load, inputs)
+
+
+ENGINES: Final = {name: partial(_measure, name) for name in _COUNTS}
+"""The engines by name, each of the arguments of `transform_with_state.measure`."""
