@@ -43,7 +43,7 @@ _WITHOUT: Final[dict[str, tuple[str, ...]]] = {
 
 
 class Load(NamedTuple):
-    combiner: mp.CombineFn
+    combiner: mp.CombineFn | dict[str, mp.CombineFn]
     per_window: int = 3
     """The number of records of a key in a window."""
     hot_share: float = 0
@@ -57,6 +57,7 @@ LOADS: Final = {
     "count": Load(mp.Count()),
     "dense_count": Load(mp.Count(), per_window=100),
     "sum_of_floats": Load(mp.Sum("share")),
+    "sum_and_count": Load({"total": mp.Sum("value"), "visits": mp.Count()}),
     # At random times with a mean distance of 200 s, about three records come without such a gap.
     "session_sum": Load(mp.Sum("value"), window_fn=mp.Sessions("220s")),
 }

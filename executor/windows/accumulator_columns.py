@@ -1,8 +1,8 @@
-"""Accumulators of many windows as a column: numbers that are added up, or objects of any other combiner."""
+"""Accumulators of many windows as a column: numbers that are added up, objects of other combiners, or several of these."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from millpond.executor.computation.values import ArrowValues, ConcatenatedValues, Values
 from millpond.executor.windows.combiners import (
+    CombineFields,
     CombineFn,
     Count,
     Last,
@@ -30,17 +31,16 @@ from millpond.executor.windows.exact_sum import NOTHING, with_numbers
 from millpond.executor.windows.pane import value_of_pane
 from millpond.statestore.rows.row import is_envelope
 from millpond.statestore.rows.state_schema import plain_cells
-from millpond.statestore.rows.value_text import OF_PYTHON, PLAIN_MARK, encode_value
+from millpond.statestore.rows.value_text import OF_PYTHON, PLAIN_MARK, encode_value, has_utf8
 
 _Index = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
 Accumulators: TypeAlias = npt.NDArray[Any]
-"""One accumulator for each window: 64-bit integers, pairs of floats, or Python's objects."""
+"""One accumulator for each window: 64-bit integers, pairs of floats, Python's objects, or records of several."""
 
 # Sums stay far from the bounds of their column.
 _SUM_MAX: Final = float(1 << 61)
-# Of these the order of elements, and of accumulators that are merged, changes nothing.
-OF_ANY_ORDER: Final = frozenset({Count, Sum, Mean, StdDev})
+_OF_ANY_ORDER: Final = frozenset({Count, Sum, Mean, StdDev})
 # Their functions change no accumulator in place, so an undone bundle leaves no trace.
 _PURE: Final = frozenset({Count, Sum, Mean, Min, Max, StdDev, Last})
 
@@ -79,36 +79,58 @@ class FieldCells:
     count: int
 
 
-def cells_of(values: Values, of: str | None, times: _Index) -> FieldCells | None:
-    """Return a field of values, of panes that inside; ``None`` for columns that are nested or that Python cannot hold.
+Cells: TypeAlias = FieldCells | Mapping[str, FieldCells]
+"""The cells of a combiner, or of each combiner of `CombineFields`."""
 
-    ``times`` are those of the records.
+
+def cells_of(values: Values, combine: CombineFn, times: _Index) -> Cells | None:
+    """Return the cells that a combiner with a column adds up; ``None`` for columns that are nested or not Python's.
+
+    Those of a pane are inside. ``times`` are those of the records.
     """
+    combiners = _parts_of(combine)
+    fields = _fields_of(values, [part.of for part in combiners.values()], times)  # type: ignore[attr-defined]  # `has_column` says so
+    if fields is None:
+        return None
+    return dict(zip(combiners, fields, strict=True)) if isinstance(combine, CombineFields) else fields[0]
+
+
+def _parts_of(combine: CombineFn) -> Mapping[str, CombineFn]:
+    return combine.fields if isinstance(combine, CombineFields) else {"": combine}
+
+
+def _fields_of(values: Values, names: Sequence[str | None], times: _Index) -> list[FieldCells] | None:
     if isinstance(values, ArrowValues) or (
         isinstance(values, ConcatenatedValues) and all(isinstance(part, ArrowValues) for part in values.parts)
     ):
-        if of is None:
-            return FieldCells(None, None, len(values)) if values.is_held else None
-        column = values.plain_column(of)
-        return None if column is None else FieldCells(column, None, len(values))
-    cells: list[Any] = []
+        fields = []
+        for of in names:
+            column = None if of is None else values.plain_column(of)
+            is_there = values.is_held if of is None else column is not None
+            if not is_there:
+                return None
+            fields.append(FieldCells(column, None, len(values)))
+        return fields
+    rows: list[list[Any]] = []
     odd: list[int] = []
     for index, at in enumerate(times.tolist()):
-        cell = None
+        row = [None] * len(names)
         try:
             value = values.value(index)
             if is_envelope(value):
                 value = value_of_pane(value, at)
-            if of is not None:
-                cell = extract(of, value)
+            row = [None if of is None else extract(of, value) for of in names]
         except Exception:  # noqa: BLE001 - it raises again in the value's turn, which makes a dead letter of it
             odd.append(index)
-        cells.append(cell)
+        rows.append(row)
     is_odd = None
     if odd:
-        is_odd = np.zeros(len(cells), np.bool_)
+        is_odd = np.zeros(len(rows), np.bool_)
         is_odd[odd] = True
-    return FieldCells(None if of is None else cells, is_odd, len(cells))
+    return [
+        FieldCells(None if of is None else [row[place] for row in rows], is_odd, len(rows))
+        for place, of in enumerate(names)
+    ]
 
 
 class AccumulatorColumn(Protocol):
@@ -122,10 +144,10 @@ class AccumulatorColumn(Protocol):
 
     def holds(self, stored: Any) -> bool: ...
 
-    def added(self, field: FieldCells, held: Accumulators) -> tuple[Any, _Mask | None] | None:
+    def added(self, field: Any, held: Accumulators) -> tuple[Any, _Mask | None] | None:
         """Return what each value adds, and which must be added by a turn; ``None`` if the column cannot hold it.
 
-        ``held`` are all accumulators.
+        ``field`` are the `Cells` of its combiner, and ``held`` all accumulators.
         """
 
     def grouped(self, cells: Any, order: _Index, firsts: _Index) -> Accumulators:
@@ -135,6 +157,9 @@ class AccumulatorColumn(Protocol):
         """Return the accumulators of windows, given former ones and what has arrived, in the order of the windows."""
 
     def without(self, accumulators: Accumulators, is_cleared: _Mask) -> Accumulators: ...
+
+    def widened(self, accumulators: Accumulators) -> tuple[AccumulatorColumn, Accumulators]:
+        """Return a column for sums that two floats do not hold, and the accumulators in it; the same if it holds them."""
 
     def texts(self, accumulators: Accumulators) -> pa.StringArray:
         """Return the accumulators as JSON."""
@@ -147,22 +172,39 @@ class AccumulatorColumn(Protocol):
 
 
 def has_column(combine: CombineFn) -> bool:
-    """Return True for a combiner of one field, or of none, whose accumulators can be a column."""
+    """Return True for a combiner of one field, or of none, whose accumulators can be a column; or for several of them."""
+    if type(combine) is CombineFields:
+        return all(
+            has_utf8(name) and type(part) is not CombineFields and has_column(part)
+            for name, part in combine.fields.items()
+        )
     of = getattr(combine, "of", None)
     return type(combine) in _PURE and (isinstance(of, str) or (of is None and type(combine) is Count))
 
 
-def column_of(
-    combine: CombineFn, field: FieldCells | None = None, *, is_wide: bool = False
-) -> AccumulatorColumn:
+def keeps_no_order(combine: CombineFn) -> bool:
+    """Return True if neither the order of elements nor that of merged accumulators changes anything."""
+    return all(type(part) in _OF_ANY_ORDER for part in _parts_of(combine).values())
+
+
+def column_of(combine: CombineFn, cells: Cells | None = None, *, is_wide: bool = False) -> AccumulatorColumn:
     """Return an empty column for the accumulators of such values; ``is_wide``: two floats do not hold their sums."""
+    if isinstance(combine, CombineFields):
+        of_parts = cells if isinstance(cells, Mapping) else {}
+        return Several(
+            {
+                name: column_of(part, of_parts.get(name), is_wide=is_wide)
+                for name, part in combine.fields.items()
+            }
+        )
+    field = cells if isinstance(cells, FieldCells) else None
     if type(combine) is Count:
         return WholeNumbers(counts=True)
     if type(combine) is Sum:
         if field is None or _are_whole(field.cells):
             return WholeNumbers(counts=False)
         if not is_wide and _float_column(field.cells) is not None:
-            return FloatSums()
+            return FloatSums(combine)
     return Objects(combine)
 
 
@@ -214,6 +256,9 @@ class WholeNumbers:
     def without(self, accumulators: Accumulators, is_cleared: _Mask) -> Accumulators:
         return np.where(is_cleared, 0, accumulators)
 
+    def widened(self, accumulators: Accumulators) -> tuple[AccumulatorColumn, Accumulators]:
+        return self, accumulators
+
     def texts(self, accumulators: Accumulators) -> pa.StringArray:
         return pa.array(accumulators).cast(pa.string())
 
@@ -242,6 +287,9 @@ class FloatSums:
 
     window_bytes: int = 64
 
+    def __init__(self, combine: Sum) -> None:
+        self._combine = combine
+
     def of(self, stored: Sequence[Any]) -> Accumulators:
         totals = [_NO_FLOATS if total is None else total for total in stored]
         return np.array([(total["floats"], *(*total["parts"], 0.0, 0.0)[:2]) for total in totals], _FLOAT_SUM)
@@ -256,13 +304,6 @@ class FloatSums:
             and type(floats) is int
             and all(type(part) is float and abs(part) < _FLOAT_MAX for part in parts)
         )
-
-    def stored(self, accumulators: Accumulators) -> list[Any]:
-        """Return the accumulators as the row has them, ``None`` for a cleared one."""
-        return [
-            {"floats": floats, "parts": [part for part in parts if part]} if floats else None
-            for floats, *parts in accumulators.tolist()
-        ]
 
     def added(self, field: FieldCells, held: Accumulators) -> tuple[Any, _Mask | None] | None:  # noqa: ARG002
         column = _float_column(field.cells)
@@ -303,6 +344,14 @@ class FloatSums:
         kept = accumulators.copy()
         kept[is_cleared] = 0
         return kept
+
+    def widened(self, accumulators: Accumulators) -> tuple[AccumulatorColumn, Accumulators]:
+        column = Objects(self._combine)
+        stored = [
+            {"floats": floats, "parts": [part for part in parts if part]} if floats else None
+            for floats, *parts in accumulators.tolist()
+        ]
+        return column, column.of(stored)
 
     def texts(self, accumulators: Accumulators) -> pa.StringArray:
         high, low = accumulators["high"], accumulators["low"]
@@ -415,6 +464,9 @@ class Objects:
         kept[is_cleared] = None
         return kept
 
+    def widened(self, accumulators: Accumulators) -> tuple[AccumulatorColumn, Accumulators]:
+        return self, accumulators
+
     def texts(self, accumulators: Accumulators) -> pa.StringArray:
         return _texts(accumulators.tolist())
 
@@ -431,6 +483,86 @@ class Objects:
     def _extracted(self, accumulators: Accumulators) -> list[Any]:
         with combining():
             return list(map(self._combine.extract, accumulators.tolist()))
+
+
+class Several:
+    """The accumulators of several combiners, each in a column of its own: the fields of one array of records."""
+
+    def __init__(self, columns: Mapping[str, AccumulatorColumn]) -> None:
+        self._columns = columns
+        self._names = [f"{orjson.dumps(name).decode()}:" for name in columns]
+        self.window_bytes: int = sum(column.window_bytes for column in columns.values())
+
+    def _joined(self, parts: Sequence[Accumulators]) -> Accumulators:
+        # Numbers are safe names of an array's fields.
+        joined = np.empty(len(parts[0]), [(f"{place}", part.dtype) for place, part in enumerate(parts)])
+        for place, part in enumerate(parts):
+            joined[f"{place}"] = part
+        return joined
+
+    def _parts(self, accumulators: Accumulators) -> list[tuple[AccumulatorColumn, Accumulators]]:
+        return [(column, accumulators[f"{place}"]) for place, column in enumerate(self._columns.values())]
+
+    def of(self, stored: Sequence[Any]) -> Accumulators:
+        return self._joined(
+            [
+                column.of([None if one is None else one[name] for one in stored])
+                for name, column in self._columns.items()
+            ]
+        )
+
+    def holds(self, stored: Any) -> bool:
+        return (
+            type(stored) is dict
+            and stored.keys() == self._columns.keys()
+            and all(column.holds(stored[name]) for name, column in self._columns.items())
+        )
+
+    def added(self, field: Mapping[str, FieldCells], held: Accumulators) -> tuple[Any, _Mask | None] | None:
+        cells, for_turns = [], None
+        for cells_of_part, (column, part) in zip(field.values(), self._parts(held), strict=True):
+            added = column.added(cells_of_part, part)
+            if added is None:
+                return None
+            cells.append(added[0])
+            if added[1] is not None:
+                for_turns = added[1] if for_turns is None else for_turns | added[1]
+        return cells, for_turns
+
+    def grouped(self, cells: Any, order: _Index, firsts: _Index) -> Accumulators:
+        return self._joined(
+            [
+                column.grouped(part, order, firsts)
+                for column, part in zip(self._columns.values(), cells, strict=True)
+            ]
+        )
+
+    def merged(self, both: Accumulators, is_arrived: _Mask, firsts: _Index) -> Accumulators:
+        return self._joined([column.merged(part, is_arrived, firsts) for column, part in self._parts(both)])
+
+    def without(self, accumulators: Accumulators, is_cleared: _Mask) -> Accumulators:
+        return self._joined([column.without(part, is_cleared) for column, part in self._parts(accumulators)])
+
+    def widened(self, accumulators: Accumulators) -> tuple[AccumulatorColumn, Accumulators]:
+        wide = [column.widened(part) for column, part in self._parts(accumulators)]
+        columns = dict(zip(self._columns, [column for column, _ in wide], strict=True))
+        return Several(columns), self._joined([part for _, part in wide])
+
+    def texts(self, accumulators: Accumulators) -> pa.StringArray:
+        return self._object_of([column.texts(part) for column, part in self._parts(accumulators)])
+
+    def results(self, accumulators: Accumulators) -> pa.StringArray:
+        return self._object_of([column.results(part) for column, part in self._parts(accumulators)])
+
+    def _object_of(self, texts: Sequence[pa.StringArray]) -> pa.StringArray:
+        fields: list[Any] = []
+        for name, text in zip(self._names, texts, strict=True):
+            fields += [f",{name}" if fields else f"{{{name}", text]
+        return pc.binary_join_element_wise(*fields, "}", "")
+
+    def values(self, accumulators: Accumulators) -> list[Any]:
+        values = [column.values(part) for column, part in self._parts(accumulators)]
+        return [dict(zip(self._columns, row, strict=True)) for row in zip(*values, strict=True)]
 
 
 def _objects(objects: Sequence[Any]) -> Accumulators:

@@ -35,8 +35,6 @@ from millpond.executor.windows.accumulator_columns import (
     AccumulatorColumn,
     Accumulators,
     CombinerError,
-    FloatSums,
-    Objects,
     TypedAccumulatorError,
     WideSumError,
     cells_of,
@@ -465,18 +463,17 @@ class WaitingColumns(ColumnRows):
             return None
         if not len(values):
             return (), None
-        field = cells_of(values, self._combine.of, times)  # type: ignore[attr-defined]  # `has_column` says so
-        if field is None:
+        cells = cells_of(values, self._combine, times)
+        if cells is None:
             return None
         if not len(self):
             # The type of the values decides, and may be another one each time that all windows have closed.
-            self._column = column_of(self._combine, field, is_wide=self._has_wide_sums)
+            self._column = column_of(self._combine, cells, is_wide=self._has_wide_sums)
             self._hold(no_windows(self._column.of([])))
-        elif self._has_wide_sums and isinstance(self._column, FloatSums):
-            stored = self._column.stored(self._windows.total)
-            self._column = Objects(self._combine)
-            self._hold(replace(self._windows, total=self._column.of(stored)))
-        return self._column.added(field, self._windows.total)
+        elif self._has_wide_sums:
+            self._column, total = self._column.widened(self._windows.total)
+            self._hold(replace(self._windows, total=total))
+        return self._column.added(cells, self._windows.total)
 
     def _assigned(self, owner: _Index, times: _Index) -> tuple[_Index, _Index, _Index] | None:
         """Return the owner, the start and the place of the element for each window of each element.

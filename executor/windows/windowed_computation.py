@@ -22,7 +22,7 @@ from millpond.executor.pipeline.nodes import SIGNALS
 from millpond.executor.pipeline.signals import read_signal
 from millpond.executor.time.clocks import Clocks, LateDataHorizon
 from millpond.executor.time.instants import Instant, instant_us
-from millpond.executor.windows.accumulator_columns import OF_ANY_ORDER, has_column
+from millpond.executor.windows.accumulator_columns import has_column, keeps_no_order
 from millpond.executor.windows.calendar_columns import CalendarColumns
 from millpond.executor.windows.combiners import CombineFn, ValueExtractor, extract
 from millpond.executor.windows.key_windows import (
@@ -139,7 +139,7 @@ class WindowedComputation(Computation):
             return f"{kind.__name__} begin at times of their keys"
         if not has_column(self.combine):
             return f"{type(self.combine).__name__} of these arguments is no column"
-        if kind is Sessions and type(self.combine) not in OF_ANY_ORDER:
+        if kind is Sessions and not keeps_no_order(self.combine):
             return f"{type(self.combine).__name__} of sessions depends on order"
         return None
 

@@ -315,7 +315,18 @@ def test_short_turns_give_the_rows_of_the_hooks(
 @given(
     strategy=_in_columns,
     combine=st.sampled_from(
-        [Count(), Sum("v"), Count("v"), Mean("v"), Max("v"), Min("v"), StdDev("v"), Last("v")]
+        [
+            Count(),
+            Sum("v"),
+            Count("v"),
+            Mean("v"),
+            Max("v"),
+            Min("v"),
+            StdDev("v"),
+            Last("v"),
+            CombineFields({"n": Count(), "total": Sum("v"), "mean": Mean("v")}),
+            CombineFields({'"é"': Sum("v"), "window": Max("v")}),
+        ]
     ),
     script=_scripts_in_columns(),
     later=st.sampled_from(["0us", "0us", "3us"]),
@@ -454,6 +465,11 @@ def test_most_turns_are_short_and_most_bundles_in_columns(finish: Finish | None)
     for combine, window_fn, way in (
         (Sum("v"), FixedWindows("10us"), _noted(WaitingColumns, "change")),
         (Sum("v"), Sessions("10us"), _noted(WaitingColumns, "change")),
+        (
+            CombineFields({"n": Count(), "total": Sum("v")}),
+            FixedWindows("10us"),
+            _noted(WaitingColumns, "change"),
+        ),
         (ToList("v"), FixedWindows("10us"), _noted(WaitingWindows, "turn")),
     ):
         with way as taken:
@@ -495,7 +511,8 @@ def test_panes_of_another_step_are_elements(combine: CombineFn) -> None:
     assert taken[0] is False
 
 
-def test_sums_that_two_floats_do_not_hold_stay_in_columns() -> None:
+@pytest.mark.parametrize("combine", [Sum("v"), CombineFields({"n": Count(), "total": Sum("v")})])
+def test_sums_that_two_floats_do_not_hold_stay_in_columns(combine: CombineFn) -> None:
     """The bundle in which the first appears takes turns; after it the sums are objects, those that are open too."""
 
     def bundle(cells: Sequence[float], at: int) -> tuple[list[Deliveries], int, bool, str]:
@@ -512,9 +529,9 @@ def test_sums_that_two_floats_do_not_hold_stay_in_columns() -> None:
         bundle([-1e200, 1e-200, 0.5], 6),
     ]
     with _noted(WaitingColumns, "change") as taken:
-        columns = _results(strategy, Sum("v"), script)
+        columns = _results(strategy, combine, script)
     with _NO_COLUMNS:
-        _check_equal(columns, _results(strategy, Sum("v"), script))
+        _check_equal(columns, _results(strategy, combine, script))
 
     assert taken == [True, True, False, True, True]
 
