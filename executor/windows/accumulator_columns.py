@@ -59,7 +59,7 @@ class WideSumError(Exception):
 
 @contextmanager
 def combining() -> Iterator[None]:
-    """Turn what a combiner raises, or a function of its results, into `CombinerError`."""
+    """Turn an exception of a combiner, or of a function of results, into `CombinerError`."""
     try:
         yield
     except Exception as error:
@@ -86,7 +86,7 @@ Cells: TypeAlias = FieldCells | Mapping[str, FieldCells]
 def cells_of(values: Values, combine: CombineFn, times: _Index) -> Cells | None:
     """Return the cells that a combiner with a column adds up; ``None`` for columns that are nested or not Python's.
 
-    Those of a pane are inside. ``times`` are those of the records.
+    A pane's cells are inside its value. ``times`` are the records' times.
     """
     combiners = _parts_of(combine)
     fields = _fields_of(values, [part.of for part in combiners.values()], times)  # type: ignore[attr-defined]  # `has_column` says so
@@ -154,7 +154,7 @@ class AccumulatorColumn(Protocol):
         """Return what groups of cells add, which begin at ``firsts`` of ``order``."""
 
     def merged(self, both: Accumulators, is_arrived: _Mask, firsts: _Index) -> Accumulators:
-        """Return the accumulators of windows, given former ones and what has arrived, in the order of the windows."""
+        """Return the accumulators of windows, given former and arrived ones in the order of the windows."""
 
     def without(self, accumulators: Accumulators, is_cleared: _Mask) -> Accumulators: ...
 

@@ -107,7 +107,7 @@ class ShownPanes:
     """The envelopes of one bundle's panes, all of which are emitted at the ends of their windows.
 
     Attributes:
-        json: what they say of the pane, as JSON.
+        json: the pane itself, as JSON.
     """
 
     def __init__(self, strategy: WindowingStrategy, clocks: Clocks, finish: Finish | None) -> None:
