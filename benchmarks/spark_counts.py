@@ -85,5 +85,8 @@ def _measure(name: str, spark: SparkSession, folder: Path, load: Load, inputs: P
     return measure_count(name, _COUNTS[name], spark, folder, load, inputs)
 
 
+KEYS_MAX: Final[Mapping[str, int]] = {"spark-tws-python-pandas": 10_000, "spark-apply-in-pandas": 10_000}
+"""The keys of a batch that an engine can count in seconds: these make a frame of pandas for each key."""
+
 ENGINES: Final = {name: partial(_measure, name) for name in _COUNTS}
 """The engines by name, each of the arguments of `transform_with_state.measure`."""

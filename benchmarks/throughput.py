@@ -90,12 +90,14 @@ def _engines(console: Console, folder: Path, *, quick: bool, master: str) -> dic
 
 
 def _side_by_side(console: Console, spark: SparkSession, load: Load) -> list[EngineResult]:
-    """Run all engines over the same files."""
+    """Run the engines over the same files, but for those that would take minutes a batch."""
     with tempfile.TemporaryDirectory(prefix="millpond-throughput-") as name:
         work = Path(name)
         inputs = write_batches(work / "inputs", load)
         results = []
         for engine, measure in ENGINES.items():
+            if load.keys_per_batch > spark_counts.KEYS_MAX.get(engine, load.keys_per_batch):
+                continue
             console.print(
                 f"{engine}: {load.rows_per_batch:,} rows over {load.keys_per_batch:,} keys a batch …"
             )
