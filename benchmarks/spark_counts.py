@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from typing import TYPE_CHECKING, Final
 
 from benchmarks.batches import Load
 from benchmarks.engine_result import EngineResult
-from benchmarks.transform_with_state import measure_count
+from benchmarks.transform_with_state import CountProcessor, measure_count
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,27 +22,11 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.state import GroupState
 
 
-class CountProcessor(StatefulProcessor):
+class CountFrames(CountProcessor):
     """Counts the records of each key, which come as frames of pandas."""
 
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        """One number per key."""
-        self._count = handle.getValueState("count", "count BIGINT")
-
-    def handleInputRows(  # noqa: N802 - Spark's name
-        self,
-        key: Any,
-        rows: Iterator[pd.DataFrame],
-        timerValues: Any,  # noqa: N803 - Spark's name
-    ) -> Iterator[pd.DataFrame]:
-        """One get and one update for all rows of the key."""
-        known = self._count.get()
-        count = known[0] if known is not None else 0
-        self._count.update((count + sum(map(len, rows)),))
-        return iter(())
-
-    def close(self) -> None:
-        """Nothing is held."""
+    def _number(self, rows: Iterator[pd.DataFrame]) -> int:
+        return sum(map(len, rows))
 
 
 def count_in_state(
@@ -60,7 +42,7 @@ def count_in_state(
 
 def _by_frames(rows: DataFrame) -> DataFrame:
     return rows.groupBy("key").transformWithStateInPandas(
-        CountProcessor(), outputStructType="key STRING", outputMode="Update", timeMode="None"
+        CountFrames(), outputStructType="key STRING", outputMode="Update", timeMode="None"
     )
 
 

@@ -90,7 +90,7 @@ def _engines(console: Console, folder: Path, *, quick: bool, master: str) -> dic
 
 
 def _side_by_side(console: Console, spark: SparkSession, load: Load) -> list[EngineResult]:
-    """Run the engines over the same files, but for those that would take minutes a batch."""
+    """Run the engines over the same files, without the ones too slow for its keys."""
     with tempfile.TemporaryDirectory(prefix="millpond-throughput-") as name:
         work = Path(name)
         inputs = write_batches(work / "inputs", load)
@@ -106,7 +106,7 @@ def _side_by_side(console: Console, spark: SparkSession, load: Load) -> list[Eng
 
 
 def _ratios(results: list[EngineResult]) -> list[dict[str, Any]]:
-    """Return how many times as fast as each other engine Millpond is; there is a goal for one of them."""
+    """Return how many times as fast as each other engine Millpond is; only `transform_with_state` has a goal."""
     own = {
         result.load: result.records_per_second for result in results if result.engine == millpond_spark.ENGINE
     }

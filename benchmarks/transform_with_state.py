@@ -48,8 +48,11 @@ class CountProcessor(StatefulProcessor):
         """One get and one update for all rows of the key."""
         known = self._count.get()
         count = known[0] if known is not None else 0
-        self._count.update((count + sum(1 for _ in rows),))
+        self._count.update((count + self._number(rows),))
         return iter(())
+
+    def _number(self, rows: Iterator[Any]) -> int:
+        return sum(1 for _ in rows)
 
     def close(self) -> None:
         """Nothing is held."""
