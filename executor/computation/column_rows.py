@@ -1,7 +1,7 @@
 """Rows of a step of the library as columns: a bundle of all keys at once, without an object for a key.
 
 The engine keeps such rows in place of encoded states and timers, and asks for a key's row in its stored form whenever
-the key needs a turn of its own.
+the key needs a separate turn.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class ColumnRows(ABC):
 
     @abstractmethod
     def change(self, records: KeyedRecords, clocks: Clocks) -> ColumnChange | None:
-        """Return the effects of a bundle; ``None``, without an effect, if all keys need turns of their own."""
+        """Return the effects of a bundle; ``None``, without an effect, if all keys need separate turns."""
 
     @abstractmethod
     def apply(self, change: ColumnChange) -> None:

@@ -350,20 +350,20 @@ class PythonValues:
             _ATOMS.issuperset(map(type, value.values())) or all(map(_is_atom, value.values()))
         ):
             return value.copy()
-        return _copied(value)
+        return copied(value)
 
     def take(self, indices: _Indices) -> PythonValues:
         objects = self._objects
         return PythonValues([objects[index] for index in indices.tolist()])
 
 
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
     """Copy a value; plain parts take a third of the time of `deepcopy`."""
     kind = type(value)
     if kind is dict:
-        return {name: part if type(part) in _ATOMS else _copied(part) for name, part in value.items()}
+        return {name: part if type(part) in _ATOMS else copied(part) for name, part in value.items()}
     if kind is list:
-        return [part if type(part) in _ATOMS else _copied(part) for part in value]
+        return [part if type(part) in _ATOMS else copied(part) for part in value]
     return value if _is_atom(value) else deepcopy(value)
 
 

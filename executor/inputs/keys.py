@@ -142,7 +142,7 @@ class PaneKey:
 
     @staticmethod
     def inner(value: Any) -> Any:
-        """Return the value of a pane, and any other value as it is."""
+        """Return the value inside a pane, and any other value unchanged."""
         return value["value"] if is_envelope(value) else value
 
     @classmethod

@@ -65,7 +65,7 @@ _SAMPLED_KEYS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
-    """The effects of code on ``keys`` and on those in ``part``, and what it counted; ``turns`` ran single keys."""
+    """The effects and counters of code on ``keys`` and on the keys in ``part``; ``turns`` ran single keys."""
 
     turns: KeyExecutor
     outcome: BundleOutcome
@@ -176,7 +176,7 @@ class IntervalProcessor:
         return self._conclude(draft, admission, turns, statistics, ran.keys)
 
     def _in_columns(self, bundle: Bundle, arrivals: Arrivals, grouping: Grouping) -> PartInColumns | None:
-        """Return the effects on the keys that need no turns of their own; ``None`` if all need one."""
+        """Return the effects on the keys that need no turns; ``None`` if all need one."""
         plan, keys = bundle.plan, grouping.keys
         rows = None if plan.percentile_watermarks else self._soft_state.columns
         added = None if rows is None else rows.added(arrivals.values, arrivals.at)

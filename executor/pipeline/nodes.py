@@ -122,7 +122,7 @@ class ComputationNode:
 
     @cached_property
     def sets_timers(self) -> bool:
-        """True for user code with timers; those of windows follow from elements."""
+        """True for user code with timers; the timers of windows follow from elements."""
         code = self.computation
         return type(code).process_timer is not Computation.process_timer and not code.fingerprint
 

@@ -532,7 +532,7 @@ class EnginePipeline(Generic[StreamT_co]):
 def _form_of(stream: str, topology: Topology, schemas: Collection[str]) -> str:
     """Return in what form the values of a stream reach its consumers."""
     if stream in topology.injectors:
-        # Python's dicts come as they are, which only the run knows.
+        # Python's dicts stay dicts, which only the run knows.
         injector = topology.injectors[stream]
         return "decoded payloads" if injector.payload is not None else "columns of tables and frames"
     if stream in schemas:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -14,7 +13,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.computation.values import ArrowValues, ConcatenatedValues, Values
+from millpond.executor.computation.values import ArrowValues, ConcatenatedValues, Values, copied
 from millpond.executor.windows.combiners import (
     CombineFields,
     CombineFn,
@@ -28,8 +27,7 @@ from millpond.executor.windows.combiners import (
     extract,
 )
 from millpond.executor.windows.exact_sum import NOTHING, with_numbers
-from millpond.executor.windows.pane import value_of_pane
-from millpond.statestore.rows.row import is_envelope
+from millpond.executor.windows.pane import element_value
 from millpond.statestore.rows.state_schema import plain_cells
 from millpond.statestore.rows.value_text import OF_PYTHON, PLAIN_MARK, encode_value, has_utf8
 
@@ -116,9 +114,7 @@ def _fields_of(values: Values, names: Sequence[str | None], times: _Index) -> li
     for index, at in enumerate(times.tolist()):
         row = [None] * len(names)
         try:
-            value = values.value(index)
-            if is_envelope(value):
-                value = value_of_pane(value, at)
+            value = element_value(values.value(index), at)
             row = [None if of is None else extract(of, value) for of in names]
         except Exception:  # noqa: BLE001 - it raises again in the value's turn, which makes a dead letter of it
             odd.append(index)
@@ -183,7 +179,7 @@ def has_column(combine: CombineFn) -> bool:
 
 
 def keeps_no_order(combine: CombineFn) -> bool:
-    """Return True if neither the order of elements nor that of merged accumulators changes anything."""
+    """Return True if the order of elements and of merged accumulators changes nothing."""
     return all(type(part) in _OF_ANY_ORDER for part in _parts_of(combine).values())
 
 
@@ -266,7 +262,8 @@ class WholeNumbers:
         return self.texts(accumulators)
 
     def values(self, accumulators: Accumulators) -> list[Any]:
-        return list(accumulators.tolist())
+        numbers: list[Any] = accumulators.tolist()
+        return numbers
 
 
 def _whole_column(cells: pa.Array | list[Any]) -> pa.Array | None:
@@ -366,7 +363,8 @@ class FloatSums:
         return _float_texts(accumulators["high"])
 
     def values(self, accumulators: Accumulators) -> list[Any]:
-        return list(_unsigned(accumulators["high"]).tolist())
+        numbers: list[Any] = _unsigned(accumulators["high"]).tolist()
+        return numbers
 
 
 _FLOAT_SUM: Final = np.dtype([("floats", np.int64), ("high", np.float64), ("low", np.float64)])
@@ -475,10 +473,7 @@ class Objects:
 
     def values(self, accumulators: Accumulators) -> list[Any]:
         # Former accumulators stay, for an undone bundle.
-        return [
-            deepcopy(value) if isinstance(value, dict | list) else value
-            for value in self._extracted(accumulators)
-        ]
+        return list(map(copied, self._extracted(accumulators)))
 
     def _extracted(self, accumulators: Accumulators) -> list[Any]:
         with combining():
@@ -486,7 +481,7 @@ class Objects:
 
 
 class Several:
-    """The accumulators of several combiners, each in a column of its own: the fields of one array of records."""
+    """The accumulators of several combiners, each in a separate column: the fields of one array of records."""
 
     def __init__(self, columns: Mapping[str, AccumulatorColumn]) -> None:
         self._columns = columns

@@ -54,7 +54,7 @@ class CalendarColumns(WaitingColumns):
         return found
 
     def _known(self, times: _Index) -> _Index:
-        """Return the places of the windows of times, -1 of those that are not known."""
+        """Return the places of the windows of times, -1 of unknown ones."""
         place = np.searchsorted(self._starts, times, side="right") - 1
         if len(self._starts):
             place[times >= self._stops[place]] = -1

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from itertools import groupby
@@ -18,6 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.timers import Timer
+from millpond.executor.computation.values import copied
 from millpond.executor.time.clocks import EXACT, Clocks
 from millpond.executor.time.instants import INSTANT_MAX_US
 from millpond.executor.windows.combiners import CombineFn
@@ -59,7 +59,7 @@ def stored_windows(state: Any) -> list[dict[str, Any]]:
 
 
 def upgraded_windows(windows: Any) -> dict[str, Any] | None:
-    """Return the state of windows that a user's upgrade returned, or refuse what is none."""
+    """Return the state of windows that a user's upgrade returned, or refuse anything else."""
     try:
         states = [WindowState.from_json(one) for one in windows]
         rows = {check_window(one.window): one.to_json() for one in states}
@@ -79,7 +79,7 @@ class WindowStates:
 
     def __init__(self, state: Mapping[str, Any] | None = None) -> None:
         rows = () if state is None else stored_windows(state)
-        # The row's timers and hold are those of the windows before their upgrade.
+        # The row's timers and hold belong to the windows before their upgrade.
         self.is_upgraded: bool = state is not None and _UPGRADED in state
         self._rows: dict[Window, Mapping[str, Any]] = {Window(*row["window"]): row for row in rows}
         self._open: dict[Window, WindowState] = {}
@@ -593,11 +593,11 @@ class KeyWindows:
         accumulator = state.accumulator if state.has_contents else self._combine.create()
         value = self._combine.extract(accumulator)
         is_retracting = self._strategy.is_incremental
-        # A function of the user's may change what it gets.
+        # A user's function may change its argument.
         is_given = self._finish is not None and self._strategy.accumulation is not Accumulation.DISCARDING
         if (self._is_cut or is_retracting or is_given) and isinstance(value, dict | list):
             # The value may be part of the accumulator, which may change before the pane is stored.
-            value = deepcopy(value)
+            value = copied(value)
         shown = WindowedValue(
             value=value,
             window=state.window,

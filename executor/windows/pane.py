@@ -21,11 +21,13 @@ class OtherPaneError(Exception):
     """A pane is a retraction, or belongs to a window that ended before the time of its record."""
 
 
-def value_of_pane(envelope: Mapping[str, Any], at: int) -> Any:
-    """Return the value of a pane as that of an element at the time of its record, or raise `OtherPaneError`."""
-    if envelope["pane"]["is_retraction"] or envelope["at"] != at:
+def element_value(value: Any, at: int) -> Any:
+    """Return the value of an element whose record has this time: a pane's own value, or raise `OtherPaneError`."""
+    if not is_envelope(value):
+        return value
+    if value["pane"]["is_retraction"] or value["at"] != at:
         raise OtherPaneError
-    return envelope["value"]
+    return value["value"]
 
 
 class Timing(StrEnum):

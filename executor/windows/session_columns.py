@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.executor.windows.waiting_columns import Spans, WaitingColumns, WindowArrays
+from millpond.executor.windows.waiting_columns import Spans, WaitingColumns, WindowArrays, in_order
 from millpond.statestore.durations import duration_us
 
 _Index = npt.NDArray[np.int64]
@@ -40,6 +40,9 @@ class SessionColumns(WaitingColumns):
         self, is_here: _Mask, keys: Sequence[str], owner: _Index, starts: _Index, watermark: int
     ) -> None:
         """Leave keys out with elements for a session that has ended and not expired: it gets late panes."""
+        ends = self._windows.end
+        if not ((ends <= watermark) & (ends + self._lateness_us > watermark)).any():
+            return
         sessions = self._owned(self._numbers_of(keys))[1]
         has_ended = (sessions.end <= watermark) & (sessions.end + self._lateness_us > watermark)
         last_end = np.full(len(keys), np.iinfo(np.int64).min)
@@ -52,34 +55,20 @@ class SessionColumns(WaitingColumns):
     ) -> tuple[WindowArrays, _Mask]:
         is_growing = former.is_open & (former.end > watermark)
         growing, others = former.at(is_growing), former.at(~is_growing)
-        both = growing.with_others(arrived)
-        is_new = np.zeros(len(both.owner), np.bool_)
-        if len(both.owner):
-            order = np.lexsort((both.start, both.owner))
-            is_arrived = order >= len(growing.owner)
-            both = both.at(order)
-            last_end = _last_ends(both.owner, both.end)
-            is_more = np.concatenate(
-                [[False], (both.owner[1:] == both.owner[:-1]) & (both.start[1:] < last_end[:-1])]
-            )
-            firsts = np.flatnonzero(~is_more)
-            nexts = np.append(firsts[1:], len(both.owner))
-            joined = WindowArrays(
-                both.owner[firsts],
-                both.start[firsts],
-                last_end[nexts - 1],
-                np.add.reduceat(both.news, firsts),
-                self._column.merged(both.total, is_arrived, firsts),
-                np.ones(len(firsts), np.bool_),
-            )
-            # Where an open session has these bounds, it has its timers.
-            same = ~is_arrived & (both.end == np.repeat(joined.end, nexts - firsts))
-            same &= both.start == np.repeat(joined.start, nexts - firsts)
-            is_new = ~np.logical_or.reduceat(same, firsts)
-            both = joined
-        both = both.with_others(others)
-        order = np.lexsort((both.start, both.owner))
-        return both.at(order), np.concatenate([is_new, np.zeros(len(others.owner), np.bool_)])[order]
+        if not len(arrived.owner):
+            windows, _ = in_order(former, arrived)
+            return windows, np.zeros(len(windows.owner), np.bool_)
+        both, is_arrived = in_order(growing, arrived)
+        last_end = _last_ends(both.owner, both.end)
+        joined, firsts = self._joined(both, is_arrived, both.start[1:] < last_end[:-1], last_end)
+        # Where an open session has these bounds, it has its timers.
+        parts = np.diff(np.append(firsts, len(both.owner)))
+        is_same = (both.start == np.repeat(joined.start, parts)) & (both.end == np.repeat(joined.end, parts))
+        is_new = ~np.logical_or.reduceat(is_same & ~is_arrived, firsts)
+        windows, is_other = in_order(joined, others)
+        found = np.zeros(len(windows.owner), np.bool_)
+        found[~is_other] = is_new
+        return windows, found
 
     def _spans(self, windows: WindowArrays) -> Spans:
         return Spans.between(np.arange(len(windows.start)), windows.start, windows.end)
@@ -88,7 +77,7 @@ class SessionColumns(WaitingColumns):
 def _last_ends(owner: _Index, ends: _Index) -> _Index:
     """Return for each window the latest end of its owner's windows up to it; owners ascend."""
     distinct, rank = np.unique(ends, return_inverse=True)
-    # An owner's ranks are above those of all owners before it.
+    # An owner's ranks are above the ranks of all owners before it.
     ranks = np.maximum.accumulate(owner * len(distinct) + rank)
     found: _Index = distinct[ranks % len(distinct)]
     return found

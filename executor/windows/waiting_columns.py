@@ -105,7 +105,14 @@ class WindowArrays:
         )
 
 
-def no_windows(totals: Accumulators) -> WindowArrays:
+def in_order(former: WindowArrays, arrived: WindowArrays) -> tuple[WindowArrays, _Mask]:
+    """Return all windows by owner and start, a former one before its arrived part, and which have arrived."""
+    both = former.with_others(arrived)
+    order = np.lexsort((both.start, both.owner))
+    return both.at(order), order >= len(former.owner)
+
+
+def _no_windows(totals: Accumulators) -> WindowArrays:
     none = np.empty(0, np.int64)
     return WindowArrays(none, none, none, none, totals, np.empty(0, np.bool_))
 
@@ -127,7 +134,7 @@ class WaitingColumns(ColumnRows):
         self._column: AccumulatorColumn = column_of(combine)
         self._has_types = False
         self._has_wide_sums = False
-        self._hold(no_windows(self._column.of([])))
+        self._hold(_no_windows(self._column.of([])))
 
     def _measure(self, window_fn: Any) -> None:
         self._size_us = duration_us(window_fn.size)
@@ -244,7 +251,7 @@ class WaitingColumns(ColumnRows):
         return [key for key, same in zip(keys, is_same, strict=True) if same]
 
     def _parsed(self, state: StoredState | None) -> list[tuple[int, int, int, Any, bool]]:
-        """Return bounds, news, total and openness of the windows of a state; nothing for one that is not for columns."""
+        """Return bounds, news, total and openness of the windows of a state; nothing for other states."""
         found: list[tuple[int, int, int, Any, bool]] = []
         try:
             for fields in orjson.loads(state)["windows"] if type(state) is str else ():
@@ -389,10 +396,10 @@ class WaitingColumns(ColumnRows):
         return apart
 
     def _grouped(self, owner: _Index, start: _Index, cells: Any, sources: _Index) -> WindowArrays:
-        """Return the windows of elements, with the number of their cells and what they add."""
+        """Return the windows of elements, with the number and the sum of their cells."""
         column = self._column
         if not len(owner):
-            return no_windows(column.of([]))
+            return _no_windows(column.of([]))
         is_same = owner[1:] == owner[:-1]
         if not bool(((owner[1:] > owner[:-1]) | (is_same & (start[1:] >= start[:-1]))).all()):
             order = np.lexsort((start, owner))
@@ -416,28 +423,29 @@ class WaitingColumns(ColumnRows):
         watermark: int,  # noqa: ARG002 - of windows that grow
     ) -> tuple[WindowArrays, _Mask]:
         """Add arrived elements to windows that are open; return all windows in order, and which are new."""
-        both = former.with_others(arrived)
-        if not len(both.owner):
-            return both, np.empty(0, np.bool_)
-        # Stable: a window stands before what arrived for it.
-        order = np.lexsort((both.start, both.owner))
-        both = both.at(order)
-        is_arrived = order >= len(former.owner)
-        is_more = np.concatenate(
-            [[False], (both.owner[1:] == both.owner[:-1]) & (both.start[1:] == both.start[:-1])]
-        )
-        firsts = np.flatnonzero(~is_more)
-        return (
-            WindowArrays(
-                both.owner[firsts],
-                both.start[firsts],
-                both.end[firsts],
-                np.add.reduceat(both.news, firsts),
-                self._column.merged(both.total, is_arrived, firsts),
-                both.is_open[firsts],
-            ),
-            is_arrived[firsts],
-        )
+        if not len(former.owner) and not len(arrived.owner):
+            return arrived, np.empty(0, np.bool_)
+        both, is_arrived = in_order(former, arrived)
+        windows, firsts = self._joined(both, is_arrived, both.start[1:] == both.start[:-1], both.end)
+        return windows, is_arrived[firsts]
+
+    def _joined(
+        self, both: WindowArrays, is_arrived: _Mask, is_more: _Mask, ends: _Index
+    ) -> tuple[WindowArrays, _Index]:
+        """Join windows in order, each to the one before where ``is_more`` and their owner is one.
+
+        Return the windows, which end where their last part has its entry of ``ends``, and the places of their first parts.
+        """
+        is_first = np.concatenate([[True], ~(is_more & (both.owner[1:] == both.owner[:-1]))])
+        firsts = np.flatnonzero(is_first)
+        return WindowArrays(
+            both.owner[firsts],
+            both.start[firsts],
+            ends[np.append(firsts[1:], len(ends)) - 1],
+            np.add.reduceat(both.news, firsts),
+            self._column.merged(both.total, is_arrived, firsts),
+            both.is_open[firsts],
+        ), firsts
 
     def _owned(self, numbers: _Index) -> tuple[_Mask, WindowArrays]:
         """Return which windows belong to keys of these numbers, and these windows, by the numbers' places."""
@@ -469,7 +477,7 @@ class WaitingColumns(ColumnRows):
         if not len(self):
             # The type of the values decides, and may be another one each time that all windows have closed.
             self._column = column_of(self._combine, cells, is_wide=self._has_wide_sums)
-            self._hold(no_windows(self._column.of([])))
+            self._hold(_no_windows(self._column.of([])))
         elif self._has_wide_sums:
             self._column, total = self._column.widened(self._windows.total)
             self._hold(replace(self._windows, total=total))
@@ -478,7 +486,7 @@ class WaitingColumns(ColumnRows):
     def _assigned(self, owner: _Index, times: _Index) -> tuple[_Index, _Index, _Index] | None:
         """Return the owner, the start and the place of the element for each window of each element.
 
-        ``None`` if an element is in no window, or in one that only a turn can find.
+        ``None`` if an element is in no window, or only a turn can find its window.
         """
         last = times - (times - self._offset_us) % self._period_us
         places = np.arange(len(times))
@@ -554,7 +562,7 @@ class WaitingColumns(ColumnRows):
     ) -> _WrittenRows:
         """Write the rows of ``count`` owners, whose windows are in order of owner and start; without the timers of some.
 
-        ``column`` is that of their accumulators, if it has been replaced.
+        ``column`` is the column of their accumulators, if it has been replaced.
         """
         output_at = self._output_at(windows)
         spans = self._spans(windows)

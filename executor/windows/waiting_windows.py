@@ -9,7 +9,6 @@ elements, retractions, triggers with state, rows of other settings, and whatever
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ from millpond.executor.computation.quick_turn import QuickTurn
 from millpond.executor.computation.records import RecordColumns
 from millpond.executor.computation.state import StoredState
 from millpond.executor.computation.timers import Timer, Timers, firing_order
-from millpond.executor.computation.values import ArrowValues
+from millpond.executor.computation.values import ArrowValues, copied
 from millpond.executor.time.clocks import EXACT, Clocks
 from millpond.executor.time.instants import INSTANT_MAX_US
 from millpond.executor.windows.combiners import (
@@ -40,20 +39,18 @@ from millpond.executor.windows.combiners import (
     extract,
 )
 from millpond.executor.windows.key_windows import EXPIRY, Finish
-from millpond.executor.windows.pane import Pane, Timing, value_of_pane
+from millpond.executor.windows.pane import Pane, Timing, element_value
 from millpond.executor.windows.strategy import Accumulation, WindowingStrategy
 from millpond.executor.windows.time_triggers import Default
 from millpond.executor.windows.trigger import TriggerTimer
 from millpond.executor.windows.window import Element, TimestampCombiner, Window
 from millpond.executor.windows.window_fns import (
-    CalendarWindows,
     FixedWindows,
-    Sessions,
     SlidingWindows,
     UnalignedFixedWindows,
 )
 from millpond.statestore.durations import duration_us
-from millpond.statestore.rows.row import TimeDomain, is_envelope
+from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.rows.value_text import encode_value
 
 _OF_ONE_SIZE: Final = frozenset({FixedWindows, UnalignedFixedWindows, SlidingWindows})
@@ -71,8 +68,6 @@ _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 def more_than_waiting(strategy: WindowingStrategy) -> str | None:
     """Return what windows of this strategy do besides waiting for their end; ``None`` if nothing, without late elements."""
     found = {
-        f"{type(strategy.window_fn).__name__} are not of one size": type(strategy.window_fn)
-        not in {*_OF_ONE_SIZE, Sessions, CalendarWindows},
         "the trigger is not the default one": type(strategy.trigger) is not Default,
         f"accumulation is {strategy.accumulation.value}": strategy.accumulation
         not in (Accumulation.DISCARDING, Accumulation.ACCUMULATING),
@@ -90,19 +85,6 @@ def has_short_turns(strategy: WindowingStrategy) -> bool:
     return type(strategy.window_fn) in _OF_ONE_SIZE
 
 
-def on_time_pane(strategy: WindowingStrategy, clocks: Clocks) -> Pane:
-    """Return the pane that a window emits at its end."""
-    return Pane(
-        index=0,
-        nonspeculative_index=0,
-        timing=Timing.ON_TIME,
-        is_last=False,
-        watermark_percentile=EXACT,
-        produced_at=clocks.wall_time,
-        trigger=strategy.trigger.label,
-    )
-
-
 class ShownPanes:
     """The envelopes of one bundle's panes, all of which are emitted at the ends of their windows.
 
@@ -111,7 +93,15 @@ class ShownPanes:
     """
 
     def __init__(self, strategy: WindowingStrategy, clocks: Clocks, finish: Finish | None) -> None:
-        self._pane = on_time_pane(strategy, clocks)
+        self._pane = Pane(
+            index=0,
+            nonspeculative_index=0,
+            timing=Timing.ON_TIME,
+            is_last=False,
+            watermark_percentile=EXACT,
+            produced_at=clocks.wall_time,
+            trigger=strategy.trigger.label,
+        )
         self._fields = self._pane.to_json()
         self._finish = finish
         self.json: str = orjson.dumps(self._fields).decode()
@@ -155,7 +145,7 @@ class WaitingWindows:
         self._of = of
         self._watermark = clocks.watermark
         self._columns = columns
-        self._size_us: int = duration_us(strategy.window_fn.size)  # type: ignore[attr-defined]  # `more_than_waiting` says so
+        self._size_us: int = duration_us(strategy.window_fn.size)  # type: ignore[attr-defined]  # `has_short_turns` says so
         self._lateness_us = strategy.allowed_lateness_us + 1
         self._accumulates = strategy.accumulation is Accumulation.ACCUMULATING
         self._assign = strategy.window_fn.assign
@@ -167,7 +157,7 @@ class WaitingWindows:
         self._combine = combine
         if of is None and columns.at and isinstance(columns.values, ArrowValues):
             self._cells, self._combine = _by_column(combine, columns.values)
-        # A function of the user's may change what it gets.
+        # A user's function may change its argument.
         self._copies = finish is not None and self._accumulates
         self._panes = ShownPanes(strategy, clocks, finish)
 
@@ -207,7 +197,7 @@ class WaitingWindows:
     def _fire(
         self, key: str, timers: Timers, windows: dict[int, dict[str, Any]], turn: QuickTurn
     ) -> list[Timer]:
-        """Fire the timers that are due, which are the first, and return those that are pending then."""
+        """Fire the timers that are due, which are the first, and return the timers that are pending then."""
         size_us, lateness_us, watermark = self._size_us, self._lateness_us, self._watermark
         due = [timer for timer in timers if timer.at <= watermark]
         turn.fired = len(due)
@@ -244,7 +234,7 @@ class WaitingWindows:
         end = window + self._size_us
         value = self._combine.extract(fields["accumulator"])
         if self._copies and isinstance(value, dict | list):
-            value = deepcopy(value)
+            value = copied(value)
         texts = self._panes.texts(key, value, window, end)
         turn.productions += [(self._stream, text, end - 1) for text in texts]
         if not self._accumulates:
@@ -297,13 +287,8 @@ class WaitingWindows:
         columns = self._columns
         if self._cells is not None:
             return list(map(self._cells.__getitem__, columns.sources[start:stop]))
-        values = list(map(columns.read, columns.sources[start:stop]))
-        if any(map(is_envelope, values)):
-            values = [
-                value_of_pane(value, at) if is_envelope(value) else value
-                for value, at in zip(values, columns.at[start:stop], strict=True)
-            ]
-        return values if self._of is None else [extract(self._of, value) for value in values]
+        values = map(element_value, map(columns.read, columns.sources[start:stop]), columns.at[start:stop])
+        return list(values) if self._of is None else [extract(self._of, value) for value in values]
 
     def _windows_of(self, stored: StoredState) -> dict[int, dict[str, Any]]:
         if type(stored) is not str or stored.startswith(_MARK):

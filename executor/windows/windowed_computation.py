@@ -150,11 +150,12 @@ class WindowedComputation(Computation):
             return "the step joins streams"
         if self.signals:
             return "it waits for signals"
-        return (
-            more_than_waiting(self.strategy)
-            if self.late_stream is None
-            else "it has a stream of late records"
-        )
+        if self.late_stream is not None:
+            return "it has a stream of late records"
+        kind = type(self.strategy.window_fn)
+        if kind not in _COLUMNS and not has_short_turns(self.strategy):
+            return f"{kind.__name__} are not of one size"
+        return more_than_waiting(self.strategy)
 
     def element(self, record: Record) -> Element:
         return element_of(record, self.of)
