@@ -138,19 +138,16 @@ class Record:
         if name == "id":
             self.id = record_id = self._columns.id(self._index)
             return record_id
+        if name == "stream":
+            self.stream = stream = self._columns.streams[self._index]
+            return stream
+        if name == "late":
+            self.late = is_late = self._columns.at[self._index] < self._columns.watermark
+            return is_late
         raise AttributeError(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Record, (self.key, self.value, self.at, self.stream, self.late, self.id))
-
-
-def read_value(record: Record, columns: RecordColumns, index: int) -> None:
-    """Decode the record's value before user code asks for it."""
-    try:
-        value = columns.read(columns.sources[index])
-    except Exception:  # noqa: BLE001 - raised again when code reads this value, and only then
-        return
-    record.value = value
 
 
 class Records(Sequence[Record]):
@@ -221,43 +218,49 @@ class Records(Sequence[Record]):
         return self._stop - self._start
 
     def __iter__(self) -> Iterator[Record]:
-        input_time = self._input
-        for record in self._made(range(self._start, self._stop)):
-            input_time.at = record.at
-            yield record
-        input_time.at = self._columns.span(self._start, self._stop)[1]
-
-    def one_by_one(self) -> Iterator[Record]:
-        """Iterate the records as ``process_record`` sees them: no production may be before the current one."""
-        # The hottest loop of the engine: it repeats `_made` to save a second generator.
-        input_time, new = self._input, Record.__new__
-        columns, key = self._columns, self._key
-        at, streams, watermark = columns.at, columns.streams, columns.watermark
+        # It repeats `_made` to save a second generator.
+        input_time, new, columns, key = self._input, Record.__new__, self._columns, self._key
+        at, sources = columns.at, columns.sources
         for index in range(self._start, self._stop):
             record = new(Record)
             record.key = key
-            input_time.at = input_time.floor_at = record.at = moment = at[index]  # type: ignore[assignment]
-            record.late = moment < watermark
-            record.stream = streams[index]
+            input_time.at = record.at = at[index]  # type: ignore[assignment]
             record._columns = columns  # noqa: SLF001 - made here rather than in a slower __init__
             record._index = index  # noqa: SLF001
             if columns.values_are_wanted:
-                read_value(record, columns, index)
+                try:
+                    record.value = columns.read(sources[index])
+                except Exception:  # noqa: BLE001 - raised again if code reads this value, on demand as at first
+                    columns.values_are_wanted = False
+            yield record
+        input_time.at = columns.span(self._start, self._stop)[1]
+
+    def one_by_one(self) -> Iterator[Record]:
+        """Iterate the records as ``process_record`` sees them: no production may be before the current one."""
+        # The hottest loop of the engine, so it repeats `__iter__`.
+        input_time, new, columns, key = self._input, Record.__new__, self._columns, self._key
+        at, sources = columns.at, columns.sources
+        for index in range(self._start, self._stop):
+            record = new(Record)
+            record.key = key
+            input_time.at = input_time.floor_at = record.at = at[index]  # type: ignore[assignment]
+            record._columns = columns  # noqa: SLF001
+            record._index = index  # noqa: SLF001
+            if columns.values_are_wanted:
+                try:
+                    record.value = columns.read(sources[index])
+                except Exception:  # noqa: BLE001 - as above
+                    columns.values_are_wanted = False
             yield record
 
     def _made(self, indices: Iterable[int]) -> Iterator[Record]:
         new, columns, key = Record.__new__, self._columns, self._key
-        at, streams, watermark = columns.at, columns.streams, columns.watermark
         for index in indices:
             record = new(Record)
             record.key = key
-            record.at = moment = at[index]  # type: ignore[assignment]
-            record.late = moment < watermark
-            record.stream = streams[index]
+            record.at = columns.at[index]  # type: ignore[assignment]
             record._columns = columns  # noqa: SLF001
             record._index = index  # noqa: SLF001
-            if columns.values_are_wanted:
-                read_value(record, columns, index)
             yield record
 
     @overload

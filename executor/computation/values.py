@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from millpond.executor.time.instants import INSTANT_MAX_US, INSTANT_MIN_US
 from millpond.statestore.errors import DataError, InvalidError, did_you_mean
 from millpond.statestore.rows.row import change_envelope, has_envelope_fields
-from millpond.statestore.rows.state_schema import UTC_TIMESTAMP, plain_cells
+from millpond.statestore.rows.state_schema import UTC_TIMESTAMP, dict_maker, plain_cells
 from millpond.statestore.rows.value_text import PlainObject, decode_value, has_marks, has_utf8
 
 _ATOMS: Final = frozenset(
@@ -141,7 +141,7 @@ class ArrowValues:
     A row with a value that Python cannot hold raises an `InvalidError`, and does not disturb the others.
     """
 
-    __slots__ = ("_errors", "_kind", "_nested", "_rows", "columns", "names")
+    __slots__ = ("_errors", "_kind", "_make", "_nested", "_rows", "columns", "names")
 
     def __init__(self, columns: pa.StructArray | pa.RecordBatch | pa.Table) -> None:
         struct = columns if isinstance(columns, pa.StructArray) else columns.to_struct_array()
@@ -155,6 +155,7 @@ class ArrowValues:
         self._kind: type[dict[str, Any]] = (
             PlainObject if has_envelope_fields(dict.fromkeys(self.names)) else dict
         )
+        self._make = dict_maker(self.names, self._kind)
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -168,7 +169,7 @@ class ArrowValues:
         if row is None:
             self._refuse_unheld(index)
             return None
-        value = self._kind(zip(self.names, row))  # noqa: B905 - of one length, and strict costs a tenth
+        value = self._make(row)
         for column in self._nested:
             value[column.name] = column.value(index)
         return value

@@ -17,7 +17,7 @@ from typing import Final
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.records import InputTime, Record, RecordColumns, Records, read_value
+from millpond.executor.computation.records import InputTime, Record, RecordColumns, Records
 from millpond.executor.computation.state import StoredState
 from millpond.executor.computation.timers import KeyTimers, Timer, Timers, TimersSavepoint, firing_order
 from millpond.executor.interval.key_executor import Failure, KeyExecutor, waiting_columns, waiting_timer
@@ -136,7 +136,7 @@ class _TimeSortedRecords(Records):
         # A copy of `Records.one_by_one` with a check of the timers, because a call per record would cost too much.
         input_time, context = self._input, self._context
         new, columns, key = Record.__new__, self._columns, self._key
-        at, streams, watermark, due = columns.at, columns.streams, columns.watermark, self._due
+        at, sources, due = columns.at, columns.sources, self._due
         for index in range(self._start, self._stop):
             moment = at[index]
             if due and due[0][0] <= moment:
@@ -145,12 +145,13 @@ class _TimeSortedRecords(Records):
             record.key = key
             input_time.at = input_time.floor_at = moment
             record.at = context.watermark = moment  # type: ignore[assignment]
-            record.late = moment < watermark
-            record.stream = streams[index]
             record._columns = columns  # noqa: SLF001 - as there
             record._index = index  # noqa: SLF001
             if columns.values_are_wanted:
-                read_value(record, columns, index)
+                try:
+                    record.value = columns.read(sources[index])
+                except Exception:  # noqa: BLE001 - as there
+                    columns.values_are_wanted = False
             yield record
 
 

@@ -27,6 +27,7 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.rows.files import PARQUET, RowFile, write_row_file
 from millpond.statestore.rows.row_format import RowFormat
+from millpond.statestore.system import collector_slowed
 from millpond.statestore.types import Objects
 
 
@@ -122,7 +123,8 @@ class IntervalWorker:
             self.state = WorkerState.RAN
         if not is_following:
             self._soft_state.synchronise(files())
-        result = self._processor.process(bundle)
+        with collector_slowed():
+            result = self._processor.process(bundle)
         self._work_us = self._stopwatch() - began_us
         return result
 

@@ -199,6 +199,7 @@ class SchemaCodec:
         self.column: pa.Field = state_field(self.kind)
         self.produced: pa.Field = value_field(self.kind)
         self._names = tuple(field.name for field in self.kind)
+        self._make = dict_maker(self._names)
         self._fit = _struct_fitter(self.kind)
         self._fits = [_fitter(field.type, is_nullable=field.nullable) for field in self.kind]
         copies = [_copier(field.type) for field in self.kind]
@@ -212,7 +213,7 @@ class SchemaCodec:
         try:
             if type(value) is dict and tuple(value) == self._names:
                 parts = value.values()
-                return tuple([fit(part) for fit, part in zip(self._fits, parts)])  # noqa: B905 - as in `decode`
+                return tuple([fit(part) for fit, part in zip(self._fits, parts)])  # noqa: B905 - of one length
         except _MisfitError:
             # Once more below, for the path of the part.
             pass
@@ -231,7 +232,7 @@ class SchemaCodec:
         if not isinstance(encoded, tuple):
             encoded = self._of_text(encoded)
         if self._copies is None:
-            return dict(zip(self._names, encoded))  # noqa: B905 - of one length, and strict costs a tenth
+            return self._make(encoded)
         parts = zip(self._names, self._copies, encoded, strict=True)
         return {name: None if cell is None else copy(cell) for name, copy, cell in parts}
 
@@ -590,6 +591,29 @@ def _nan_unifier(kind: pa.DataType) -> _Fit | None:
             None if cell is None else {of_key(key): of_item(item) for key, item in cell.items()}
         )
     return None
+
+
+_MAKERS: Final[tuple[Callable[..., Callable[[Any], dict[str, Any]]], ...]] = (
+    lambda a: lambda row: {a: row[0]},
+    lambda a, b: lambda row: {a: row[0], b: row[1]},
+    lambda a, b, c: lambda row: {a: row[0], b: row[1], c: row[2]},
+    lambda a, b, c, d: lambda row: {a: row[0], b: row[1], c: row[2], d: row[3]},
+    lambda a, b, c, d, e: lambda row: {a: row[0], b: row[1], c: row[2], d: row[3], e: row[4]},
+    lambda a, b, c, d, e, f: lambda row: {a: row[0], b: row[1], c: row[2], d: row[3], e: row[4], f: row[5]},
+    lambda a, b, c, d, e, f, g: (
+        lambda row: {a: row[0], b: row[1], c: row[2], d: row[3], e: row[4], f: row[5], g: row[6]}
+    ),
+    lambda a, b, c, d, e, f, g, h: (
+        lambda row: {a: row[0], b: row[1], c: row[2], d: row[3], e: row[4], f: row[5], g: row[6], h: row[7]}
+    ),
+)
+
+
+def dict_maker(names: Sequence[str], kind: type[dict[str, Any]] = dict) -> Callable[[Any], dict[str, Any]]:
+    """Return a function that makes a dict of a row's cells: of a few names in half the time that ``zip`` takes."""
+    if kind is dict and 0 < len(names) <= len(_MAKERS):
+        return _MAKERS[len(names) - 1](*names)
+    return lambda row: kind(zip(names, row))  # noqa: B905 - of one length, and strict costs a tenth
 
 
 def plain_cells(column: pa.Array) -> list[Any]:

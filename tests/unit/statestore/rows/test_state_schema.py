@@ -28,6 +28,7 @@ from millpond.statestore.rows.row import as_written, conform
 from millpond.statestore.rows.state_schema import (
     SchemaCodec,
     cells_of,
+    dict_maker,
     is_typed_column,
     state_columns_among,
     state_field,
@@ -608,3 +609,14 @@ def test_text_of_a_state_is_plain_json_for_other_readers():
         struct_of([codec.encode({"n": 1, "day": date(2026, 1, 2)})], codec.column.type)
     ).to_pylist()
     assert orjson.loads(text) == {"day": "2026-01-02", "n": 1, "$types": {"/day": "date"}}
+
+
+@pytest.mark.parametrize("count", [*range(10), 300])
+def test_dict_of_any_number_of_cells(count: int) -> None:
+    names = [f"field {number}" for number in range(count)]
+
+    assert dict_maker(names)(tuple(range(count))) == {name: number for number, name in enumerate(names)}
+
+
+def test_last_of_two_equal_names_counts() -> None:
+    assert dict_maker(["a", "b", "a"])((1, 2, 3)) == {"a": 3, "b": 2}
