@@ -47,6 +47,10 @@ PLAIN_MARK: Final = " "
 TYPED_MARK: Final = "  "
 """The beginning of a text with types; a text without any begins with no blank, or with `PLAIN_MARK`."""
 
+# A text's first characters, as text and as bytes: `decode_value` runs for each state and value.
+_PLAIN_MARKS: Final = (PLAIN_MARK, PLAIN_MARK.encode())
+_TYPED_MARKS: Final = (TYPED_MARK, TYPED_MARK.encode())
+
 _TYPES: Final = "$types"
 _VALUE: Final = "$value"
 _WHOLE: Final = ""
@@ -89,7 +93,8 @@ def encode_value(value: Any) -> str:
         >>> encode_value({"n": 3}), encode_value([Decimal("1.10")])
         ('{"n":3}', '  {"$value":["1.10"],"$types":{"/0":"decimal"}}')
     """
-    text = _flat_text(value) if type(value) is dict else _plain_text(value)
+    kind = type(value)
+    text = _flat_text(value) if kind is dict else _plain_text(value, is_flat=kind in _OF_JSON)
     if text is not None:
         return text
     describer = _Describer(refused)
@@ -105,9 +110,9 @@ def encode_value(value: Any) -> str:
 def decode_value(text: str | bytes) -> Any:
     """Return the value of a text; an object that only looks like an envelope becomes a `PlainObject`."""
     value = orjson.loads(text)
-    if text[:1] not in (PLAIN_MARK, PLAIN_MARK.encode()):
+    if text[:1] not in _PLAIN_MARKS:
         return value
-    if text[:2] in (TYPED_MARK, TYPED_MARK.encode()):
+    if text[:2] in _TYPED_MARKS:
         return typed_object(value)
     return PlainObject(value) if type(value) is dict else value
 
@@ -217,7 +222,7 @@ def _typed_fields(value: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]
 
 
 def _plain_text(value: Any, *, is_flat: bool = False) -> str | None:
-    """Return the JSON text of a value of JSON's types, and ``None`` for any other; all fields of a flat one have them."""
+    """Return the JSON text of a value of JSON's types, and ``None`` for any other; a flat one and its fields have them."""
     try:
         encoded = orjson.dumps(value, _as_dict, _OPTIONS)
     except TypeError:
