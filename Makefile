@@ -24,7 +24,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME PYT
 .NOTPARALLEL:
 .PHONY: help setup demo test test-slow soak soak-year test-spark coverage check types hooks format docs bench bench-cache bench-scale-out \
         bench-state-size bench-rebalance bench-routing bench-disk-tier bench-driver bench-load bench-requests \
-        bench-peers bench-anatomy bench-nexmark-sql \
+        bench-peers bench-anatomy bench-nexmark-sql bench-spark-latency \
         simulate lock clean java
 
 help: ## Show this list
@@ -116,6 +116,9 @@ bench-anatomy: java $(JARS) ## Measure where the time of a superstep on Spark go
 
 bench-nexmark-sql: java $(JARS) ## Measure Nexmark's queries beside Spark's own SQL (about 8 minutes); build/bench/nexmark_sql.json
 	@$(PYTHON_IN_VENV) -m benchmarks.nexmark_sql --json build/bench/nexmark_sql.json
+
+bench-spark-latency: java $(JARS) ## Measure a thousand records a second beside Spark's own state (about 3 minutes); build/bench/spark_latency.json
+	@$(PYTHON_IN_VENV) -m benchmarks.spark_latency --json build/bench/spark_latency.json
 
 bench-peers: java $(JARS) ## Measure windowed sums beside Spark's own, Pathway, Bytewax and Polars (about 12 minutes); build/bench/peers.json
 	@$(PYTHON_IN_VENV) -m benchmarks.peers --json build/bench/peers.json --picture build/bench/peers.png

@@ -56,19 +56,20 @@ def _by_spark(rows: DataFrame) -> DataFrame:
     return rows.groupBy("key").count()
 
 
-_COUNTS: Final[Mapping[str, Callable[[DataFrame], DataFrame]]] = {
+COUNTS: Final[Mapping[str, Callable[[DataFrame], DataFrame]]] = {
     "spark-tws-python-pandas": _by_frames,
     "spark-apply-in-pandas": _by_older_interface,
     "spark-native": _by_spark,
 }
+"""The queries, by engine."""
 
 
 def _measure(name: str, spark: SparkSession, folder: Path, load: Load, inputs: Path) -> EngineResult:
-    return measure_count(name, _COUNTS[name], spark, folder, load, inputs)
+    return measure_count(name, COUNTS[name], spark, folder, load, inputs)
 
 
 KEYS_MAX: Final[Mapping[str, int]] = {"spark-tws-python-pandas": 10_000, "spark-apply-in-pandas": 10_000}
 """The keys of a batch that an engine can count in seconds: these make a frame of pandas for each key."""
 
-ENGINES: Final = {name: partial(_measure, name) for name in _COUNTS}
+ENGINES: Final = {name: partial(_measure, name) for name in COUNTS}
 """The engines by name, each of the arguments of `transform_with_state.measure`."""

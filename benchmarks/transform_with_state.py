@@ -67,10 +67,11 @@ def measure(spark: SparkSession, folder: Path, load: Load, inputs: Path) -> Engi
         load: how much.
         inputs: the files that `write_batches` wrote.
     """
-    return measure_count(ENGINE, _by_rows, spark, folder, load, inputs)
+    return measure_count(ENGINE, count_by_rows, spark, folder, load, inputs)
 
 
-def _by_rows(rows: DataFrame) -> DataFrame:
+def count_by_rows(rows: DataFrame) -> DataFrame:
+    """Return the query that counts the rows of each key."""
     return rows.groupBy("key").transformWithState(
         CountProcessor(), outputStructType="key STRING", outputMode="Update", timeMode="None"
     )
