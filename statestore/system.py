@@ -91,9 +91,9 @@ class _SlowCollector:
 def collector_slowed() -> Iterator[None]:
     """Run user code, looking for cycles after 10,000 new objects rather than Python's 700.
 
-    A bundle makes an object a record and drops it at once. Each search after 700 of them takes a few that live for a
-    moment for old ones, and then all objects of the process are searched: a sixth of the time. Cycles are still found,
-    so memory stays bounded. Threads may overlap; a program that has chosen higher thresholds, or none, keeps them.
+    A bundle makes objects for each record and drops them at once. Every search counts the few that are in use as old,
+    and enough old objects cause a search of the whole process, which took a sixth of the time. Cycles are still found, so
+    memory stays bounded. Threads may overlap; a program that has chosen higher thresholds, or none, keeps them.
     """
     slow = _SlowCollector
     with slow.lock:

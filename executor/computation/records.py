@@ -218,13 +218,22 @@ class Records(Sequence[Record]):
         return self._stop - self._start
 
     def __iter__(self) -> Iterator[Record]:
-        # It repeats `_made` to save a second generator.
+        return self._each(moves_floor=False)
+
+    def one_by_one(self) -> Iterator[Record]:
+        """Iterate the records as ``process_record`` sees them: no production may be before the current one."""
+        return self._each(moves_floor=True)
+
+    def _each(self, *, moves_floor: bool) -> Iterator[Record]:
+        # The hottest loop of the engine: it repeats `_made` to save a second generator.
         input_time, new, columns, key = self._input, Record.__new__, self._columns, self._key
         at, sources = columns.at, columns.sources
         for index in range(self._start, self._stop):
             record = new(Record)
             record.key = key
-            input_time.at = record.at = at[index]  # type: ignore[assignment]
+            input_time.at = record.at = moment = at[index]  # type: ignore[assignment]
+            if moves_floor:
+                input_time.floor_at = moment
             record._columns = columns  # noqa: SLF001 - made here rather than in a slower __init__
             record._index = index  # noqa: SLF001
             if columns.values_are_wanted:
@@ -233,25 +242,8 @@ class Records(Sequence[Record]):
                 except Exception:  # noqa: BLE001 - raised again if code reads this value, on demand as at first
                     columns.values_are_wanted = False
             yield record
-        input_time.at = columns.span(self._start, self._stop)[1]
-
-    def one_by_one(self) -> Iterator[Record]:
-        """Iterate the records as ``process_record`` sees them: no production may be before the current one."""
-        # The hottest loop of the engine, so it repeats `__iter__`.
-        input_time, new, columns, key = self._input, Record.__new__, self._columns, self._key
-        at, sources = columns.at, columns.sources
-        for index in range(self._start, self._stop):
-            record = new(Record)
-            record.key = key
-            input_time.at = input_time.floor_at = record.at = at[index]  # type: ignore[assignment]
-            record._columns = columns  # noqa: SLF001
-            record._index = index  # noqa: SLF001
-            if columns.values_are_wanted:
-                try:
-                    record.value = columns.read(sources[index])
-                except Exception:  # noqa: BLE001 - as above
-                    columns.values_are_wanted = False
-            yield record
+        if not moves_floor:
+            input_time.at = columns.span(self._start, self._stop)[1]
 
     def _made(self, indices: Iterable[int]) -> Iterator[Record]:
         new, columns, key = Record.__new__, self._columns, self._key

@@ -264,7 +264,7 @@ class ArrowValues:
 
 
 class _NestedColumn:
-    """Lists, structs or maps; user code can change such values, so each reader gets an object of its own."""
+    """Lists, structs or maps; user code can change such values, so each reader gets a separate object."""
 
     __slots__ = ("_column", "_fresh", "name")
 

@@ -7,9 +7,9 @@ renamed computation's files stay as they are. The first commit of a file with th
 
 Values of productions whose stream declares a schema (``produces=``) are such cells too. The row has them in a list column,
 such as ``productions_5f0c1a2b``, as long as ``productions``: null where a production has another schema or none. In memory
-a production has them in a field of its own, ``value_5f0c1a2b``.
+a production has them in a separate field, ``value_5f0c1a2b``.
 
-Whoever does not ask for cells reads such a state or value as its JSON text (`texts_of`), so ``state ->> 'total'`` goes on to work.
+Whoever does not ask for cells reads such a state or value as its JSON text (`texts_of`), so ``state ->> 'total'`` continues to work.
 A row that was stored as text is read as before, and moves to the column when it is next written.
 """
 
@@ -113,7 +113,7 @@ def value_fields(kind: pa.StructType | pa.Schema) -> list[pa.Field]:
 
 def _field(prefix: str, kind: pa.StructType) -> pa.Field:
     name = name_of_kind(kind)
-    # Whether a field takes nulls is the codec's to check: Delta could not change it later.
+    # The codec refuses nulls where the schema does: Delta could not change a field's nullability later.
     return pa.field(f"{prefix}{zlib.crc32(orjson.dumps(name)):08x}", kind_of_name(name))
 
 
