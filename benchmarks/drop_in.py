@@ -28,7 +28,7 @@ from rich.table import Table
 import millpond as mp
 from benchmarks.batches import COLUMNS, Load, write_batches
 from benchmarks.engine_result import EngineResult, batch_times
-from benchmarks.transform_with_state import ROCKSDB, run_to_end, settings
+from benchmarks.transform_with_state import best_settings, run_to_end
 from examples.quiet_spark import quiet_spark
 
 if TYPE_CHECKING:
@@ -141,8 +141,7 @@ def _side_by_side(spark: SparkSession, rows_as: str, load: Load) -> tuple[Engine
 
 
 def _on_spark(spark: SparkSession, checkpoint: Path, rows_as: str, load: Load, inputs: Path) -> EngineResult:
-    cores = spark.sparkContext.defaultParallelism
-    with settings(spark, ROCKSDB | {"spark.sql.shuffle.partitions": str(cores)}):
+    with best_settings(spark):
         frame = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(inputs))
         grouped = frame.groupBy("key")
         if rows_as in GROUPS:

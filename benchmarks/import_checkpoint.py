@@ -25,7 +25,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from rich.console import Console
 
 import millpond as mp
-from benchmarks.transform_with_state import ROCKSDB, settings
+from benchmarks.transform_with_state import best_settings, start
 from examples.quiet_spark import quiet_spark
 from millpond.statestore.system import SystemClock
 
@@ -138,13 +138,10 @@ def _frame(spark: SparkSession, folder: Path) -> DataFrame:
 
 
 def _in_spark(spark: SparkSession, folder: Path) -> None:
-    cores = spark.sparkContext.defaultParallelism
-    with settings(spark, ROCKSDB | {"spark.sql.shuffle.partitions": str(cores)}):
+    with best_settings(spark):
         grouped = _frame(spark, folder).groupBy("key")
         output = grouped.transformWithState(CountWithTimer(), _OUTPUT, "Update", "EventTime")
-        writer = output.writeStream.format("noop").outputMode("update")
-        query = writer.option("checkpointLocation", str(folder / "checkpoint"))
-        query.trigger(availableNow=True).start().awaitTermination()
+        start(output, folder / "checkpoint", availableNow=True).awaitTermination()
 
 
 def _in_millpond(spark: SparkSession, folder: Path) -> None:

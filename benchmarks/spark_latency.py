@@ -58,12 +58,8 @@ def _millpond(frame: DataFrame, folder: Path) -> Iterator[StreamingQuery]:
 def _spark(
     count: Callable[[DataFrame], DataFrame], frame: DataFrame, folder: Path
 ) -> Iterator[StreamingQuery]:
-    spark = frame.sparkSession
-    cores = str(spark.sparkContext.defaultParallelism)
-    wanted = transform_with_state.ROCKSDB | {"spark.sql.shuffle.partitions": cores}
-    with transform_with_state.settings(spark, wanted):
-        counts = count(frame.select("key", "id")).writeStream.format("noop").outputMode("update")
-        query = counts.option("checkpointLocation", str(folder)).start()
+    with transform_with_state.best_settings(frame.sparkSession):
+        query = transform_with_state.start(count(frame.select("key", "id")), folder)
         try:
             yield query
         finally:
@@ -90,12 +86,11 @@ def measure(spark: SparkSession, engine: str, folder: Path, seconds: float, rate
         }
         batches = batches_by_file(next(state.glob("**/sources/0")))
     first_ms = next(iter(due_ms.values()))[0] + 1_000 * seconds * _UNMEASURED
-    latencies = np.concatenate(
-        [ended_ms[batches[name]] - moments for name, moments in due_ms.items() if moments[0] >= first_ms]
-    )
+    measured = {name: moments for name, moments in due_ms.items() if moments[0] >= first_ms}
+    latencies = np.concatenate([ended_ms[batches[name]] - moments for name, moments in measured.items()])
     p50, p95, p99 = (round(float(value)) for value in np.percentile(latencies, [50, 95, 99]))
-    measured = len({batches[name] for name, moments in due_ms.items() if moments[0] >= first_ms})
-    return {"p50_ms": p50, "p95_ms": p95, "p99_ms": p99, "records": len(latencies), "batches": measured}
+    read_by = {batches[name] for name in measured}
+    return {"p50_ms": p50, "p95_ms": p95, "p99_ms": p99, "records": len(latencies), "batches": len(read_by)}
 
 
 def _feed(inputs: Path, seconds: float, rate: int) -> dict[str, npt.NDArray[np.float64]]:

@@ -21,6 +21,7 @@ from benchmarks.engine_result import BatchTime, EngineResult, batch_times
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 ENGINE: Final = "spark-tws-python-row"
 
@@ -86,8 +87,7 @@ def measure_count(
     inputs: Path,
 ) -> EngineResult:
     """Run a count of the load's rows to its end; see `measure`."""
-    cores = spark.sparkContext.defaultParallelism
-    with settings(spark, ROCKSDB | {"spark.sql.shuffle.partitions": str(cores)}):
+    with best_settings(spark):
         stream = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(inputs))
         times = run_to_end(count(stream.select("key", "id")), folder)
     return EngineResult(engine=engine, load=load, times=times)
@@ -95,20 +95,22 @@ def measure_count(
 
 def run_to_end(output: DataFrame, checkpoint: Path) -> tuple[BatchTime, ...]:
     """Run a query over all of its input, throw its output away, and return its micro-batches."""
-    query = (
-        output.writeStream.format("noop")
-        .outputMode("update")
-        .option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True)
-        .start()
-    )
+    query = start(output, checkpoint, availableNow=True)
     query.awaitTermination()
     return batch_times(query)
 
 
+def start(output: DataFrame, checkpoint: Path, **trigger: Any) -> StreamingQuery:
+    """Start a query whose output is thrown away; without a trigger it runs until it is stopped."""
+    writer = output.writeStream.format("noop").outputMode("update")
+    writer = writer.option("checkpointLocation", str(checkpoint))
+    return (writer.trigger(**trigger) if trigger else writer).start()
+
+
 @contextmanager
-def settings(spark: SparkSession, wanted: dict[str, str]) -> Iterator[None]:
-    """Settings of the session for as long as the block runs."""
+def best_settings(spark: SparkSession) -> Iterator[None]:
+    """Settings of the session for Spark's state in its best form, for as long as the block runs."""
+    wanted = ROCKSDB | {"spark.sql.shuffle.partitions": str(spark.sparkContext.defaultParallelism)}
     before: dict[str, str | None] = {name: spark.conf.get(name, None) for name in wanted}
     for name, value in wanted.items():
         spark.conf.set(name, value)
