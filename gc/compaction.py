@@ -42,14 +42,16 @@ from millpond.statestore.rows.files import (
     open_runs,
     read_row_files,
     scratch_folder,
-    typed_fields,
     write_row_file,
 )
-from millpond.statestore.rows.merge import combine_updates, nulls
+from millpond.statestore.rows.merge import combine_updates, nulls, with_whole_sums
 from millpond.statestore.rows.record_ids import IdRetention
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence, has_state, lengths_of, lists_of
 from millpond.statestore.rows.row_format import COMPACTED_PAGED_BYTES_MIN, ParquetRowFormat, RowFormat
-from millpond.statestore.rows.state_schema import production_columns_among
+from millpond.statestore.rows.state_schema import (
+    is_typed_column,
+    production_columns_among,
+)
 from millpond.statestore.types import Objects, Superstep
 
 # Default size of all files together up to which a compaction runs in memory.
@@ -377,7 +379,8 @@ def stretches(runs: Sequence[Run]) -> Iterator[pa.Table]:
             0 if head is None else bisect_right(range(head.num_rows), bound, key=partial(_key, head))
             for head in heads
         ]
-        pieces = [head.slice(0, rows) for head, rows in zip(heads, counts, strict=True) if head and rows]
+        # Also those without a row here: the first piece decides which columns the new file has.
+        pieces = [head.slice(0, rows) for head, rows in zip(heads, counts, strict=True) if head is not None]
         yield join_updates(pieces)
         heads = [head and head.slice(rows) for head, rows in zip(heads, counts, strict=True)]
 
@@ -390,6 +393,9 @@ def _key(table: pa.Table, row: int) -> str:
 def compact_updates(updates: pa.Table, rules: CompactionRules, *, is_complete: bool) -> pa.Table:
     """Return one update per key, sorted, equivalent to all of its updates (in any order), without garbage."""
     combined = combine_updates(updates)
+    if is_complete:
+        # No older file has a state to which the addends would add.
+        combined = with_whole_sums(combined)
     keys = combined.column("key").combine_chunks()
     slots = pc.index_in(updates.column("key").combine_chunks(), value_set=keys).to_numpy().astype(np.int64)
     columns = {name: combined.column(name) for name in combined.column_names}
@@ -397,7 +403,9 @@ def compact_updates(updates: pa.Table, rules: CompactionRules, *, is_complete: b
     columns["record_ids"] = _kept_lists(updates, "record_ids", slots, len(keys), rules.ids)
     for name in ("productions", *production_columns_among(updates.column_names)):
         columns[name] = _kept_lists(updates, name, slots, len(keys), pending)
-    schema = pa.schema([*ROW_SCHEMA, *typed_fields(updates.schema)])
+    of_states = [combined.schema.field(name) for name in combined.column_names if is_typed_column(name)]
+    of_productions = map(updates.schema.field, production_columns_among(updates.column_names))
+    schema = pa.schema([*ROW_SCHEMA, *of_states, *of_productions])
     rows = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
     if not is_complete:
         return rows

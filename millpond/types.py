@@ -4,6 +4,7 @@ from millpond.executor.computation.computation import Drain as Drain
 from millpond.executor.computation.context import DomainName as DomainName
 from millpond.executor.computation.key_groups import KeyGroups as KeyGroups
 from millpond.executor.computation.key_groups import TableContext as TableContext
+from millpond.executor.computation.state import CombiningState as CombiningState
 from millpond.executor.computation.state import OpenState as OpenState
 from millpond.executor.inputs.avro_payload import AvroFraming as AvroFraming
 from millpond.executor.inputs.extraction import FieldExtractor as FieldExtractor

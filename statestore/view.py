@@ -46,8 +46,9 @@ from millpond.statestore.rows.row import (
     STATE_VERSION,
     ListsOfKeys,
     lists_by_key,
+    with_texts,
 )
-from millpond.statestore.rows.state_schema import state_columns_among
+from millpond.statestore.rows.state_schema import addend_columns_among, state_columns_among, sum_name
 from millpond.statestore.types import Objects, TableVersion
 from millpond.statestore.view_columns import (
     ShownColumn,
@@ -128,7 +129,9 @@ class RowsView:
     pending: tuple[PendingFiles, ...] = ()  # files that may hold undelivered productions
     key_columns: tuple[pa.Field, ...] = ()  # of typed keys, as far as the store has recorded them
     state_columns: tuple[StateColumn, ...] = ()  # as far as the computation's code has declared them
-    stored_columns: tuple[str, ...] = ()  # that may hold its states, if it has ever declared a schema
+    stored_columns: tuple[
+        str, ...
+    ] = ()  # that may hold its states and addends, if it has ever declared a schema
 
     @staticmethod
     def of(snapshot: Snapshot, objects: Objects, computation: str) -> RowsView:
@@ -215,6 +218,8 @@ class RowsView:
         url = self.objects.url
         if url.startswith("memory:"):
             raise InvalidError("Spark cannot read a store in memory", store=url)
+        from pyspark.sql.functions import lit
+
         reader = spark.read.format("delta").option("versionAsOf", str(self.version))
         try:
             table = reader.load(url)
@@ -234,9 +239,16 @@ class RowsView:
         if STATE_VERSION not in table.columns:
             # A table that was made before there were versions gets the column when one is first used.
             table = table.selectExpr("*", f"cast(null as int) as {STATE_VERSION}")
-        typed = [name for name in self.stored_columns if name in table.columns]
-        updates = table.where(table[PARTITION_COLUMN] == self.computation).select(*MERGE_COLUMNS, *typed)
-        rows = spark.sql(rows_query("{updates}", SqlDialect.SPARK, typed), updates=updates)
+        known = [name for name in self.stored_columns if name in table.columns]
+        for name in addend_columns_among(known):
+            if sum_name(name) not in known:
+                # No file has a whole sum yet.
+                table = table.withColumn(sum_name(name), lit(None).cast(table.schema[name].dataType))
+                known.append(sum_name(name))
+        addends = {name: table.select(f"{name}.*").columns for name in addend_columns_among(known)}
+        typed = state_columns_among(known)
+        updates = table.where(table[PARTITION_COLUMN] == self.computation).select(*MERGE_COLUMNS, *known)
+        rows = spark.sql(rows_query("{updates}", SqlDialect.SPARK, typed, addends), updates=updates)
         if typed:
             rows = rows.withColumn("state", states_in_spark(typed))
         first, *others = ROWS_VIEW_COLUMNS
@@ -251,8 +263,8 @@ def _stored_columns(snapshot: Snapshot, computation: str) -> tuple[str, ...]:
     metadata = snapshot.metadata
     if metadata is None or recorded_word(snapshot.txns, AppId.STATE_COLUMNS, computation) is None:
         return ()
-    fields = orjson.loads(metadata.schema_string).get("fields", [])
-    return tuple(state_columns_among([field["name"] for field in fields]))
+    names = [field["name"] for field in orjson.loads(metadata.schema_string).get("fields", [])]
+    return (*state_columns_among(names), *addend_columns_among(names))
 
 
 class _Contents:
@@ -294,8 +306,9 @@ class _Contents:
 
     @cached_property
     def _split(self) -> tuple[pa.Table, pa.Table]:
-        rows, others = split_rows(self._read(self._paths, MERGE_COLUMNS))
-        return rows.select(ROWS_VIEW_COLUMNS), others.select(ROWS_VIEW_COLUMNS)
+        # As text they could not be added up.
+        rows, others = split_rows(self._read(self._paths, MERGE_COLUMNS, keeps_cells=True))
+        return with_texts(rows).select(ROWS_VIEW_COLUMNS), others.select(ROWS_VIEW_COLUMNS)
 
     @cached_property
     def _record_ids(self) -> pa.Table:
@@ -324,11 +337,22 @@ class _Contents:
         ]
 
     def _read(
-        self, paths: Sequence[str], columns: Sequence[str], interval: Interval | None = None
+        self,
+        paths: Sequence[str],
+        columns: Sequence[str],
+        interval: Interval | None = None,
+        *,
+        keeps_cells: bool = False,
     ) -> pa.Table:
         large = {file.path for file in self._view.files if file.size_bytes >= LARGE_BYTES}
         return read_row_files(
-            self._view.objects, paths, columns, keys=self._keys, interval=interval, large=large
+            self._view.objects,
+            paths,
+            columns,
+            keys=self._keys,
+            interval=interval,
+            large=large,
+            keeps_cells=keeps_cells,
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NoReturn, TypeAlias
 import pyarrow as pa
 
 from millpond.executor.computation.records import InputTime
-from millpond.executor.computation.state import State, floor_of
+from millpond.executor.computation.state import AddedState, State, floor_of
 from millpond.executor.computation.timers import KeyTimers, Timer
 from millpond.executor.computation.values import checked_text
 from millpond.executor.time.clocks import EXACT, Clocks
@@ -182,6 +182,7 @@ class Context:
         "_counters",
         "_cycle",
         "_declared_counters",
+        "_has_timers",
         "_input",
         "_name",
         "_percentiles",
@@ -222,6 +223,8 @@ class Context:
         self.key: str = ""
         self.mistake: Mistake | None = None
         self.state: State = state
+        state.refuse_use = self.refuse_use
+        self._has_timers = not isinstance(state, AddedState)
         self.watermark: EventTimeMicros = EventTimeMicros(clocks.watermark)
         self.late_before: EventTimeMicros = self.watermark
         self.wall_time: WallTimeMicros = WallTimeMicros(clocks.wall_time)
@@ -310,6 +313,10 @@ class Context:
         elif type(holds) is not bool:
             raise InvalidError("holds must be true or false", computation=self._name, holds=holds)
         timers = self._timers
+        if not self._has_timers:
+            self.refuse_use(
+                "a computation with a combining state has no timers, because its rows are not read"
+            )
         # Windows set the same timer with every record: skip the checks that a pending timer has passed.
         if not timers.has((tag, known, moment, output, percentile, holds)):
             if self._cycle and holds and known is _EVENT and output < moment:

@@ -12,14 +12,16 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millpond.executor.computation.context import Context
+from millpond.executor.computation.state import ADD_ONLY
 from millpond.executor.computation.values import UNHELD, ArrowValues
 from millpond.executor.time.clocks import EXACT
 from millpond.executor.time.instants import Moment, to_micros
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.schema_columns import as_array, fitted_rows
-from millpond.statestore.rows.state_schema import UTC_TIMESTAMP, SchemaCodec, cells_of
+from millpond.statestore.rows.state_schema import UTC_TIMESTAMP, AddendCodec, SchemaCodec, cells_of
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
 _Index = npt.NDArray[np.int64]
@@ -212,7 +214,8 @@ class KeyGroups:
     def states(self) -> pa.StructArray:
         """The state of each key in the types of the computation's ``state=`` schema; null for a key without one."""
         if self._states is None:
-            self._schema("groups.states")
+            if isinstance(self._schema("groups.states"), AddendCodec):
+                self._context.refuse_use(ADD_ONLY)
             self._states = self._read_states()
         return self._states
 
@@ -237,6 +240,8 @@ class KeyGroups:
                 all. A key that is set to its present state is not written.
         """
         codec = self._schema("groups.set_states")
+        if isinstance(codec, AddendCodec):
+            self._context.refuse_use(ADD_ONLY)
         rows = fitted_rows(states, codec, "state")
         self._check_length("states", len(rows))
         chosen = np.ones(len(self), np.bool_) if changed is None else _mask(changed)
@@ -247,6 +252,22 @@ class KeyGroups:
             rows = pa.concat_arrays([self._new, rows]).take(pa.array(both))
             chosen = self._changed | chosen
         self._new, self._changed = rows, chosen
+
+    def add_states(self, values: Any) -> None:
+        """Add to the states of all keys, which are a `CombiningState`: an array of structs, a table, or a dict of columns.
+
+        There is an entry for each key. A field that is left out or null stays as it is, and to a null entry of an array of
+        structs nothing is added. Several calls add up.
+        """
+        codec = self._schema("groups.add_states")
+        if not isinstance(codec, AddendCodec):
+            self._context.refuse_use(
+                "only a combining state can be added to: give the computation state=mp.types.CombiningState(schema)"
+            )
+        rows = fitted_rows(values, codec, "state")
+        self._check_length("values", len(rows))
+        rows = rows if self._new is None else _summed(self._new, rows)
+        self._new, self._changed = rows, rows.is_valid().to_numpy(zero_copy_only=False)
 
     def settled_states(self) -> tuple[pa.StructArray, _Mask] | None:
         """Return states, and of which keys they were set, for the engine; ``None`` if none was."""
@@ -324,6 +345,19 @@ class KeyGroups:
     def _check_length(self, what: str, length: int) -> None:
         if length != len(self):
             raise InvalidError(f"{what} must have an entry for each key", keys=len(self), found=length)
+
+
+def _summed(one: pa.StructArray, other: pa.StructArray) -> pa.StructArray:
+    is_null = pc.and_(one.is_null(), other.is_null())
+    fields = [
+        pc.if_else(
+            pc.and_(left.is_null(), right.is_null()),
+            None,
+            pc.add_checked(pc.fill_null(left, 0), pc.fill_null(right, 0)),
+        )
+        for left, right in zip(one.flatten(), other.flatten(), strict=True)
+    ]
+    return pa.StructArray.from_arrays(fields, fields=list(one.type), mask=is_null)
 
 
 def _fixed(array: Any) -> Any:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Final, NoReturn, Protocol, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 
@@ -23,10 +23,11 @@ from millpond.executor.computation.timers import KeyTimers, Timer
 from millpond.executor.computation.values import checked_text
 from millpond.executor.time.clocks import EXACT
 from millpond.executor.time.instants import Moment, to_micros
+from millpond.statestore.durations import INT64_MAX
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.codec import Codec
 from millpond.statestore.rows.row import TimeDomain
-from millpond.statestore.rows.state_schema import SchemaCodec, StateCells, struct_of
+from millpond.statestore.rows.state_schema import AddendCodec, SchemaCodec, StateCells, struct_of
 from millpond.statestore.rows.value_text import has_utf8
 from millpond.statestore.types import TIME_MIN_US
 
@@ -35,18 +36,48 @@ Encoded: TypeAlias = str | bytes | StateCells
 
 
 @dataclass(frozen=True, slots=True)
+class CombiningState:
+    """A state of sums to which code only adds, for ``state=`` of `Pipeline.add` (Beam's combining state, MillWheel §6.1.2).
+
+    Code calls ``context.state.add``, or ``groups.add_states`` for whole columns, and cannot read the state: each update of a
+    key is written without a read of its row, and no row is kept in memory. Views, SQL and compactions add the updates up.
+    Such a computation has no timers.
+
+    Attributes:
+        schema: the sums, each a nullable int64. A field to which nothing was added is null.
+
+    Example::
+
+        class Volumes(mp.Computation):
+            def process_record(self, context, record):
+                context.state.add({"trades": 1, "volume": record.value["volume"]})
+
+        sums = mp.types.CombiningState(pa.schema([("trades", pa.int64()), ("volume", pa.int64())]))
+        trades.apply(Volumes(), name="volumes", key="symbol", state=sums)
+    """
+
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
 class StateLayout:
-    """How a computation stores its states: their version, and their column if they have a schema."""
+    """How a computation stores its states: their version, and their column if they have a schema.
+
+    If it ``adds``, the column has addends instead, and no states are read.
+    """
 
     version: int = 0
     column: pa.Field | None = None
+    adds: bool = False
 
     @staticmethod
     def of(computation: Any) -> StateLayout:
         """Return the layout of the states of a `Computation`, which rests on this module."""
         codec = computation.codec
         return StateLayout(
-            computation.state_version, codec.column if isinstance(codec, SchemaCodec) else None
+            computation.state_version,
+            codec.column if isinstance(codec, SchemaCodec) else None,
+            isinstance(codec, AddendCodec),
         )
 
     def arrays(self, states: Sequence[Encoded | None]) -> dict[str, pa.Array]:
@@ -108,6 +139,7 @@ def floor_of(timers: KeyTimers, input_time: InputTime) -> int:
     return floor if owed is None else min(owed, floor)
 
 
+ADD_ONLY: Final = "code only adds to a combining state: use state= with a plain schema for a state that code reads, sets, deletes or holds"
 _UNREAD: Final = object()
 
 # A codec returns objects of exactly these types unchanged, and code cannot change them. Any other object goes
@@ -144,6 +176,7 @@ class State:
         "_timers",
         "_value",
         "is_watched",
+        "refuse_use",
     )
 
     def __init__(self, codec: Codec, timers: KeyTimers, input_time: InputTime) -> None:
@@ -153,6 +186,7 @@ class State:
         self._timers = timers
         self._input = input_time
         self.is_watched: bool = False
+        self.refuse_use: Callable[[str], NoReturn] = _refuse
         self._reset()
 
     def _reset(self) -> None:
@@ -209,6 +243,12 @@ class State:
             self._encoded = checked_encoding(self._codec, self._codec.encode(value))
             self._value, self._is_live = _UNREAD, False
         self._opened = None
+
+    def add(self, value: Any) -> None:  # noqa: ARG002 - of a `CombiningState`
+        """Add a dict of whole numbers to the fields of a `CombiningState`; a field that is left out stays as it is."""
+        self.refuse_use(
+            "only a combining state can be added to: give the computation state=mp.types.CombiningState(schema)"
+        )
 
     def delete(self) -> None:
         """Delete the state and all its holds; from now on `get` returns its default."""
@@ -292,6 +332,54 @@ class KeyState(State):
         self._is_live = False
         self._opened = None
         self._lent = None
+
+
+_Addend: TypeAlias = tuple[int | None, ...]
+
+
+class AddedState(KeyState):
+    """`KeyState` of a computation with a `CombiningState`: what the key's turn in the bundle adds."""
+
+    __slots__ = ()
+
+    def add(self, value: Any) -> None:
+        cells = cast("_Addend", self._codec.encode(value))
+        before = cast("_Addend | None", self._encoded)
+        if before is not None:
+            cells = tuple(map(_sum, before, cells))
+            if any(cell is not None and not -INT64_MAX - 1 <= cell <= INT64_MAX for cell in cells):
+                raise InvalidError("the sum of what a bundle adds does not fit into 64 bits", added=value)
+        self._encoded = cells
+
+    def get(self, default: Any = None) -> NoReturn:  # noqa: ARG002 - refused
+        self._refuse_all_but_add()
+
+    def set(self, value: Any) -> NoReturn:  # noqa: ARG002 - refused
+        self._refuse_all_but_add()
+
+    def delete(self) -> NoReturn:
+        self._refuse_all_but_add()
+
+    def open(self, make: Callable[[Any], OpenStateT]) -> NoReturn:  # noqa: ARG002 - refused
+        self._refuse_all_but_add()
+
+    def hold(self, at: Moment, tag: str = "") -> NoReturn:  # noqa: ARG002 - refused
+        self._refuse_all_but_add()
+
+    def _refuse_all_but_add(self) -> NoReturn:
+        self.refuse_use(ADD_ONLY)
+
+
+def key_state(codec: Codec, timers: KeyTimers, input_time: InputTime) -> KeyState:
+    return (AddedState if isinstance(codec, AddendCodec) else KeyState)(codec, timers, input_time)
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise InvalidError(reason)
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else one + other
 
 
 def _is_flat(value: Any) -> bool:

@@ -27,7 +27,7 @@ from millpond.executor.computation.computation import UpgradingState, upgrade
 from millpond.executor.computation.context import Context, Counters, Productions
 from millpond.executor.computation.quick_turn import MakesQuickTurns, QuickTurn, QuickTurns
 from millpond.executor.computation.records import InputTime, RecordColumns, Records
-from millpond.executor.computation.state import FormerState, KeyState, StoredState
+from millpond.executor.computation.state import FormerState, KeyState, StoredState, key_state
 from millpond.executor.computation.timers import KeyTimers, Timer, Timers
 from millpond.executor.computation.values import PythonValues
 from millpond.executor.computation.watchdog import CodeTimeoutError, UserCodeWatchdog
@@ -183,7 +183,7 @@ class KeyExecutor:
         self.state: KeyState = (
             UpgradingState(computation.codec, self.timers, self._input, self._upgrade)
             if computation.state_version
-            else KeyState(computation.codec, self.timers, self._input)
+            else key_state(computation.codec, self.timers, self._input)
         )
         self.productions: Productions = Productions()
         self.counters: Counters = Counters()

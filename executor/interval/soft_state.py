@@ -43,7 +43,7 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.rows.files import RowFile
 from millpond.statestore.rows.merge import MERGE_COLUMNS, combine_updates, merge_updates
-from millpond.statestore.rows.row import ROW_SCHEMA, TimeDomain
+from millpond.statestore.rows.row import ID_COLUMNS, ROW_SCHEMA, TimeDomain
 from millpond.statestore.system import collector_paused
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
@@ -279,7 +279,8 @@ class SoftState:
     def _rebuild(self, files: Sequence[LiveFile]) -> None:
         self.reset()
         self._files.take_in(files, files)
-        if not files:
+        if not files or self._layout.adds:
+            # No code reads these rows, and none has timers.
             return
         if _TIMERS_FIRST * sum(file.size_bytes for file in files) > self._limit_bytes():
             summary = summarise_rows(merge_updates(self._timers_of_files(files)))
@@ -315,6 +316,10 @@ class SoftState:
         return self._reader.read([file.path], _TIMER_COLUMNS, interval=self._interval, large=large, keep=keep)
 
     def _catch_up(self, unread: Sequence[LiveFile]) -> None:
+        if self._layout.adds:
+            if self.ids.is_prepared:
+                self.ids.add_updates(self._reader.read([file.path for file in unread], ID_COLUMNS))
+            return
         columns = [*MERGE_COLUMNS, "record_ids"] if self.ids.is_prepared else MERGE_COLUMNS
         updates = self._reader.read([file.path for file in unread], columns, interval=self._interval)
         if self.ids.is_prepared:
@@ -408,6 +413,8 @@ class SoftState:
 
     def load(self, keys: Sequence[str]) -> list[StoredState | None]:
         """Return the states of the keys, read from files where they are not cached; ``None`` for no state."""
+        if self._layout.adds:
+            return [None] * len(keys)
         self._leave_columns(keys)
         cache = self._cache
         cache.warm(keys)
@@ -438,6 +445,9 @@ class SoftState:
         ``keys`` and ``states`` are all of the bundle's but those ``in_columns``, ``timers`` only the changed ones,
         ``fingerprints`` the consumed ids', ``clocks`` the low watermark and the wall time.
         """
+        if self._layout.adds:
+            check(not timers, "rows of a combining state have no timers")
+            keys, states, in_columns = (), (), None
         former = None
         if in_columns is not None and self._columns is not None:
             changed_keys, change = in_columns

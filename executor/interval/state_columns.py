@@ -230,6 +230,30 @@ class StateColumns(ColumnRows):
         return pa.concat_arrays(pieces).take(pa.array(rows, mask=~is_here))
 
 
+class AddedColumns(StateColumns):
+    """What bundles add to the states of a `CombiningState`, of which nothing stays here."""
+
+    def numbers_of(self, keys: Sequence[str]) -> _Index:
+        return np.arange(len(keys))
+
+    def states_of(self, numbers: _Index) -> pa.StructArray:
+        return pa.nulls(len(numbers), self._column.type)
+
+    def take_up(
+        self,
+        keys: Sequence[str],  # noqa: ARG002 - no row is kept
+        states: Sequence[StoredState | None],  # noqa: ARG002
+        timers: Sequence[Timers],  # noqa: ARG002
+    ) -> list[str]:
+        return []
+
+    def apply(self, change: ColumnChange) -> None:
+        """Do nothing: the row update has all."""
+
+    def undo(self, keys: Sequence[str], former: _Former) -> StoredRows:  # noqa: ARG002 - no row is kept
+        return StoredRows([None] * len(keys), {})
+
+
 def _are_to_join(older: pa.StructArray, newer: pa.StructArray) -> bool:
     # The offsets of Arrow's text have 32 bits, and the states of an interval may be larger.
     return 2 * len(newer) > len(older) and older.nbytes + newer.nbytes <= _CHUNK_BYTES_MAX

@@ -23,7 +23,7 @@ from millpond.executor.computation.context import Context, Counters, Productions
 from millpond.executor.computation.key_groups import GroupedRecords, KeyGroups, TableContext, TableProduction
 from millpond.executor.computation.record_table import table_of
 from millpond.executor.computation.records import InputTime, Records
-from millpond.executor.computation.state import KeyState, StoredState
+from millpond.executor.computation.state import StoredState, key_state
 from millpond.executor.computation.timers import KeyTimers
 from millpond.executor.computation.watchdog import CodeTimeoutError, UserCodeWatchdog
 from millpond.executor.interval.bundle import Bundle
@@ -36,12 +36,18 @@ from millpond.executor.interval.row_update import (
     production_values,
 )
 from millpond.executor.interval.soft_state import SoftState
-from millpond.executor.interval.state_columns import StateColumns
+from millpond.executor.interval.state_columns import AddedColumns, StateColumns
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.time.clocks import Clocks
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import PRODUCTION_TYPE, TIMESTAMP
-from millpond.statestore.rows.state_schema import SchemaCodec, StateCells, cells_of, struct_of
+from millpond.statestore.rows.state_schema import (
+    AddendCodec,
+    SchemaCodec,
+    StateCells,
+    cells_of,
+    struct_of,
+)
 from millpond.statestore.types import TIME_MIN_US
 
 _Index = npt.NDArray[np.int64]
@@ -90,7 +96,7 @@ def _groups_of_key(context: Context, records: Records, codec: SchemaCodec | None
         ids=lambda: records.ids,
     )
     # Read at once: an earlier state may not be upgraded, and then the hook has failed.
-    state = None if codec is None else context.state.get()
+    state = None if codec is None or isinstance(codec, AddendCodec) else context.state.get()
     return KeyGroups(context, grouped, codec, lambda: _state_of_key(codec, state))
 
 
@@ -104,7 +110,9 @@ def _apply(context: Context, groups: KeyGroups, codec: SchemaCodec | None) -> No
     settled = groups.settled_states()
     if settled is not None and codec is not None and settled[1][0]:
         cells = cells_of(settled[0])[0]
-        if cells is None:
+        if isinstance(codec, AddendCodec):
+            context.state.add({} if cells is None else codec.decode(cells))
+        elif cells is None:
             context.state.delete()
         else:
             context.state.set(codec.decode(cells))
@@ -180,8 +188,10 @@ class TableTurns:
     def make_columns(self) -> StateColumns | None:
         """Return empty columns for the interval's states; ``None`` if they must keep the form that the row has."""
         # States of earlier versions are upgraded in turns of their keys.
+        if self._codec is None or self._node.computation.state_version:
+            return None
         return (
-            None if self._codec is None or self._node.computation.state_version else StateColumns(self._codec)
+            AddedColumns(self._codec) if isinstance(self._codec, AddendCodec) else StateColumns(self._codec)
         )
 
     def run(
@@ -405,7 +415,7 @@ class _Calls:
             percentile_watermarks=bundle.plan.percentile_watermarks,
         )
         timers, input_time = KeyTimers(clocks), InputTime()
-        state = KeyState(node.computation.codec, timers, input_time)
+        state = key_state(node.computation.codec, timers, input_time)
         self._context = Context(node, state, timers, Productions(), input_time, clocks, self.counters)
         self._context.late_before = self._late_before
 

@@ -32,7 +32,7 @@ from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.files import Run, open_runs, read_row_files, write_row_file
-from millpond.statestore.rows.merge import combine_updates
+from millpond.statestore.rows.merge import combine_updates, with_whole_sums
 from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, Fence, has_state, with_texts
 from millpond.statestore.rows.row_format import ParquetRowFormat
 from millpond.statestore.store import Store
@@ -176,7 +176,7 @@ class _Upgrade:
     def _former(self, interval: Interval, files: tuple[LiveFile, ...]) -> Iterator[pa.Table]:
         """Yield the rows of an interval whose states earlier code wrote, in pieces, keys rising."""
         for updates in self._pieces(interval, files):
-            rows = with_texts(combine_updates(updates))
+            rows = with_texts(with_whole_sums(combine_updates(updates)))
             versions = pc.fill_null(rows.column(STATE_VERSION), 0).to_numpy()
             states = has_state(rows)
             is_former = states & (versions < self._node.computation.state_version)

@@ -15,11 +15,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import orjson
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.computation.computation import Computation, codec_of
+from millpond.executor.computation.state import StateLayout
 from millpond.executor.inputs.positions import (
     claimed_by,
     conflicting_pipeline,
@@ -32,16 +35,29 @@ from millpond.executor.pipeline.nodes import DEAD_LETTERS, SIGNALS, ComputationN
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.time.clocks import EXACT
 from millpond.statestore.app_ids import AppId, pipeline_number, recorded_names, recorded_word, supersteps_of
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.files import read_row_files
-from millpond.statestore.rows.merge import MERGE_COLUMNS, combine_updates
+from millpond.statestore.rows.merge import MERGE_COLUMNS, merge_updates, states_to_add_to
+from millpond.statestore.rows.row import has_state, lengths_of
 from millpond.statestore.types import Objects
 from millpond.statestore.view_columns import fits, state_columns_in, state_word
 
 _LOG = logging.getLogger("millpond")
+
+# The part of a fingerprint that a combining state declares.
+_SUMS: Final = "state"
+_NOT_ADDABLE: Final = (
+    "the computation's rows are no sums of this CombiningState: give the step another name, and drop= the former one in "
+    "the pipeline, or keep the plain schema"
+)
+_OTHER_SUMS: Final = (
+    "the step's sums are those of other code: keep the "
+    "CombiningState and its schema, or give this step another name and drop= the former one in the pipeline, or, if the "
+    "new code reads its state, raise state_version and convert the sums with upgrade_state"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,10 +247,15 @@ def _check_columns(node: ComputationNode, snapshot: Snapshot, name: str) -> None
 
 def _check_fingerprint(node: ComputationNode, snapshot: Snapshot, name: str, objects: Objects) -> None:
     stored, declared = _fingerprint(snapshot, name), node.computation.fingerprint
+    if _SUMS in declared and not stored:
+        _check_addable(node, snapshot, name, objects)
+        return
     changed = [] if stored is None else _changed(stored, declared)
     if stored is not None and changed and _has_states(snapshot, name, objects):
         raise InvalidError(
-            f"the step's {'open windows' if stored else 'states'} are those of other code, and would mix with those of "
+            _OTHER_SUMS
+            if _SUMS in {*stored, *declared}
+            else f"the step's {'open windows' if stored else 'states'} are those of other code, and would mix with those of "
             "this code: run that code until no window is open, or give this step another name and drop= the former one in the pipeline, or raise "
             "state_version and convert the windows with upgrade_state",
             computation=node.name,
@@ -257,12 +278,29 @@ def _changed(stored: Mapping[str, str], declared: Mapping[str, str]) -> list[str
 
 
 def _has_states(snapshot: Snapshot, computation: str, objects: Objects) -> bool:
+    return any(has_state(rows).any() for rows in _rows(snapshot, computation, objects))
+
+
+def _check_addable(node: ComputationNode, snapshot: Snapshot, name: str, objects: Objects) -> None:
+    """Refuse rows of other code, or of a load, to which a combining state cannot add."""
+    addends = StateLayout.of(node.computation).column
+    for rows in _rows(snapshot, name, objects):
+        try:
+            states_to_add_to(rows.filter(pa.array(has_state(rows))), addends)
+        except DataError as error:
+            raise InvalidError(
+                _NOT_ADDABLE, computation=node.name, reason=error.message, **error.details
+            ) from error
+        if lengths_of(rows.column("timers").combine_chunks()).any():
+            raise InvalidError(_NOT_ADDABLE, computation=node.name, reason="there are timers")
+
+
+def _rows(snapshot: Snapshot, computation: str, objects: Objects) -> Iterator[pa.Table]:
     for interval in snapshot.live_intervals(computation):
         paths = [file.path for file in snapshot.files_of(interval)]
-        rows = combine_updates(read_row_files(objects, paths, MERGE_COLUMNS, interval=interval))
-        if any(pc.any(rows.column(name).is_valid()).as_py() for name in ("state", "state_bytes")):
-            return True
-    return False
+        yield merge_updates(
+            read_row_files(objects, paths, MERGE_COLUMNS, interval=interval, keeps_cells=True)
+        )
 
 
 def new_fingerprints(topology: Topology, snapshot: Snapshot) -> dict[str, int]:

@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.executor.computation.state import StateLayout
 from millpond.executor.computation.timers import oldest_but
 from millpond.executor.inputs.positions import conflicting_pipeline, id_slack_position
 from millpond.executor.interval.row_cache import clock_names
@@ -651,7 +652,10 @@ class Ownership:
         files = {one: fenced.files_of(one) for one in intervals if one != self._control_interval}
 
         def scan(interval: Interval) -> PendingWork:
-            own = files[interval]
+            own, node = files[interval], self._topology.computations.get(interval.computation)
+            if node is not None and StateLayout.of(node.computation).adds:
+                # Rows that only add have no timers.
+                return PendingWork()
             if sum(file.size_bytes for file in own) < LARGE_BYTES:
                 # Its first superstep reads it once more.
                 return scan_interval(self._row_files, interval, own, self._topology.percentiles)

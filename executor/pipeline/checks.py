@@ -507,6 +507,21 @@ def check_table(
             )
 
 
+def check_combining(name: str, computation: Computation, *, time_sorted: bool) -> None:
+    """Refuse a `CombiningState` for code that needs its rows: for timers, waiting records, or another form of states."""
+    if type(computation).process_timer is not Computation.process_timer or time_sorted:
+        raise InvalidError(
+            "a computation with a combining state has no timers and no time_sorted, because its rows are not read",
+            computation=name,
+        )
+    if computation.state_version:
+        raise InvalidError(
+            "a combining state has no versions: sums cannot be added to states of another form",
+            computation=name,
+            state_version=computation.state_version,
+        )
+
+
 STATE_VERSION_MAX: Final = 2**31 - 1
 """The greatest number that the column has room for."""
 

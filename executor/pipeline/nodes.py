@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from millpond.executor.computation.computation import Computation, Drain, Way
 from millpond.executor.computation.context import declared_counters
+from millpond.executor.computation.state import CombiningState
 from millpond.executor.inputs.keys import KeyExtractor
 from millpond.executor.sinks.sink import Sink
 from millpond.executor.time.clocks import declared_percentiles, horizon_us
@@ -214,8 +215,8 @@ def backfill_by_stream(computation: str, given: Backfill, streams: Sequence[str]
 ValueSchema: TypeAlias = pa.Schema | pa.StructType | None
 """The schema of the values of a stream; ``None`` for values of any type of the model."""
 
-StateSchema: TypeAlias = pa.Schema | pa.StructType | type
-"""What the states of a computation are: rows with a schema, or objects of a class."""
+StateSchema: TypeAlias = pa.Schema | pa.StructType | CombiningState | type
+"""What the states of a computation are: rows with a schema, sums to which code only adds, or objects of a class."""
 
 
 class ComputationOptions(TypedDict, total=False):

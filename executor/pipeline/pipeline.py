@@ -18,12 +18,14 @@ from typing_extensions import TypeVar
 
 from millpond.executor.computation.computation import Computation, Drain
 from millpond.executor.computation.context import declared_counters
+from millpond.executor.computation.state import CombiningState
 from millpond.executor.inputs.extraction import FieldExtractor, InjectorNode
 from millpond.executor.inputs.keys import KeyExtractor, KeyField, check_key_extractor, settled_key
 from millpond.executor.inputs.payload import Payload
 from millpond.executor.inputs.record_size import RECORD_BYTES_MAX, check_record_size
 from millpond.executor.pipeline.checks import (
     ahead_limit,
+    check_combining,
     check_field,
     check_hooks,
     check_ingress,
@@ -63,7 +65,7 @@ from millpond.statestore.arguments import check_count, check_flag, check_own_mem
 from millpond.statestore.durations import Duration, duration_ms, with_new_names
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.rows.codec import ModelCodec
-from millpond.statestore.rows.state_schema import SchemaCodec
+from millpond.statestore.rows.state_schema import AddendCodec, SchemaCodec
 from millpond.statestore.view_columns import StateColumn
 
 _ID_SLACK: Final = "3h"
@@ -355,8 +357,9 @@ class EnginePipeline(Generic[StreamT_co]):
                 checked by ``produce`` and kept, delivered and written to sinks as columns of these types.
             state: the schema of the computation's states: a `pyarrow.Schema`. They are then dicts of its fields, which
                 ``state.set`` checks, stored as columns of these types and shown so in SQL. Or a class (a dataclass,
-                attrs, pydantic or msgspec): states are its objects, stored as JSON (`ModelCodec`). By default a state
-                is any value of the model (docs/how-to/schemas.md).
+                attrs, pydantic or msgspec): states are its objects, stored as JSON (`ModelCodec`). Or a
+                `CombiningState`: sums to which code adds without a read of the row. By default a state is any value of
+                the model (docs/how-to/schemas.md).
             options: further settings; see `ComputationOptions`.
 
         Example:
@@ -377,6 +380,8 @@ class EnginePipeline(Generic[StreamT_co]):
         _check_on_late(name, options.get("on_late", "process"), subscribes)
         _check_order(name, computation)
         options.setdefault("time_sorted", computation.time_sorted)
+        if isinstance(state, CombiningState):
+            check_combining(name, computation, time_sorted=options["time_sorted"])
         options.setdefault("drain", computation.drain)
         streams = {stream: self._named("stream", stream) for stream in _productions(name, produces)}
         schemas = _value_schemas(name, produces, streams)
@@ -583,13 +588,19 @@ def _with_schema(name: str, computation: Computation, schema: StateSchema) -> Co
             computation=name,
         )
     declared = copy(computation)
+    if schema is CombiningState:
+        raise InvalidError("CombiningState is a class: give an instance, with a schema", computation=name)
     if inspect.isclass(schema):
         declared.codec = ModelCodec(schema)
         return declared
-    declared.codec = codec = _schema_codec(schema, "state", computation=name)
-    declared.state_columns = tuple(
-        StateColumn(field.name, "field", field.type) for field in codec.column.type
-    )
+    if isinstance(schema, CombiningState):
+        codec = _schema_codec(schema.schema, "state", AddendCodec, computation=name)
+        fields = ", ".join(f"{field.name}: {field.type}" for field in codec.kind)
+        declared.fingerprint = {"state": f"CombiningState({fields})"}
+    else:
+        codec = _schema_codec(schema, "state", computation=name)
+    declared.codec = codec
+    declared.state_columns = tuple(StateColumn(field.name, "field", field.type) for field in codec.kind)
     return declared
 
 
@@ -632,11 +643,13 @@ def _value_schemas(
     return found
 
 
-def _schema_codec(schema: object, whole: str, **subject: Any) -> SchemaCodec:
+def _schema_codec(
+    schema: object, whole: str, kind: type[SchemaCodec] = SchemaCodec, **subject: Any
+) -> SchemaCodec:
     if not isinstance(schema, pa.Schema | pa.StructType):
         raise InvalidError("a schema must be an Arrow schema", **subject, type=type_name(schema))
     try:
-        return SchemaCodec(schema, whole)
+        return kind(schema, whole)
     except InvalidError as error:
         raise InvalidError(error.message, **subject, **error.details) from error
 

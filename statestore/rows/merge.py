@@ -8,9 +8,10 @@ indexed assignment.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -18,9 +19,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, has_state, lengths_of, lists_of
-from millpond.statestore.rows.state_schema import state_columns_among
+from millpond.statestore.rows.state_schema import (
+    SchemaCodec,
+    addend_columns_among,
+    state_columns_among,
+    struct_of,
+    sum_name,
+)
 
 _CHUNK_BYTES_MAX: Final = 2**30
 _WIDE: Final = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
@@ -78,6 +85,7 @@ _SCHEMA: Final = pa.schema([ROW_SCHEMA.field(name) for name in MERGE_COLUMNS])
 _TIMERS: Final = MERGE_COLUMNS.index("timers")
 _STATE_VERSION: Final = MERGE_COLUMNS.index(STATE_VERSION)
 _DELETED: Final = MERGE_COLUMNS.index("deleted")
+_HALF_BITS: Final = 32
 
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 _Index: TypeAlias = npt.NDArray[np.int64]
@@ -86,14 +94,14 @@ _Index: TypeAlias = npt.NDArray[np.int64]
 def merge_updates(updates: pa.Table) -> pa.Table:
     """Return one row per key with state or timers, sorted by key, in `MERGE_COLUMNS` without ``deleted``.
 
-    Absent ``timers`` are an empty list, and ``state_version`` is 0 for a state without a version.
+    Absent ``timers`` are an empty list, and ``state_version`` is 0 for a state without a version. Addends are states.
     """
     return split_rows(updates)[0]
 
 
 def split_rows(updates: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Return the rows of `merge_updates`, and keys without state and timers, but perhaps with ids or productions."""
-    combined = combine_updates(updates)
+    combined = with_whole_sums(combine_updates(updates))
     timers = _empty_lists(combined.column("timers").combine_chunks())
     with_state = has_state(combined)
     is_row = with_state | (lengths_of(timers) > 0)
@@ -109,14 +117,16 @@ def split_rows(updates: pa.Table) -> tuple[pa.Table, pa.Table]:
 def combine_updates(updates: pa.Table) -> pa.Table:
     """Return one update per key, sorted by key in `MERGE_COLUMNS`, equivalent to all of the key's updates together.
 
-    Columns of states with a schema follow.
+    Columns of states with a schema and of addends follow. Addends alone stay addends, because an older file may have the
+    state to which they add.
     ``combine(a + b) == combine(combine(a) + combine(b))`` for any split in which ``a``'s updates of a key are
     older than ``b``'s. Tombstones stay; drop them only when no older file of the key is left.
     """
     missing = set(MERGE_COLUMNS).difference(updates.column_names)
     if missing:
         raise InvalidError("columns that a merge needs are missing", columns=sorted(missing))
-    typed = state_columns_among(updates.column_names)
+    updates = _with_columns_of_sums(updates)
+    typed = [*state_columns_among(updates.column_names), *addend_columns_among(updates.column_names)]
     table = updates.select([*MERGE_COLUMNS, *typed]).combine_chunks()
     flags = table.column("deleted")
     deleted = _flags(pc.fill_null(flags, False) if flags.null_count else flags)
@@ -148,11 +158,14 @@ def _combine(table: pa.Table, keys: pa.DictionaryArray, deleted: _Mask, schema: 
     last_state = _last_of_each_key(codes, order[sets_state[order]], len(by_key))[by_key]
     last_timers = _last_of_each_key(codes, order[sets_timers[order]], len(by_key))[by_key]
     is_deleted = _at(deleted, last_state)
+    sums = _Sums(table, codes, order, by_key, np.where(is_deleted, -1, last_state), last_state)
+    is_deleted &= ~sums.is_state
 
-    whole, states = pa.array(last), _nullable(np.where(is_deleted, -1, last_state))
+    whole, states = pa.array(last), _nullable(np.where(is_deleted | sums.is_state, -1, last_state))
     of_states = ("state", "state_bytes", STATE_VERSION, *state_columns_among(table.column_names))
     taken = {
         **{name: take_rows(table.column(name), states) for name in of_states},
+        **sums.columns,
         "timers": _empty_lists(
             take_rows(table.column("timers"), _nullable(last_timers)), where=_at(deleted, last_timers)
         ),
@@ -162,6 +175,125 @@ def _combine(table: pa.Table, keys: pa.DictionaryArray, deleted: _Mask, schema: 
         taken[name] if name in taken else take_rows(table.column(name), whole) for name in schema.names
     ]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _with_columns_of_sums(updates: pa.Table) -> pa.Table:
+    """Add the columns of states to which addends add, so that all parts of a compaction have the same columns."""
+    for name in addend_columns_among(updates.column_names):
+        if sum_name(name) not in updates.column_names:
+            kind = updates.schema.field(name).type
+            updates = updates.append_column(sum_name(name), pa.nulls(updates.num_rows, kind))
+    return updates
+
+
+def with_whole_sums(combined: pa.Table) -> pa.Table:
+    """Return combined updates whose addends are states, because nothing lies before them."""
+    for name in addend_columns_among(combined.column_names):
+        own, states = combined.column(name).combine_chunks(), combined.column(sum_name(name)).combine_chunks()
+        if own.null_count < len(own):
+            states = _first_valid(own, states)
+        place = combined.column_names.index(sum_name(name))
+        combined = combined.set_column(place, pa.field(sum_name(name), states.type), states).drop_columns(
+            [name]
+        )
+    return combined
+
+
+def _first_valid(one: pa.StructArray, other: pa.StructArray) -> pa.StructArray:
+    places = np.where(_flags(one.is_valid()), 0, len(one)) + np.arange(len(one))
+    return pa.concat_arrays([one, other]).take(pa.array(places))
+
+
+class _Sums:
+    """The sums of the addends of each key that are newer than its state or deletion.
+
+    Attributes:
+        is_state: the keys with a sum that is a state, because a state or a deletion came before the addends.
+        columns: the columns of sums and of addends, complete, by name.
+    """
+
+    def __init__(
+        self, table: pa.Table, codes: _Index, order: _Index, by_key: _Index, states: _Index, ends: _Index
+    ) -> None:
+        """Add up the addends of a table of updates in ``order``.
+
+        ``states`` are the rows with the states of the keys, ``ends`` these and the deletions; -1 where there is none.
+        """
+        self.is_state: _Mask = np.zeros(len(by_key), np.bool_)
+        self.columns: dict[str, pa.Array] = {}
+        names = addend_columns_among(table.column_names)
+        if not names:
+            return
+        slots = np.empty(len(by_key), np.int64)
+        slots[by_key] = np.arange(len(by_key))
+        owners = slots[codes]
+        ranks = np.empty(len(order), np.int64)
+        ranks[order] = np.arange(len(order))
+        is_newer = ranks > np.where(ends < 0, -1, ranks[ends])[owners]
+        has_sum = np.zeros(len(by_key), np.bool_)
+        for name in names:
+            column = table.column(name).combine_chunks()
+            rows = np.flatnonzero(is_newer & _flags(column.is_valid()))
+            has_own = np.zeros(len(by_key), np.bool_)
+            has_own[owners[rows]] = True
+            if (has_sum & has_own).any():
+                raise DataError("a key has addends of two schemas", column=name)
+            has_sum |= has_own
+            is_state = has_own & (ends >= 0)
+            befores = np.flatnonzero(is_state & (states >= 0))
+            base = table.select(["state", STATE_VERSION, sum_name(name)]).take(pa.array(states[befores]))
+            former = states_to_add_to(base, table.schema.field(name))
+            total = _sum_by_owner(
+                pa.concat_arrays([column.take(pa.array(rows)), former]),
+                np.concatenate([owners[rows], befores]),
+                len(by_key),
+            )
+            untouched = take_rows(table.column(sum_name(name)), _nullable(np.where(is_state, -1, states)))
+            self.columns[sum_name(name)] = _first_valid(_where(total, is_state), untouched)
+            self.columns[name] = _where(total, has_own & ~is_state)
+            self.is_state |= is_state
+
+
+def _where(values: pa.Array, chosen: _Mask) -> pa.Array:
+    return values.take(pa.array(np.arange(len(values)), mask=~chosen))
+
+
+def states_to_add_to(rows: pa.Table, addend: pa.Field) -> pa.StructArray:
+    """Return the states of rows that have one, all of version 0 and of the schema of the addends, or raise `DataError`."""
+    own = (
+        rows.column(sum_name(addend.name)).combine_chunks()
+        if sum_name(addend.name) in rows.column_names
+        else pa.nulls(rows.num_rows, addend.type)
+    )
+    texts = rows.column("state").combine_chunks()
+    version = pc.max(rows.column(STATE_VERSION)).as_py()
+    if version or not pc.all(pc.or_(own.is_valid(), texts.is_valid()), min_count=0).as_py():
+        raise DataError("states of another schema or version cannot be added to", column=addend.name)
+    if not own.null_count:
+        return own
+    # States of loaded rows, and from before the schema, are text.
+    codec = SchemaCodec(addend.type)
+    parsed = [None if text is None else codec.encode(codec.decode(text)) for text in texts.to_pylist()]
+    return _first_valid(own, struct_of(parsed, addend.type))
+
+
+def _sum_by_owner(addends: pa.StructArray, owners: _Index, count: int) -> pa.StructArray:
+    """Return the sum of each owner's addends, field by field; null where all are."""
+    fields = []
+    for field, values in zip(addends.type, addends.flatten(), strict=True):
+        is_valid = _flags(values.is_valid())
+        own, numbers = owners[is_valid], values.drop_null().to_numpy()
+        # In two halves, because whole sums wrap around in silence.
+        high, low = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        np.add.at(high, own, numbers >> _HALF_BITS)
+        np.add.at(low, own, numbers & (2**_HALF_BITS - 1))
+        high += low >> _HALF_BITS
+        if ((high < -(2**31)) | (high >= 2**31)).any():
+            raise DataError("a sum of a combining state does not fit into 64 bits", field=field.name)
+        has_any = np.bincount(own, minlength=count) > 0
+        total = (high << _HALF_BITS) | (low & (2**_HALF_BITS - 1))
+        fields.append(pa.array(total, mask=~has_any))
+    return pa.StructArray.from_arrays(fields, fields=list(addends.type))
 
 
 def _last_of_each_key(codes: _Index, order: _Index, keys: int) -> _Index:
@@ -204,6 +336,25 @@ class SqlDialect(StrEnum):
     SPARK = "array()"
     DUCKDB = "[]"
 
+    def struct(self, fields: Mapping[str, str]) -> str:
+        """Return a struct of expressions by the quoted name of the field."""
+        if self is SqlDialect.DUCKDB:
+            return f"struct_pack({', '.join(f'{name} := {value}' for name, value in fields.items())})"
+        return f"struct({', '.join(f'{value} as {name}' for name, value in fields.items())})"
+
+    def of_text(self, name: str) -> str:
+        """Return the whole number in a field of a state that is text."""
+        quoted = self.quote(name)
+        if self is SqlDialect.DUCKDB:
+            path = f"$.{quoted}".replace("'", "''")
+            return f"cast(json_extract_string(state, '{path}') as bigint)"
+        kind = f"{quoted} bigint".replace("\\", "\\\\").replace("'", "\\'")
+        return f"from_json(state, '{kind}').{quoted}"
+
+    def quote(self, name: str) -> str:
+        mark = '"' if self is SqlDialect.DUCKDB else "`"
+        return mark + name.replace(mark, 2 * mark) + mark
+
 
 _QUERY: Final = """
 with updates as (
@@ -229,6 +380,7 @@ merged as (
         max(case when position = state_position and not gone then coalesce(state_version, 0) end)
             as state_version,
         {typed}
+        {addends}
         coalesce(max(case when position = timers_position then timers end), {empty_list}) as timers,
         max(case when position = last_position then hold end) as hold,
         max(case when position = last_position then superstep end) as superstep,
@@ -236,25 +388,52 @@ merged as (
         max(case when position = last_position then commit_number end) as commit_number
     from positioned
     group by key
+),
+summed as (
+    select {columns}
+    from merged
 )
-select {columns}
-from merged
+select *
+from summed
 where {has_state} or timers <> {empty_list}
 """
 
 
-def rows_query(source: str, dialect: SqlDialect, typed: Sequence[str] = ()) -> str:
+def rows_query(
+    source: str,
+    dialect: SqlDialect,
+    typed: Sequence[str] = (),
+    addends: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> str:
     """Return a query for one row per key over the row updates of one computation, quoted for the dialect.
 
-    ``typed`` are its columns of states with a schema, which come last. The query needs one shuffle, because windows and
-    grouping have the same partitioning.
+    ``typed`` are its columns of states with a schema, which come last, and ``addends`` the fields of each column of
+    addends; ``typed`` has their sums too. The query needs one shuffle, because windows and grouping have the same
+    partitioning.
     """
     # A struct with a map has no order, so its update is found by the position.
     chosen = "max_by({0}, case when position = state_position and not gone then position end) as {0},"
+    columns = {name: name for name in (*ROWS_VIEW_COLUMNS, *typed)}
+    added = []
+    for name, fields in addends.items():
+        news = f"case when position > coalesce(state_position, -1) then {name} end"
+        sums, states = f"{name}_sums", sum_name(name)
+        parts = {dialect.quote(field): f"sum(({news}).{dialect.quote(field)})" for field in fields}
+        added.append(f"case when count({news}) > 0 then {dialect.struct(parts)} end as {sums},")
+        wholes = {}
+        for field in fields:
+            quoted = dialect.quote(field)
+            before = f"coalesce({states}.{quoted}, {dialect.of_text(field)})"
+            added_to = f"coalesce({before} + {sums}.{quoted}, {before}, {sums}.{quoted})"
+            wholes[quoted] = f"cast({added_to} as bigint)"
+        columns[states] = f"case when {sums} is null then {states} else {dialect.struct(wholes)} end"
+        columns["state"] = f"case when {sums} is null then {columns['state']} end"
+        columns[STATE_VERSION] = f"case when {sums} is null then {columns[STATE_VERSION]} else 0 end"
     return _QUERY.format(
         source=source,
         empty_list=dialect.value,
-        columns=", ".join((*ROWS_VIEW_COLUMNS, *typed)),
+        columns=", ".join(f"{value} as {name}" for name, value in columns.items()),
+        addends="\n        ".join(added),
         has_state=" or ".join(f"{name} is not null" for name in ("state", "state_bytes", *typed)),
         typed="\n        ".join(map(chosen.format, typed)),
     )

@@ -6,6 +6,8 @@ One Parquet row is one *row update*: the new value of a key's row after a bundle
 - updates of a key are ordered by (``sequencer``, ``commit_number``);
 - the state and its ``state_version`` come from the last update that set or deleted the state (``state``,
   ``state_bytes`` or a column of states with a schema not null, or ``deleted``); a null version is 0;
+- addends (a column ``addend_…`` not null) of later updates are added to that state, field by field; a null adds nothing,
+  and no state is one of nulls. Their order does not matter;
 - the timers come from the last update whose ``timers`` is not null or which is ``deleted`` (a deleting update with
   null ``timers`` leaves none);
 - the hold comes from the last update;
@@ -29,6 +31,7 @@ import pyarrow.compute as pc
 from millpond.statestore.errors import DataError
 from millpond.statestore.rows.state_schema import (
     UTC_TIMESTAMP,
+    addend_columns_among,
     kind_as_written,
     production_columns_among,
     production_name,
@@ -293,14 +296,20 @@ def _typed_columns(table: pa.Table, columns: Sequence[str]) -> dict[str, pa.Arra
             raise DataError(
                 "the file has another schema in a column than the column's name says", column=name
             )
+        if addend_columns_among([name]) and any(part.type != pa.int64() for part in field.type):
+            raise DataError("the file has addends that are no whole numbers of 64 bits", column=name)
         found[name] = _convert(column, pa.list_(field.type) if is_list else field.type)
     return found
 
 
 def with_texts(updates: pa.Table, but: Collection[str] = ()) -> pa.Table:
-    """Return row updates without columns of cells ``but`` these: other states and productions with a schema are text."""
+    """Return row updates without columns of cells ``but`` these: other states and productions with a schema are text.
+
+    Addends stay, because they are no states yet.
+    """
     names = updates.column_names
-    typed = [name for name in typed_columns_among(names) if name not in but]
+    kept_cells = {*but, *addend_columns_among(names)}
+    typed = [name for name in typed_columns_among(names) if name not in kept_cells]
     of_states, of_productions = state_columns_among(typed), production_columns_among(typed)
     for name in of_states:
         column = updates.column(name).combine_chunks()

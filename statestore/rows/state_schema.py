@@ -9,6 +9,9 @@ Values of productions whose stream declares a schema (``produces=``) are such ce
 such as ``productions_5f0c1a2b``, as long as ``productions``: null where a production has another schema or none. In memory
 a production has them in a separate field, ``value_5f0c1a2b``.
 
+What an update adds to a state of whole numbers that it has not read (`AddendCodec`) is in a column such as
+``addend_5f0c1a2b``, named after the column of the state; `millpond.statestore.rows.merge` adds it up.
+
 Whoever does not ask for cells reads such a state or value as its JSON text (`texts_of`), so ``state ->> 'total'`` continues to work.
 A row that was stored as text is read as before, and moves to the column when it is next written.
 """
@@ -34,8 +37,8 @@ from millpond.statestore.rows.value_text import as_python, decode_value, encode_
 StateCells: TypeAlias = tuple[Any, ...]
 """The fields of a state, in the order of its schema."""
 
-_NAME: Final = re.compile(r"(?:state|productions)_[0-9a-f]{8}")
-_STATE, _PRODUCTIONS, _VALUE = "state_", "productions_", "value_"
+_NAME: Final = re.compile(r"(?:state|addend|productions)_[0-9a-f]{8}")
+_STATE, _ADDEND, _PRODUCTIONS, _VALUE = "state_", "addend_", "productions_", "value_"
 _FORBIDDEN: Final = re.compile(r"[ ,;{}()\n\t=]")
 _FLOAT_BITS: Final = 32
 _DECIMAL_DIGITS_MAX: Final = 38
@@ -72,13 +75,17 @@ def state_columns_among(names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(_STATE) and is_typed_column(name)]
 
 
+def addend_columns_among(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(_ADDEND) and is_typed_column(name)]
+
+
 def production_columns_among(names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(_PRODUCTIONS) and is_typed_column(name)]
 
 
 def stored_columns(columns: Sequence[str], names: Iterable[str]) -> list[str]:
     """Return which columns of a file, by their ``names``, make up these columns of rows."""
-    wanted = frozenset(columns)
+    wanted = {*columns, *([_ADDEND[:-1]] if _STATE[:-1] in columns else ())}
     return [
         name
         for name in names
@@ -89,6 +96,16 @@ def stored_columns(columns: Sequence[str], names: Iterable[str]) -> list[str]:
 def state_field(kind: pa.StructType) -> pa.Field:
     """Return the column of states of this type, whose name follows from the type alone."""
     return _field(_STATE, kind)
+
+
+def addend_field(kind: pa.StructType) -> pa.Field:
+    """Return the column of what updates add to states of this type."""
+    return _field(_ADDEND, kind)
+
+
+def sum_name(addend: str) -> str:
+    """Return the row's column for the states to which a column of addends adds."""
+    return addend.replace(_ADDEND, _STATE, 1)
 
 
 def value_field(kind: pa.StructType) -> pa.Field:
@@ -254,6 +271,28 @@ class SchemaCodec:
                 reason=reason,
             ) from error
         return tuple(cells.values())
+
+
+class AddendCodec(SchemaCodec):
+    """The codec of states that code only adds to: a dict is what an update adds to each field, not the state."""
+
+    def __init__(self, schema: pa.Schema | pa.StructType, whole: str = "state") -> None:
+        super().__init__(schema, whole)
+        check_addend(self.kind)
+        self.column = addend_field(self.kind)
+
+    def __reduce__(self) -> tuple[type[SchemaCodec], tuple[pa.StructType, str]]:
+        return AddendCodec, (self.kind, self._whole)
+
+
+def check_addend(kind: pa.StructType) -> None:
+    for field in kind:
+        if field.type != pa.int64() or not field.nullable:
+            raise InvalidError(
+                "a combining state has sums of whole numbers: each field is a nullable int64",
+                part=f"state.{field.name}",
+                type=str(field.type) if field.nullable else f"{field.type} not null",
+            )
 
 
 def _known_parts(value: Any, kind: pa.DataType) -> Any:
