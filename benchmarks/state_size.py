@@ -4,6 +4,10 @@ Each key has 400 incompressible bytes of state. The keys are loaded, the pipelin
 touch random selections of them. Millpond's workers may keep 128 MiB of rows each. The comparison, if it ends
 within the time, is ``transformWithState`` with RocksDB, which may use the same memory.
 
+The state is 400 bytes that each record replaces by a hash of them; or 50 sums, of code that reads and sets them, and of
+code that only adds to them (docs/design/027-blind-updates.md). Both take a bundle as a table, and run on the local
+runner too.
+
     python -m benchmarks.state_size --keys 1000000 --touched 1000,20000 --json build/bench/state_size.json
 """
 
@@ -11,9 +15,10 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import resource
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from itertools import count, pairwise
@@ -22,13 +27,15 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import numpy as np
 import psutil
+import pyarrow as pa
 
 import millpond as mp
 from benchmarks.json_result import tell_result
 from benchmarks.numbers import numbers
 from benchmarks.state_size_spark import ENGINE as ROCKSDB
-from benchmarks.state_size_spark import run_query, spark_settings, write_batch
+from benchmarks.state_size_spark import batch_file, run_query, spark_settings, write_batch
 from millpond.executor.spark.session import spark_session
 from millpond.executor.superstep.plan import InputPosition
 from millpond.executor.superstep.report import SuperstepReport
@@ -36,11 +43,13 @@ from millpond.statestore.log.snapshot import load
 from millpond.statestore.system import SystemClock
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from pyspark.sql import DataFrame, SparkSession
 
     from millpond.executor.spark.run import SparkRun
 
 ENGINE: Final = "millpond-spark"
+LOCAL: Final = "millpond-local"
 
 _STATE_BYTES: Final = 400
 _BUDGET_MIB: Final = 128
@@ -48,8 +57,8 @@ _CORES: Final = 2
 _AT_ONCE: Final = 250_000
 """How many keys a superstep loads."""
 
-_SUPERSTEPS: Final = 8
-_WARM_UP: Final = 2
+_SUPERSTEPS: Final = 12
+_WARM_UP: Final = 4
 _BASE_KEYS: Final = 1_000
 """So few that what a worker has in memory is what it needs without any."""
 
@@ -68,30 +77,127 @@ class Blob(mp.Computation):
         context.state.set(hashlib.shake_128(before).digest(_STATE_BYTES))
 
 
-def run_on_millpond(keys: int, touched: Sequence[int]) -> list[dict[str, Any]]:
+_NAMES: Final = [f"sum{number}" for number in range(_STATE_BYTES // 8)]
+_SUMS: Final = pa.schema([(name, pa.int64()) for name in _NAMES])
+# Odd numbers, so that the summands of a record look like chance to a compressor.
+_FACTORS: Final = np.arange(len(_NAMES), dtype=np.int64) * 0x9E3779B97F4A7 + 0x2545F4914F6CD1D
+_BITS: Final = 40
+
+
+def _summed(table: pa.Table, groups: mp.types.KeyGroups) -> npt.NDArray[np.int64]:
+    """Return what the records of each key add to each sum."""
+    summands = (table["at"].to_numpy()[None, :] * _FACTORS[:, None]) >> (64 - _BITS)
+    return np.add.reduceat(summands, groups.bounds[:-1], axis=1)
+
+
+class ReadSums(mp.Computation):
+    """Reads sums, and sets them."""
+
+    def process_table(
+        self, context: mp.types.TableContext, table: pa.Table, groups: mp.types.KeyGroups
+    ) -> None:
+        """Set each sum to what it was and what the records add."""
+        before = [column.fill_null(0).to_numpy() for column in groups.states.flatten()]
+        sums = zip(_NAMES, before, _summed(table, groups), strict=True)
+        groups.set_states({name: was + added for name, was, added in sums})
+
+
+class AddedSums(mp.Computation):
+    """Adds to sums that it does not read."""
+
+    def process_table(
+        self, context: mp.types.TableContext, table: pa.Table, groups: mp.types.KeyGroups
+    ) -> None:
+        """Add what the records add."""
+        groups.add_states(dict(zip(_NAMES, _summed(table, groups), strict=True)))
+
+
+_LOCALLY: Final = ("sums read", "sums added")
+CODES: Final[dict[str, tuple[mp.Computation, Any]]] = {
+    "blob": (Blob(), None),
+    "sums read": (ReadSums(), _SUMS),
+    "sums added": (AddedSums(), mp.types.CombiningState(_SUMS)),
+}
+
+
+def run_on_millpond(keys: int, touched: Sequence[int], code: str) -> list[dict[str, Any]]:
     """Load that many keys, and for each number of touched ones start again and run supersteps."""
     clock, runs = SystemClock(), []
     batches = count()
     with tempfile.TemporaryDirectory(prefix="millpond-state-") as folder:
+        inputs = Path(folder, "input")
         with _session({}) as spark:
             begun_us = clock.monotonic_us()
-            with _run(spark, Path(folder)) as run:
+            with _run(spark, Path(folder), code) as run:
                 for frame, batch in zip(_loaded(spark, keys), batches, strict=False):
-                    _consume(run, frame, batch)
+                    _consume(run, _records(frame), batch)
             load_s = (clock.monotonic_us() - begun_us) / 1e6
         for number in touched:
+            # Files, as for the comparison: a query that makes its records costs as much as the superstep.
+            numbers = [next(batches) for _ in range(_SUPERSTEPS)]
+            with _session({}) as spark:
+                for step, batch in enumerate(numbers):
+                    write_batch(_records(_touched(spark, keys, number, step)), inputs, batch)
             # Other processes: what these have in memory is gone, as after a crash.
-            with _session({}) as spark, _run(spark, Path(folder)) as run, _peak_of(_is_worker) as peak:
+            with _session({}) as spark, _run(spark, Path(folder), code) as run, _peak_of(_is_worker) as peak:
                 times_us, read_bytes = [clock.monotonic_us()], []
-                for step in range(_SUPERSTEPS):
-                    report = _consume(run, _touched(spark, keys, number, step), next(batches))
+                for batch in numbers:
+                    frame = spark.read.schema("k STRING, at BIGINT").parquet(f"{batch_file(inputs, batch)}")
+                    report = _consume(run, frame, batch)
                     read_bytes.append(report.read_bytes)
                     times_us.append(clock.monotonic_us())
             times_ms = [(after - before) / 1e3 for before, after in pairwise(times_us)]
             state_bytes = _live_bytes(Path(folder))
             figures = _figures(ENGINE, keys, number, times_ms, read_bytes, state_bytes, peak[0], load_s)
-            runs.append(figures)
+            runs.append({"code": code, **figures})
     return runs
+
+
+def run_on_local_runner(keys: int, touched: Sequence[int], code: str) -> list[dict[str, Any]]:
+    """The same in one process without Spark, with as much memory; each superstep is durable before the next begins."""
+    clock, runs, rng = SystemClock(), [], np.random.default_rng(3)
+    with tempfile.TemporaryDirectory(prefix="millpond-state-") as folder:
+        begun_us = clock.monotonic_us()
+        with _local_run(Path(folder), code) as run:
+            for start in range(0, keys, _AT_ONCE):
+                run.inject_durably("records", _table(np.arange(start, min(start + _AT_ONCE, keys))))
+        load_s = (clock.monotonic_us() - begun_us) / 1e6
+        for number in touched:
+            tables = [_table(rng.integers(0, keys, number)) for _ in range(_SUPERSTEPS)]
+            with _local_run(Path(folder), code) as run:
+                times_us = [clock.monotonic_us()]
+                for table in tables:
+                    run.inject_durably("records", table)
+                    times_us.append(clock.monotonic_us())
+            times_ms = [(after - before) / 1e3 for before, after in pairwise(times_us)]
+            runs.append(
+                {
+                    "code": code,
+                    "engine": LOCAL,
+                    "keys": keys,
+                    "touched": number,
+                    "records_per_second": round(number / median(times_ms[_WARM_UP:]) * 1e3),
+                    "state_mib": round(_live_bytes(Path(folder)) / _MIB),
+                    "peak_process_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+                    "first_commit_s": round(times_ms[0] / 1e3, 2),
+                    "load_s": round(load_s, 1),
+                }
+            )
+    return runs
+
+
+def _table(ids: npt.NDArray[np.int64]) -> pa.Table:
+    scattered = (ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).tolist()
+    keys = [f"key{number:016x}{own}" for number, own in zip(scattered, ids.tolist(), strict=True)]
+    return pa.table({"k": keys, "at": ids})
+
+
+@contextmanager
+def _local_run(folder: Path, code: str) -> Iterator[mp.LocalRun]:
+    with mp.Store.open(folder / "pond") as store:
+        runner = mp.LocalRunner(store, progress=False, intervals=2, cache_mib=_CORES * _BUDGET_MIB)
+        with runner.start(_pipeline(code)) as run:
+            yield run
 
 
 def run_on_rocksdb(keys: int, touched: Sequence[int], limit_s: float) -> list[dict[str, Any]]:
@@ -119,12 +225,13 @@ def run_on_rocksdb(keys: int, touched: Sequence[int], limit_s: float) -> list[di
                         write_batch(frame.select("k"), inputs, next(batches))
                     done = run_query(spark, inputs, checkpoint, limit_s)
             if done is None:
-                unfinished = {"engine": ROCKSDB, "keys": keys, "touched": number}
+                unfinished = {"code": "blob", "engine": ROCKSDB, "keys": keys, "touched": number}
                 runs.append(unfinished | {"unfinished_after_s": limit_s})
                 continue
             times_ms, read_bytes = [batch.batch_ms for batch in done], [batch.read_bytes for batch in done]
             state_bytes = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
-            runs.append(_figures(ROCKSDB, keys, number, times_ms, read_bytes, state_bytes, peak[0], load_s))
+            figures = _figures(ROCKSDB, keys, number, times_ms, read_bytes, state_bytes, peak[0], load_s)
+            runs.append({"code": "blob", **figures})
     return runs
 
 
@@ -189,18 +296,23 @@ def _records(numbers: DataFrame) -> DataFrame:
 
 
 @contextmanager
-def _run(spark: SparkSession, folder: Path) -> Iterator[SparkRun]:
-    pipeline = mp.Pipeline("state_size")
-    records = pipeline.inject("records", key="k", at="at", at_unit="us", watermark=mp.Monotone())
-    records.apply(Blob(), name="blobs")
+def _run(spark: SparkSession, folder: Path, code: str) -> Iterator[SparkRun]:
     with mp.Store.open(folder / "pond") as store:
         runner = mp.SparkRunner(store, spark=spark, progress=False, intervals=2, cache_mib=_BUDGET_MIB)
-        with runner.open(pipeline) as run:
+        with runner.open(_pipeline(code)) as run:
             yield run
 
 
-def _consume(run: SparkRun, numbers: DataFrame, batch: int) -> SuperstepReport:
-    report = run.consume(_records(numbers), InputPosition(stream="records", source="state-size", batch=batch))
+def _pipeline(code: str) -> mp.Pipeline:
+    pipeline = mp.Pipeline("state_size")
+    records = pipeline.inject("records", key="k", at="at", at_unit="us", watermark=mp.Monotone())
+    computation, state = CODES[code]
+    records.apply(computation, name="blobs", state=state)
+    return pipeline
+
+
+def _consume(run: SparkRun, records: DataFrame, batch: int) -> SuperstepReport:
+    report = run.consume(records, InputPosition(stream="records", source="state-size", batch=batch))
     assert report is not None
     return report
 
@@ -238,17 +350,23 @@ def _peak_of(is_watched: Callable[[psutil.Process], bool]) -> Iterator[list[int]
         watcher.join()
 
 
-def measure(keys: Sequence[int], touched: Sequence[int], limit_s: float = 0.0) -> list[dict[str, Any]]:
+def measure(
+    keys: Sequence[int], touched: Sequence[int], limit_s: float = 0.0, codes: Collection[str] = tuple(CODES)
+) -> list[dict[str, Any]]:
     """Measure each size in a separate process; ``limit_s=0`` leaves ``transformWithState`` out."""
     # By this module's own name, under which the workers import the computation.
+    from benchmarks.state_size import run_on_local_runner as on_local_runner
     from benchmarks.state_size import run_on_millpond as on_millpond
     from benchmarks.state_size import run_on_rocksdb as on_rocksdb
 
-    (base,) = _in_process(on_millpond, _BASE_KEYS, [_BASE_KEYS])
+    (base,) = _in_process(on_millpond, _BASE_KEYS, [_BASE_KEYS], "blob")
     runs = []
     for size in keys:
-        ours = _in_process(on_millpond, size, touched)
-        runs += [run | {"base_worker_mib": base["peak_worker_mib"]} for run in ours]
+        for code in codes:
+            ours = _in_process(on_millpond, size, touched, code)
+            runs += [run | {"base_worker_mib": base["peak_worker_mib"]} for run in ours]
+            if code in _LOCALLY:
+                runs += _in_process(on_local_runner, size, touched, code)
         if limit_s:
             runs += _in_process(on_rocksdb, size, touched, limit_s)
         click.echo("\n".join(f"{run}" for run in runs if run["keys"] == size), err=True)
@@ -264,12 +382,22 @@ def _in_process(run: Callable[..., list[dict[str, Any]]], *arguments: Any) -> li
 @click.option("--keys", default="1000000,4000000,16000000", callback=numbers(int), show_default=True)
 @click.option("--touched", default="1000,20000", callback=numbers(int), show_default=True)
 @click.option(
+    "--code",
+    "codes",
+    type=click.Choice(tuple(CODES)),
+    multiple=True,
+    default=tuple(CODES),
+    help="Only this; may be repeated.",
+)
+@click.option(
     "--limit-s", default=600.0, show_default=True, help="How long transformWithState may take; 0: without it."
 )
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures there.")
-def main(keys: list[int], touched: list[int], limit_s: float, path: Path | None) -> None:
+def main(
+    keys: list[int], touched: list[int], codes: tuple[str, ...], limit_s: float, path: Path | None
+) -> None:
     """Run the benchmark."""
-    tell_result({"runs": measure(keys, touched, limit_s)}, path, indent=2)
+    tell_result({"runs": measure(keys, touched, limit_s, codes)}, path, indent=2)
 
 
 if __name__ == "__main__":

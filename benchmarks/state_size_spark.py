@@ -84,6 +84,11 @@ class Batch:
     read_bytes: int
 
 
+def batch_file(folder: Path, number: int) -> Path:
+    """The file of a batch of this number."""
+    return folder / f"{number:06d}.parquet"
+
+
 def write_batch(frame: DataFrame, folder: Path, number: int) -> None:
     """Write records as one file, which is one micro-batch.
 
@@ -93,7 +98,7 @@ def write_batch(frame: DataFrame, folder: Path, number: int) -> None:
         number: the files are read in the order of their numbers.
     """
     folder.mkdir(exist_ok=True)
-    target = folder / f"{number:06d}.parquet"
+    target = batch_file(folder, number)
     frame.toPandas().to_parquet(target, index=False)
     # Spark reads files in the order of their times.
     modified_s = _FIRST_MODIFIED_S + number

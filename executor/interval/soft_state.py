@@ -318,7 +318,8 @@ class SoftState:
     def _catch_up(self, unread: Sequence[LiveFile]) -> None:
         if self._layout.adds:
             if self.ids.is_prepared:
-                self.ids.add_updates(self._reader.read([file.path for file in unread], ID_COLUMNS))
+                paths = [file.path for file in unread]
+                self.ids.add_updates(self._reader.read(paths, ID_COLUMNS, interval=self._interval))
             return
         columns = [*MERGE_COLUMNS, "record_ids"] if self.ids.is_prepared else MERGE_COLUMNS
         updates = self._reader.read([file.path for file in unread], columns, interval=self._interval)

@@ -50,13 +50,13 @@ _LOG = logging.getLogger("millpond")
 # The part of a fingerprint that a combining state declares.
 _SUMS: Final = "state"
 _NOT_ADDABLE: Final = (
-    "the computation's rows are no sums of this CombiningState: give the step another name, and drop= the former one in "
-    "the pipeline, or keep the plain schema"
+    "the CombiningState cannot add to the computation's rows, which are of other code: keep that code, or give this one "
+    "another name and drop= the former one in the pipeline"
 )
 _OTHER_SUMS: Final = (
-    "the step's sums are those of other code: keep the "
-    "CombiningState and its schema, or give this step another name and drop= the former one in the pipeline, or, if the "
-    "new code reads its state, raise state_version and convert the sums with upgrade_state"
+    "the computation's rows are sums of another CombiningState than the code's: keep the declaration, or give the "
+    "computation another name and drop= the former one in the pipeline, or, for code that reads its state, raise "
+    "state_version and convert the sums with upgrade_state"
 )
 
 
@@ -288,9 +288,8 @@ def _check_addable(node: ComputationNode, snapshot: Snapshot, name: str, objects
         try:
             states_to_add_to(rows.filter(pa.array(has_state(rows))), addends)
         except DataError as error:
-            raise InvalidError(
-                _NOT_ADDABLE, computation=node.name, reason=error.message, **error.details
-            ) from error
+            reason = error.details.get("reason", error.message)
+            raise InvalidError(_NOT_ADDABLE, computation=node.name, reason=reason) from error
         if lengths_of(rows.column("timers").combine_chunks()).any():
             raise InvalidError(_NOT_ADDABLE, computation=node.name, reason="there are timers")
 

@@ -10,7 +10,7 @@ superstep, and ``visits@`` waits for sinks only.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, Final, Literal, TypeAlias, TypedDict
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from millpond.executor.computation.computation import Computation, Drain, Way
 from millpond.executor.computation.context import declared_counters
-from millpond.executor.computation.state import CombiningState
+from millpond.executor.computation.state import CombiningState, StateLayout
 from millpond.executor.inputs.keys import KeyExtractor
 from millpond.executor.sinks.sink import Sink
 from millpond.executor.time.clocks import declared_percentiles, horizon_us
@@ -156,7 +156,8 @@ def way_of(node: ComputationNode) -> Way:
     """Return how a computation runs with its options."""
     way = node.computation.way()
     if way.name in ("hooks", "table"):
-        return way
+        adds = StateLayout.of(node.computation).adds
+        return replace(way, because=f"{way.because}; its state is added to, not read") if adds else way
     if node.user_code_timeout is not None:
         return Way("hooks", "user_code_timeout limits the code")
     if node.cycle:

@@ -166,6 +166,27 @@ def test_table_with_states_that_do_not_fit(told: Told) -> None:
         )
 
 
+SUMS = mp.types.CombiningState(COUNT)
+
+
+@pytest.mark.mistake("combining-state-read")
+def test_sum_that_code_reads(told: Told) -> None:
+    with told.by_error("counter"):
+        run_tables(lambda _, groups: groups.state("count"), state=SUMS)
+
+
+@pytest.mark.mistake("combining-state-with-a-timer")
+def test_timer_beside_a_sum(told: Told) -> None:
+    with told.by_error("counter"):
+        run_code(lambda context, _: context.set_timer(0), state=SUMS)
+
+
+@pytest.mark.mistake("combining-state-of-other-numbers")
+def test_sum_of_floats(told: Told) -> None:
+    with told.by_error("counter", "state.spent", "double"):
+        counting(state=mp.types.CombiningState(pa.schema([("spent", pa.float64())])))
+
+
 class Locked(Does):
     def __init__(self) -> None:
         super().__init__()
@@ -213,9 +234,9 @@ class Packed(Does):
     codec = mp.MsgpackCodec()
 
 
-def of(computation: mp.Computation) -> mp.Pipeline:
+def of(computation: mp.Computation, **options: Any) -> mp.Pipeline:
     pipeline = mp.Pipeline("searches")
-    pipeline.inject("queries", key="query", at="at").apply(computation, name="counter")
+    pipeline.inject("queries", key="query", at="at").apply(computation, name="counter", **options)
     return pipeline
 
 
@@ -256,6 +277,23 @@ def test_changed_step_with_open_windows(told: Told) -> None:
 
     with told.by_error("hourly", "Count()", "Sum(of='n')"):
         then(hourly(mp.Count()), hourly(mp.Sum("n")))
+
+
+class Adds(mp.Computation):
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        context.state.add({"count": 1})
+
+
+@pytest.mark.mistake("sums-read-by-other-code")
+def test_code_that_reads_what_was_a_sum(told: Told) -> None:
+    with told.by_error("counter", "CombiningState(count: int64)"):
+        then(of(Adds(), state=SUMS), of(Does()))
+
+
+@pytest.mark.mistake("sums-over-other-states")
+def test_sum_over_states_of_another_form(told: Told) -> None:
+    with told.by_error("counter"):
+        then(of(Does()), of(Adds(), state=SUMS))
 
 
 @pytest.mark.mistake("computation-renamed")

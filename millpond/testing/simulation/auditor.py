@@ -40,6 +40,7 @@ _LONG_AGO: Final = -(2**63)
 _COUNTED: Final = ("millpond/total/", "millpond/count/", "millpond/input_rows/", "millpond/injected/")
 _SAID_SINCE: Final = (
     "millpond/codec/",
+    "millpond/state_columns/",
     "millpond/state_version/",
     "millpond/fingerprint/",
     "millpond/backfill/",
@@ -409,8 +410,9 @@ class Auditor:
         table = decode_rows(data, ROW_SCHEMA.names, None, name=file_name_of(path))
         for row in table.to_pylist():
             encoded = row["state"] if row["state"] is not None else row["state_bytes"]
-            has_state = encoded is not None or bool(row["deleted"])
-            state = None
+            cells = _filled(row, "state_")
+            has_state = encoded is not None or cells is not None or bool(row["deleted"])
+            state = cells
             if encoded is not None:
                 state = orjson.loads(encoded) if node is None else node.computation.codec.decode(encoded)
             timers = row["timers"]
@@ -432,6 +434,7 @@ class Auditor:
                     ),
                     has_state=has_state,
                     has_timers=timers is not None,
+                    added=_filled(row, "addend_"),
                 ),
             )
 
@@ -439,16 +442,23 @@ class Auditor:
 class _Update:
     """A row update as a file holds it; fields that it leaves open keep their value."""
 
-    __slots__ = ("has_state", "has_timers", "row")
+    __slots__ = ("added", "has_state", "has_timers", "row")
 
-    def __init__(self, row: RowVersion, *, has_state: bool, has_timers: bool) -> None:
+    def __init__(
+        self, row: RowVersion, *, has_state: bool, has_timers: bool, added: Mapping[str, int | None] | None
+    ) -> None:
         self.row = row
+        self.added = added
         self.has_state = has_state
         self.has_timers = has_timers
 
     def after(self, before: RowVersion | None) -> RowVersion:
         row = self.row
         state = row.state if self.has_state or before is None else before.state
+        if self.added is not None:
+            state = dict(state or dict.fromkeys(self.added))
+            for name, number in self.added.items():
+                state[name] = number if state[name] is None else state[name] + (number or 0)
         timers = row.timers if self.has_timers or before is None else before.timers
         if state is row.state and timers is row.timers:
             return row
@@ -462,6 +472,17 @@ class _Update:
             row.productions,
             row.table_version,
         )
+
+
+def _filled(row: Mapping[str, Any], prefix: str) -> dict[str, Any] | None:
+    """The cells of a row in whichever column of a schema has some."""
+    return next(
+        (cells for name, cells in row.items() if _has_schema(name, prefix) and cells is not None), None
+    )
+
+
+def _has_schema(name: str, prefix: str) -> bool:
+    return name.startswith(prefix) and name not in ROW_SCHEMA.names
 
 
 def _superstep(positions: Mapping[str, int]) -> int:

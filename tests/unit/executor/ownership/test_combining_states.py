@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.rows import files as row_files
+from millpond.statestore.rows import row_format
 from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.rows.merge import merge_updates
 from millpond.statestore.rows.row import Fence
@@ -33,6 +35,7 @@ from tests.unit.executor.ownership.test_typed_states import ALL, Pond, column_of
 
 SUMS = pa.schema([("n", pa.int64()), ("total", pa.int64())])
 STATE = CombiningState(SUMS)
+_TOKENS = count(1)
 KEEP_ALL = UpkeepPolicy(compaction=CompactionPolicy(files_max=10_000, fan_in=10_000))
 
 
@@ -86,6 +89,10 @@ def test_repeated_ids_are_found_without_the_rows():
     for _ in range(3):
         pond.run(Adding(), rows=rows, state=STATE)
     assert totals(pond) == {"a": (2, 20), "b": (2, 20), "c": (1, 10)}
+
+
+def test_explain_tells_that_no_state_is_read():
+    assert "once a record; its state is added to, not read" in Pond.pipeline(Adding(), state=STATE).explain()
 
 
 # ------------------------------------------------------------- what it refuses
@@ -221,7 +228,7 @@ def test_rows_that_are_no_sums_are_refused(computation: Computation, options: di
     if isinstance(computation, WithVersion):
         computation.process_record = Setting().process_record
     pond.run(computation, "a", **options)
-    with pytest.raises(InvalidError, match=r"no sums of this CombiningState|newer code"):
+    with pytest.raises(InvalidError, match=r"cannot add to the computation's rows|newer code"):
         pond.run(Adding(), "b", state=STATE)
 
 
@@ -236,7 +243,7 @@ def test_rows_that_are_no_sums_are_refused(computation: Computation, options: di
 def test_sums_refuse_other_code(computation: Computation, options: dict[str, Any]):
     pond = Pond()
     pond.run(Adding(), "a", state=STATE)
-    with pytest.raises(InvalidError, match=r"sums are those of other code.*CombiningState\(n: int64"):
+    with pytest.raises(InvalidError, match=r"sums of another CombiningState.*CombiningState\(n: int64"):
         pond.run(computation, "a", **options)
     pond.run(Adding(), "a", state=STATE)
     assert totals(pond) == {"a": (2, 20)}
@@ -313,10 +320,17 @@ def test_a_fork_and_its_origin_add_apart(tmp_path: Path):
 
 
 @pytest.mark.parametrize("memory_bytes_max", [1 << 30, 0])
+@pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize("batch_rows", [1, 64])
-def test_compaction_changes_no_sum(monkeypatch: pytest.MonkeyPatch, memory_bytes_max: int, batch_rows: int):
+def test_compaction_changes_no_sum(
+    monkeypatch: pytest.MonkeyPatch, memory_bytes_max: int, paged: bool, batch_rows: int
+):
     """Files of text, of states with the schema, and of addends, in any neighbourhood."""
     monkeypatch.setattr(row_files, "_BATCH_ROWS_MIN", batch_rows)
+    if paged:
+        monkeypatch.setattr(row_format, "PAGED_BYTES_MIN", 0)
+        monkeypatch.setattr(row_files, "COMPACTED_PAGED_BYTES_MIN", 0)
+        monkeypatch.setattr(row_files, "LARGE_BYTES", 0)
     pond = Pond(upkeep=KEEP_ALL)
     names = [f"k{number:02d}" for number in range(12)]
     steps: Sequence[tuple[Computation, dict[str, Any]]] = [
@@ -341,9 +355,7 @@ def test_compaction_changes_no_sum(monkeypatch: pytest.MonkeyPatch, memory_bytes
                 Compaction(interval=Interval("c"), files=files[start:stop], is_complete=not start),
                 ALL,
                 fence=Fence(Sequencer(1 << 30), CommitNumber(1)),
-                token=f"{start}{stop}".rjust(32, "0")
-                if memory_bytes_max
-                else f"{start}{stop}".rjust(32, "1"),
+                token=f"{next(_TOKENS):032x}",
                 memory_bytes_max=memory_bytes_max,
             )
             assert compacted.file is not None
@@ -351,12 +363,20 @@ def test_compaction_changes_no_sum(monkeypatch: pytest.MonkeyPatch, memory_bytes
             paths += [file.path for file in files[stop:]]
             found = merge_updates(read_row_files(pond.objects, paths, keeps_cells=True))
             assert sums_in(found) == sums_in(former)
+            for key in ("k00", "k07", "none"):
+                updates = read_row_files(pond.objects, paths, keys=[key], large=set(paths), keeps_cells=True)
+                assert sums_in(merge_updates(updates)) == {
+                    own: sums for own, sums in sums_in(former).items() if own == key
+                }
 
 
 def sums_in(rows: pa.Table) -> dict[str, Any]:
     assert not addend_columns_among(rows.column_names)
-    cells = rows.column(column_of(SUMS)).to_pylist()
-    return {row["key"]: own or row["state"] for row, own in zip(comparable(rows), cells, strict=True)}
+    found = {row["key"]: row["state"] for row in comparable(rows)}
+    if column_of(SUMS) in rows.column_names:
+        cells = rows.column(column_of(SUMS)).to_pylist()
+        found |= {key: own for key, own in zip(found, cells, strict=True) if own is not None}
+    return found
 
 
 def test_runs_that_compact_fold_what_was_added():
