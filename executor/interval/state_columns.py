@@ -266,6 +266,9 @@ def _where(chosen: _Mask, states: pa.StructArray) -> pa.StructArray:
 def _differing(one: pa.StructArray, other: pa.StructArray) -> _Mask:
     """Return where states differ, as their cells would: all NaN are one, and -0.0 is 0.0."""
     differs = _is_null(one) ^ _is_null(other)
+    if one.null_count == len(one):
+        # Of new keys, and of sums that are only added to, no field needs a look.
+        return differs
     for left, right in zip(one.flatten(), other.flatten(), strict=True):
         differs |= _differing_cells(left, right)
     return differs

@@ -279,7 +279,7 @@ class AddendCodec(SchemaCodec):
     def __init__(self, schema: pa.Schema | pa.StructType, whole: str = "state") -> None:
         super().__init__(schema, whole)
         check_addend(self.kind)
-        self.column = addend_field(self.kind)
+        self.column: pa.Field = addend_field(self.kind)
 
     def __reduce__(self) -> tuple[type[SchemaCodec], tuple[pa.StructType, str]]:
         return AddendCodec, (self.kind, self._whole)

@@ -93,6 +93,8 @@ def encode_value(value: Any) -> str:
         >>> encode_value({"n": 3}), encode_value([Decimal("1.10")])
         ('{"n":3}', '  {"$value":["1.10"],"$types":{"/0":"decimal"}}')
     """
+    if type(value) is int and _INT_MIN <= value <= _INT_MAX:
+        return str(value)
     text = _flat_text(value) if type(value) is dict else _plain_text(value)
     if text is not None:
         return text
