@@ -240,12 +240,12 @@ class _Sums:
                 raise DataError("a key has addends of two schemas", column=name)
             has_sum |= has_own
             is_state = has_own & (ends >= 0)
-            befores = np.flatnonzero(is_state & (states >= 0))
-            base = table.select(["state", STATE_VERSION, sum_name(name)]).take(pa.array(states[befores]))
+            based = np.flatnonzero(is_state & (states >= 0))
+            base = table.select(["state", STATE_VERSION, sum_name(name)]).take(pa.array(states[based]))
             former = states_to_add_to(base, table.schema.field(name))
             total = _sum_by_owner(
                 pa.concat_arrays([column.take(pa.array(rows)), former]),
-                np.concatenate([owners[rows], befores]),
+                np.concatenate([owners[rows], based]),
                 len(by_key),
             )
             untouched = take_rows(table.column(sum_name(name)), _nullable(np.where(is_state, -1, states)))
