@@ -8,11 +8,12 @@ indexed assignment.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +25,12 @@ from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, has_state, l
 from millpond.statestore.rows.state_schema import (
     SchemaCodec,
     addend_columns_among,
+    addend_name,
     state_columns_among,
     struct_of,
     sum_name,
 )
+from millpond.statestore.rows.value_text import decode_value
 
 _CHUNK_BYTES_MAX: Final = 2**30
 _WIDE: Final = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
@@ -86,6 +89,7 @@ _TIMERS: Final = MERGE_COLUMNS.index("timers")
 _STATE_VERSION: Final = MERGE_COLUMNS.index(STATE_VERSION)
 _DELETED: Final = MERGE_COLUMNS.index("deleted")
 _HALF_BITS: Final = 32
+_HALF: Final = 2**_HALF_BITS - 1
 
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 _Index: TypeAlias = npt.NDArray[np.int64]
@@ -207,6 +211,9 @@ def _first_valid(one: pa.StructArray, other: pa.StructArray) -> pa.StructArray:
 class _Sums:
     """The sums of the addends of each key that are newer than its state or deletion.
 
+    Schemas only grow, so each has all fields of the smaller ones. The sum of a key has the largest schema among its
+    addends and its state.
+
     Attributes:
         is_state: the keys with a sum that is a state, because a state or a deletion came before the addends.
         columns: the columns of sums and of addends, complete, by name.
@@ -219,81 +226,132 @@ class _Sums:
 
         ``states`` are the rows with the states of the keys, ``ends`` these and the deletions; -1 where there is none.
         """
-        self.is_state: _Mask = np.zeros(len(by_key), np.bool_)
+        count = len(by_key)
+        self.is_state: _Mask = np.zeros(count, np.bool_)
         self.columns: dict[str, pa.Array] = {}
-        names = addend_columns_among(table.column_names)
+        names = _by_size(table.schema)
         if not names:
             return
-        slots = np.empty(len(by_key), np.int64)
-        slots[by_key] = np.arange(len(by_key))
+        slots = np.empty(count, np.int64)
+        slots[by_key] = np.arange(count)
         owners = slots[codes]
         ranks = np.empty(len(order), np.int64)
         ranks[order] = np.arange(len(order))
         is_newer = ranks > np.where(ends < 0, -1, ranks[ends])[owners]
-        has_sum = np.zeros(len(by_key), np.bool_)
+        parts: list[_Part] = []
         for name in names:
-            column = table.column(name).combine_chunks()
-            rows = np.flatnonzero(is_newer & _flags(column.is_valid()))
-            has_own = np.zeros(len(by_key), np.bool_)
-            has_own[owners[rows]] = True
-            if (has_sum & has_own).any():
-                raise DataError("a key has addends of two schemas", column=name)
-            has_sum |= has_own
-            is_state = has_own & (ends >= 0)
-            based = np.flatnonzero(is_state & (states >= 0))
-            base = table.select(["state", STATE_VERSION, sum_name(name)]).take(pa.array(states[based]))
-            former = states_to_add_to(base, table.schema.field(name))
-            total = _sum_by_owner(
-                pa.concat_arrays([column.take(pa.array(rows)), former]),
-                np.concatenate([owners[rows], based]),
-                len(by_key),
-            )
-            untouched = take_rows(table.column(sum_name(name)), _nullable(np.where(is_state, -1, states)))
-            self.columns[sum_name(name)] = _first_valid(_where(total, is_state), untouched)
-            self.columns[name] = _where(total, has_own & ~is_state)
-            self.is_state |= is_state
+            if addend_name(name) in table.column_names:
+                column = table.column(addend_name(name)).combine_chunks()
+                rows = np.flatnonzero(is_newer & _flags(column.is_valid()))
+            else:
+                column, rows = table.column(name).combine_chunks(), np.empty(0, np.int64)
+            parts.append(_Part(column.take(pa.array(rows)), owners[rows]))
+        schema = _largest(parts, np.full(count, -1))
+        has_sum = schema >= 0
+        self.is_state = has_sum & (ends >= 0)
+        based = np.flatnonzero(self.is_state & (states >= 0))
+        of_rows = table.select(["state", STATE_VERSION, *names]).take(pa.array(states[based]))
+        former = _states_to_add_to(of_rows, names)
+        of_states = [_Part(part.cells, based[part.owners]) for part in former]
+        # The text of a state has no schema.
+        schema = _largest(of_states[: len(names)], schema)
+        sums = _sums_by_field([*parts, *of_states], count)
+        for place, name in enumerate(names):
+            kind, own = table.schema.field(name).type, has_sum & (schema == place)
+            total = pa.StructArray.from_arrays([sums[field.name] for field in kind], fields=list(kind))
+            untouched = take_rows(table.column(name), _nullable(np.where(self.is_state, -1, states)))
+            self.columns[name] = _first_valid(_where(total, own & self.is_state), untouched)
+            if addend_name(name) in table.column_names:
+                self.columns[addend_name(name)] = _where(total, own & ~self.is_state)
+
+
+class _Part(NamedTuple):
+    """Addends, or states to which they add, of the keys with these numbers."""
+
+    cells: pa.StructArray
+    owners: _Index
+
+
+def _by_size(schema: pa.Schema) -> list[str]:
+    """Return the columns of sums, the smallest schema first; each has all fields of the one before."""
+    added = sorted(map(sum_name, addend_columns_among(schema.names)), key=lambda name: _size(schema, name))
+    if not added:
+        return []
+    fields = [frozenset(schema.field(name).type) for name in added]
+    if any(not small < large for small, large in pairwise(fields)):
+        raise DataError("the addends have schemas of which none has all fields of the others", columns=added)
+    # A compaction may have left only states of a former schema.
+    former = [
+        name
+        for name in state_columns_among(schema.names)
+        if name not in added
+        and all(own < (kind := frozenset(schema.field(name).type)) or kind < own for own in fields)
+    ]
+    return sorted([*added, *former], key=lambda name: _size(schema, name))
+
+
+def _size(schema: pa.Schema, name: str) -> int:
+    size: int = schema.field(name).type.num_fields
+    return size
+
+
+def _largest(parts: Sequence[_Part], schema: _Index) -> _Index:
+    for place, part in enumerate(parts):
+        schema[part.owners] = np.maximum(schema[part.owners], place)
+    return schema
 
 
 def _where(values: pa.Array, chosen: _Mask) -> pa.Array:
     return values.take(pa.array(np.arange(len(values)), mask=~chosen))
 
 
-def states_to_add_to(rows: pa.Table, addend: pa.Field) -> pa.StructArray:
-    """Return the states of rows that have one, all of version 0 and of the schema of the addends, or raise `DataError`."""
-    own = (
-        rows.column(sum_name(addend.name)).combine_chunks()
-        if sum_name(addend.name) in rows.column_names
-        else pa.nulls(rows.num_rows, addend.type)
-    )
-    texts = rows.column("state").combine_chunks()
-    version = pc.max(rows.column(STATE_VERSION)).as_py()
-    if version or not pc.all(pc.or_(own.is_valid(), texts.is_valid()), min_count=0).as_py():
-        raise DataError("states of another schema or version cannot be added to", column=addend.name)
-    if not own.null_count:
-        return own
+def check_addable(rows: pa.Table, addend: pa.Field) -> None:
+    """Raise `DataError` unless addends can be added to the states of these rows, each of which has one."""
+    with_addends = rows.append_column(addend, pa.nulls(rows.num_rows, addend.type))
+    _states_to_add_to(_with_columns_of_sums(with_addends), [sum_name(addend.name)])
+
+
+def _states_to_add_to(rows: pa.Table, names: Sequence[str]) -> list[_Part]:
+    """Return the states in ``rows`` by these columns of sums, and last those that are text."""
+    parts, left = [], np.ones(rows.num_rows, np.bool_)
+    for name in names:
+        column = rows.column(name).combine_chunks()
+        own = _flags(column.is_valid())
+        parts.append(_Part(column.filter(pa.array(own)), np.flatnonzero(own)))
+        left &= ~own
+    texts = rows.column("state").filter(pa.array(left)).to_pylist()
+    if None in texts or pc.max(rows.column(STATE_VERSION)).as_py():
+        raise DataError("states of another schema or version cannot be added to", columns=list(names))
     # States of loaded rows, and from before the schema, are text.
-    codec = SchemaCodec(addend.type)
-    parsed = [None if text is None else codec.encode(codec.decode(text)) for text in texts.to_pylist()]
-    return _first_valid(own, struct_of(parsed, addend.type))
+    kind = rows.schema.field(names[-1]).type
+    codec = SchemaCodec(kind)
+    try:
+        # Fields that the schema lacks are refused, because a larger one might count them later.
+        parsed = [codec.encode(decode_value(text)) for text in texts]
+    except (InvalidError, ValueError) as error:
+        raise DataError("a state that is text cannot be added to", column=names[-1], reason=error) from error
+    return [*parts, _Part(struct_of(parsed, kind), np.flatnonzero(left))]
 
 
-def _sum_by_owner(addends: pa.StructArray, owners: _Index, count: int) -> pa.StructArray:
-    """Return the sum of each owner's addends, field by field; null where all are."""
-    fields = []
-    for field, values in zip(addends.type, addends.flatten(), strict=True):
-        is_valid = _flags(values.is_valid())
-        own, numbers = owners[is_valid], values.drop_null().to_numpy()
-        # In two halves, because whole sums wrap around in silence.
-        high, low = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        np.add.at(high, own, numbers >> _HALF_BITS)
-        np.add.at(low, own, numbers & (2**_HALF_BITS - 1))
-        high += low >> _HALF_BITS
-        if ((high < -(2**31)) | (high >= 2**31)).any():
-            raise DataError("a sum of a combining state does not fit into 64 bits", field=field.name)
-        has_any = np.bincount(own, minlength=count) > 0
-        total = (high << _HALF_BITS) | (low & (2**_HALF_BITS - 1))
-        fields.append(pa.array(total, mask=~has_any))
-    return pa.StructArray.from_arrays(fields, fields=list(addends.type))
+def _sums_by_field(parts: Sequence[_Part], count: int) -> dict[str, pa.Array]:
+    """Return the sums of all parts by field and owner; null where nothing is added."""
+    high: dict[str, _Index] = defaultdict(lambda: np.zeros(count, np.int64))
+    low: dict[str, _Index] = defaultdict(lambda: np.zeros(count, np.int64))
+    has_any: dict[str, _Mask] = defaultdict(lambda: np.zeros(count, np.bool_))
+    for cells, owners in parts:
+        for field, values in zip(cells.type, cells.flatten(), strict=True):
+            own, numbers = owners[_flags(values.is_valid())], values.drop_null().to_numpy()
+            # In two halves, because whole sums wrap around in silence.
+            np.add.at(high[field.name], own, numbers >> _HALF_BITS)
+            np.add.at(low[field.name], own, numbers & _HALF)
+            has_any[field.name][own] = True
+    found = {}
+    for name, halves in low.items():
+        upper = high[name] + (halves >> _HALF_BITS)
+        if ((upper < -(2**31)) | (upper >= 2**31)).any():
+            raise DataError("a sum of a combining state does not fit into 64 bits", field=name)
+        found[name] = pa.array((upper << _HALF_BITS) | (halves & _HALF), mask=~has_any[name])
+    return found
 
 
 def _last_of_each_key(codes: _Index, order: _Index, keys: int) -> _Index:
@@ -415,20 +473,33 @@ def rows_query(
     chosen = "max_by({0}, case when position = state_position and not gone then position end) as {0},"
     columns = {name: name for name in (*ROWS_VIEW_COLUMNS, *typed)}
     added = []
-    for name, fields in addends.items():
+    # The largest schema first.
+    for name, fields in sorted(addends.items(), key=lambda column: -len(column[1])):
         news = f"case when position > coalesce(state_position, -1) then {name} end"
-        sums, states = f"{name}_sums", sum_name(name)
         parts = {dialect.quote(field): f"sum(({news}).{dialect.quote(field)})" for field in fields}
-        added.append(f"case when count({news}) > 0 then {dialect.struct(parts)} end as {sums},")
+        added.append(f"case when count({news}) > 0 then {dialect.struct(parts)} end as {name}_sums,")
+    has_sum = " or ".join(f"{name}_sums is not null" for name in addends)
+    larger: list[str] = []
+    for name, fields in sorted(addends.items(), key=lambda column: -len(column[1])):
         wholes = {}
         for field in fields:
             quoted = dialect.quote(field)
-            before = f"coalesce({states}.{quoted}, {dialect.of_text(field)})"
-            added_to = f"coalesce({before} + {sums}.{quoted}, {before}, {sums}.{quoted})"
-            wholes[quoted] = f"cast({added_to} as bigint)"
-        columns[states] = f"case when {sums} is null then {states} else {dialect.struct(wholes)} end"
-        columns["state"] = f"case when {sums} is null then {columns['state']} end"
-        columns[STATE_VERSION] = f"case when {sums} is null then {columns[STATE_VERSION]} else 0 end"
+            terms = [dialect.of_text(field)]
+            for own, of_own in addends.items():
+                terms += [f"{sum_name(own)}.{quoted}", f"{own}_sums.{quoted}"] if field in of_own else []
+            total = " + ".join(f"coalesce({term}, 0)" for term in terms)
+            wholes[quoted] = (
+                f"case when coalesce({', '.join(terms)}) is not null then cast({total} as bigint) end"
+            )
+        is_own = f"({name}_sums is not null or {sum_name(name)} is not null)"
+        is_largest = " and not ".join([is_own, *larger])
+        columns[sum_name(name)] = (
+            f"case when not ({has_sum}) then {sum_name(name)} when {is_largest} then {dialect.struct(wholes)} end"
+        )
+        larger.append(is_own)
+    if addends:
+        columns["state"] = f"case when not ({has_sum}) then state end"
+        columns[STATE_VERSION] = f"case when {has_sum} then 0 else {STATE_VERSION} end"
     return _QUERY.format(
         source=source,
         empty_list=dialect.value,

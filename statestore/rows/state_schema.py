@@ -108,6 +108,11 @@ def sum_name(addend: str) -> str:
     return addend.replace(_ADDEND, _STATE, 1)
 
 
+def addend_name(sums: str) -> str:
+    """Return the row's column for what is added to the states in a column; the reverse of `sum_name`."""
+    return sums.replace(_STATE, _ADDEND, 1)
+
+
 def value_field(kind: pa.StructType) -> pa.Field:
     """Return the field that productions in memory have for values of this type."""
     return _field(_VALUE, kind)

@@ -104,5 +104,19 @@ def test_sums_on_spark_and_in_its_view(tmp_path: Path, spark: SparkSession, code
         run_in_cuts(play, table_of(rows), (100, 101, 250), 2)
         check(play, rows)
 
+        # With one more field, to which only some keys get something.
+        play.make = lambda: pipeline_of(
+            code(), mp.types.CombiningState(pa.schema([("more", pa.int64()), *SUMS]))
+        )
+        play.restart()
+        more = [(key, value) for key, value in rows if key < "k2"]
+        given = table_of(more)
+        ids = pa.array([f"again {number}" for number in range(len(more))])
+        play.inject("rows", given.set_column(given.column_names.index("id"), "id", ids))
+        play.settle()
+
+        assert rows_of(play, "first", "count", "total") == sums_of(rows + more)
         view = play.store.rows_view("first")
-        assert view.to_spark(spark).orderBy("key").toArrow().to_pylist() == view.to_arrow().to_pylist()
+        found = view.to_arrow().to_pylist()
+        assert {row["state"].count("more") for row in found} == {0, 1}
+        assert view.to_spark(spark).orderBy("key").toArrow().to_pylist() == found

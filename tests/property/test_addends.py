@@ -26,17 +26,18 @@ from millpond.statestore.rows.row import ROW_SCHEMA
 from millpond.statestore.rows.state_schema import AddendCodec, SchemaCodec, addend_columns_among
 
 _SCHEMA = pa.schema([("count", pa.int64()), ("its-sum", pa.int64())])
-_STATE, _ADDEND = SchemaCodec(_SCHEMA).column, AddendCodec(_SCHEMA).column
-_ROWS = pa.schema([*ROW_SCHEMA, _STATE, _ADDEND])
+_LARGER = pa.schema([*_SCHEMA, ("more", pa.int64())])
+_STATES = {schema: SchemaCodec(schema).column for schema in (_SCHEMA, _LARGER)}
+_ADDENDS = {schema: AddendCodec(schema).column for schema in (_SCHEMA, _LARGER)}
+_ROWS = pa.schema([*ROW_SCHEMA, *_STATES.values(), *_ADDENDS.values()])
 
 _numbers = st.none() | st.integers(-(2**40), 2**40)
-_cells = st.fixed_dictionaries({"count": _numbers, "its-sum": _numbers})
+_small = st.fixed_dictionaries({"count": _numbers, "its-sum": _numbers})
+_large = st.fixed_dictionaries({"count": _numbers, "its-sum": _numbers, "more": _numbers})
+_keys = st.sampled_from("abc")
 _updates = st.lists(
-    st.tuples(
-        st.sampled_from("abc"),
-        st.sampled_from(["state", "text", "deleted", "addend", "addend", "none"]),
-        _cells,
-    ),
+    st.tuples(_keys, st.sampled_from(["state", "text", "deleted", "addend", "addend", "none"]), _small)
+    | st.tuples(_keys, st.sampled_from(["state", "addend", "addend"]), _large),
     max_size=12,
 )
 _Update = tuple[str, str, dict[str, int | None]]
@@ -52,12 +53,13 @@ def _table(updates: list[_Update]) -> pa.Table:
             "superstep": number,
         }
         row["deleted"] = kind == "deleted"
+        schema = _LARGER if "more" in cells else _SCHEMA
         if kind == "state":
-            row[_STATE.name] = cells
+            row[_STATES[schema].name] = cells
         elif kind == "text":
             row["state"] = json.dumps(cells)
         elif kind == "addend":
-            row[_ADDEND.name] = cells
+            row[_ADDENDS[schema].name] = cells
         rows.append(row)
     return pa.Table.from_pylist(rows, schema=_ROWS)
 
@@ -73,17 +75,19 @@ def _walk(updates: list[_Update]) -> dict[str, dict[str, int | None]]:
         elif kind == "addend":
             state = states.setdefault(key, dict.fromkeys(cells))
             for name, number in cells.items():
-                if number is not None:
-                    state[name] = (state[name] or 0) + number
+                before = state.setdefault(name, None)
+                state[name] = before if number is None else (before or 0) + number
     return states
 
 
 def _states(rows: pa.Table) -> dict[str, Any]:
     assert not addend_columns_among(rows.column_names)
-    texts, cells = rows.column("state").to_pylist(), rows.column(_STATE.name).to_pylist()
-    assert all((text is None) != (own is None) for text, own in zip(texts, cells, strict=True))
-    found = [json.loads(text) if own is None else own for text, own in zip(texts, cells, strict=True)]
-    return dict(zip(rows.column("key").to_pylist(), found, strict=True))
+    columns = ["state", *(column.name for column in _STATES.values())]
+    found = {}
+    for row in rows.to_pylist():
+        (state,) = [row[name] for name in columns if row[name] is not None]
+        found[row["key"]] = json.loads(state) if isinstance(state, str) else state
+    return found
 
 
 @given(_updates, st.randoms(use_true_random=False))
@@ -128,7 +132,8 @@ def test_a_compaction_keeps_the_sums(updates: list[_Update], first: int) -> None
 
 @given(_updates)
 def test_sql_has_the_sums(updates: list[_Update]) -> None:
-    query = rows_query("history", SqlDialect.DUCKDB, [_STATE.name], {_ADDEND.name: _SCHEMA.names})
+    addends = {column.name: schema.names for schema, column in _ADDENDS.items()}
+    query = rows_query("history", SqlDialect.DUCKDB, [column.name for column in _STATES.values()], addends)
     with duckdb.connect() as connection:
         connection.register("history", _table(updates))
         rows = connection.sql(query).to_arrow_table()
@@ -161,6 +166,15 @@ def test_addends_to_a_state_of_other_code_are_an_error() -> None:
     for of_other_code in (newer, blob):
         with pytest.raises(DataError, match="cannot be added to"):
             merge_updates(of_other_code)
+
+
+def test_addends_of_schemas_that_do_not_grow_are_an_error() -> None:
+    other = AddendCodec(pa.schema([("count", pa.int64()), ("other", pa.int64())])).column
+    table = _table([("a", "addend", {"count": 1, "its-sum": 1, "more": 1})])
+    beside = table.append_column(other, pa.array([{"count": 1, "other": 1}], other.type))
+
+    with pytest.raises(DataError, match="none has all fields of the others"):
+        merge_updates(pa.concat_tables([beside, beside]))
 
 
 def test_a_key_without_a_sum_has_no_row() -> None:

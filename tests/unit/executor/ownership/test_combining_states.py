@@ -237,7 +237,8 @@ def test_rows_that_are_no_sums_are_refused(computation: Computation, options: di
     [
         (Setting(), {}),
         (Setting(), {"state": SUMS}),
-        (Adding(), {"state": CombiningState(pa.schema([*SUMS, ("more", pa.int64())]))}),
+        (Adding(), {"state": CombiningState(pa.schema([SUMS.field("n")]))}),
+        (Adding(), {"state": CombiningState(pa.schema([SUMS.field("n"), ("more", pa.int64())]))}),
     ],
 )
 def test_sums_refuse_other_code(computation: Computation, options: dict[str, Any]):
@@ -247,6 +248,47 @@ def test_sums_refuse_other_code(computation: Computation, options: dict[str, Any
         pond.run(computation, "a", **options)
     pond.run(Adding(), "a", state=STATE)
     assert totals(pond) == {"a": (2, 20)}
+
+
+MORE = pa.schema([("more", pa.int64()), *SUMS])
+
+
+class AddingMore(Computation):
+    def process_record(self, context, record):
+        context.state.add({"n": 1, "total": 10, "more": 100})
+
+
+@pytest.mark.parametrize(
+    "upkeep", [KEEP_ALL, UpkeepPolicy(compaction=CompactionPolicy(fan_in=2, files_max=3))]
+)
+def test_sums_get_more_fields(upkeep: UpkeepPolicy):
+    pond = Pond(upkeep=upkeep)
+    pond.run(Setting(), "a", "b", state=SUMS)
+    for _ in range(3):
+        pond.run(Adding(), "a", "c", state=STATE)
+    for _ in range(3):
+        pond.run(AddingMore(), "a", "d", state=CombiningState(MORE))
+
+    assert pond.states() == {
+        "a": {"more": 300, "n": 7, "total": 70},
+        "b": {"n": 1, "total": 10},
+        "c": {"n": 3, "total": 30},
+        "d": {"more": 300, "n": 3, "total": 30},
+    }
+    view = pond.store().rows_view("c").to_arrow()
+    assert view.column("more").to_pylist() == [300, None, None, 300]
+    with pytest.raises(InvalidError, match="sums of another CombiningState"):
+        pond.run(Adding(), "a", state=STATE)
+    assert verify_store(pond.objects).findings == ()
+
+
+def test_text_with_fields_that_the_sums_lack_is_refused():
+    pond = Pond()
+    pond.store().load("c", [{"key": "a", "state": {"n": 5, "total": 7, "more": 1}}])
+    with pytest.raises(InvalidError, match=r"cannot add to the computation's rows.*more"):
+        pond.run(Adding(), "a", state=STATE)
+    pond.run(AddingMore(), "a", state=CombiningState(MORE))
+    assert pond.states() == {"a": {"more": 101, "n": 6, "total": 17}}
 
 
 class Upgraded(Setting):
