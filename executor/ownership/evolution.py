@@ -250,26 +250,26 @@ def _check_fingerprint(node: ComputationNode, snapshot: Snapshot, name: str, obj
     if _SUMS in declared and not stored:
         _check_addable(node, snapshot, name, objects)
         return
-    if stored and {_SUMS} <= stored.keys() & declared.keys() and _fields_of(stored) <= _fields_of(declared):
-        # Sums of new fields begin with the first addend.
+    if stored is None:
         return
-    changed = [] if stored is None else _changed(stored, declared)
-    if stored is not None and changed and _has_states(snapshot, name, objects):
-        raise InvalidError(
-            _OTHER_SUMS
-            if _SUMS in {*stored, *declared}
-            else f"the step's {'open windows' if stored else 'states'} are those of other code, and would mix with those of "
+    if _SUMS in {*stored, *declared}:
+        # Sums of further fields begin with the first addend.
+        changed = [] if stored.items() <= declared.items() else list(dict.fromkeys([*stored, *declared]))
+        reason = _OTHER_SUMS
+    else:
+        changed = _changed(stored, declared)
+        reason = (
+            f"the step's {'open windows' if stored else 'states'} are those of other code, and would mix with those of "
             "this code: run that code until no window is open, or give this step another name and drop= the former one in the pipeline, or raise "
-            "state_version and convert the windows with upgrade_state",
+            "state_version and convert the windows with upgrade_state"
+        )
+    if changed and _has_states(snapshot, name, objects):
+        raise InvalidError(
+            reason,
             computation=node.name,
             stored=", ".join(stored[part] for part in changed if part in stored) or "code of your own",
             declared=", ".join(declared[part] for part in changed if part in declared) or "code of your own",
         )
-
-
-def _fields_of(fingerprint: Mapping[str, str]) -> frozenset[str]:
-    """Return the fields of ``CombiningState(n: int64, total: int64)``."""
-    return frozenset(fingerprint[_SUMS].removesuffix(")").partition("(")[2].split(", "))
 
 
 def _fingerprint(snapshot: Snapshot, computation: str) -> dict[str, str] | None:

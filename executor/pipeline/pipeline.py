@@ -595,8 +595,8 @@ def _with_schema(name: str, computation: Computation, schema: StateSchema) -> Co
         return declared
     if isinstance(schema, CombiningState):
         codec = _schema_codec(schema.schema, "state", AddendCodec, computation=name)
-        fields = ", ".join(f"{field.name}: {field.type}" for field in codec.kind)
-        declared.fingerprint = {"state": f"CombiningState({fields})"}
+        fields = {f"state {field.name}": f"{field.name}: {field.type}" for field in codec.kind}
+        declared.fingerprint = {"state": "CombiningState", **fields}
     else:
         codec = _schema_codec(schema, "state", computation=name)
     declared.codec = codec

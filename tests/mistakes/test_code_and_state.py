@@ -286,7 +286,7 @@ class Adds(mp.Computation):
 
 @pytest.mark.mistake("sums-read-by-other-code")
 def test_code_that_reads_what_was_a_sum(told: Told) -> None:
-    with told.by_error("counter", "CombiningState(count: int64)"):
+    with told.by_error("counter", "CombiningState, count: int64"):
         then(of(Adds(), state=SUMS), of(Does()))
 
 

@@ -244,7 +244,7 @@ def test_rows_that_are_no_sums_are_refused(computation: Computation, options: di
 def test_sums_refuse_other_code(computation: Computation, options: dict[str, Any]):
     pond = Pond()
     pond.run(Adding(), "a", state=STATE)
-    with pytest.raises(InvalidError, match=r"sums of another CombiningState.*CombiningState\(n: int64"):
+    with pytest.raises(InvalidError, match=r"sums of another CombiningState.*CombiningState, n: int64"):
         pond.run(computation, "a", **options)
     pond.run(Adding(), "a", state=STATE)
     assert totals(pond) == {"a": (2, 20)}
