@@ -10,7 +10,12 @@ from tests.processes.tree import command_of, descendants_of
 
 CHILD = """
 import subprocess, sys
-grandchild = subprocess.Popen([sys.executable, "-c", "input()", "grandchild"], stdin=subprocess.PIPE)
+code = "print(flush=True); input()"
+grandchild = subprocess.Popen(
+    [sys.executable, "-c", code, "grandchild"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+)
+# Until it runs, the system may know no command of it.
+grandchild.stdout.readline()
 print(grandchild.pid, flush=True)
 input()
 """
