@@ -256,8 +256,8 @@ class KeyGroups:
     def add_states(self, values: Any) -> None:
         """Add to the states of all keys, which are a `CombiningState`: an array of structs, a table, or a dict of columns.
 
-        There is an entry for each key. A field that is left out or null stays as it is, and to a null entry of an array of
-        structs nothing is added. Several calls add up.
+        There is an entry for each key. A field that is left out or null adds nothing, and so does a null entry of an array
+        of structs. Several calls add up.
         """
         codec = self._schema("groups.add_states")
         if not isinstance(codec, AddendCodec):

@@ -245,7 +245,7 @@ class State:
         self._opened = None
 
     def add(self, value: Any) -> None:  # noqa: ARG002 - of a `CombiningState`
-        """Add a dict of whole numbers to the fields of a `CombiningState`; a field that is left out stays as it is."""
+        """Add a dict of whole numbers to the fields of a `CombiningState`; a field that is left out adds nothing."""
         self.refuse_use(
             "only a combining state can be added to: give the computation state=mp.types.CombiningState(schema)"
         )

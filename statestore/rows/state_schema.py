@@ -9,8 +9,8 @@ Values of productions whose stream declares a schema (``produces=``) are such ce
 such as ``productions_5f0c1a2b``, as long as ``productions``: null where a production has another schema or none. In memory
 a production has them in a separate field, ``value_5f0c1a2b``.
 
-What an update adds to a state of whole numbers that it has not read (`AddendCodec`) is in a column such as
-``addend_5f0c1a2b``, named after the column of the state; `millpond.statestore.rows.merge` adds it up.
+Code that only adds to a state of whole numbers (`AddendCodec`) does not read it. Its addends have a column such as
+``addend_5f0c1a2b``, named after the column of the state; `millpond.statestore.rows.merge` adds them up.
 
 Whoever does not ask for cells reads such a state or value as its JSON text (`texts_of`), so ``state ->> 'total'`` continues to work.
 A row that was stored as text is read as before, and moves to the column when it is next written.
@@ -99,7 +99,7 @@ def state_field(kind: pa.StructType) -> pa.Field:
 
 
 def addend_field(kind: pa.StructType) -> pa.Field:
-    """Return the column of what updates add to states of this type."""
+    """Return the column of addends to states of this type."""
     return _field(_ADDEND, kind)
 
 
@@ -109,7 +109,7 @@ def sum_name(addend: str) -> str:
 
 
 def addend_name(sums: str) -> str:
-    """Return the row's column for what is added to the states in a column; the reverse of `sum_name`."""
+    """Return the row's column for addends to the states in a column; the reverse of `sum_name`."""
     return sums.replace(_STATE, _ADDEND, 1)
 
 
@@ -279,7 +279,7 @@ class SchemaCodec:
 
 
 class AddendCodec(SchemaCodec):
-    """The codec of states that code only adds to: a dict is what an update adds to each field, not the state."""
+    """The codec of states that code only adds to: a dict has the addend of each field."""
 
     def __init__(self, schema: pa.Schema | pa.StructType, whole: str = "state") -> None:
         super().__init__(schema, whole)
