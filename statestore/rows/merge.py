@@ -409,6 +409,18 @@ class SqlDialect(StrEnum):
         kind = f"{quoted} bigint".replace("\\", "\\\\").replace("'", "\\'")
         return f"from_json(state, '{kind}').{quoted}"
 
+    def wide(self, number: str) -> str:
+        """Return a whole number in a type in which sums do not wrap around."""
+        return f"cast({number} as {'hugeint' if self is SqlDialect.DUCKDB else 'decimal(38, 0)'})"
+
+    def narrow(self, number: str) -> str:
+        """Return a whole number of 64 bits; another one is an error, whatever Spark's setting for casts."""
+        if self is SqlDialect.DUCKDB:
+            return f"cast({number} as bigint)"
+        error = "cast(raise_error('a sum of a combining state does not fit into 64 bits') as bigint)"
+        is_held = f"{number} between {-(2**63)} and {2**63 - 1}"
+        return f"case when {is_held} then cast({number} as bigint) else {error} end"
+
     def quote(self, name: str) -> str:
         mark = '"' if self is SqlDialect.DUCKDB else "`"
         return mark + name.replace(mark, 2 * mark) + mark
@@ -476,7 +488,9 @@ def rows_query(
     # The largest schema first.
     for name, fields in sorted(addends.items(), key=lambda column: -len(column[1])):
         news = f"case when position > coalesce(state_position, -1) then {name} end"
-        parts = {dialect.quote(field): f"sum(({news}).{dialect.quote(field)})" for field in fields}
+        parts = {
+            quoted: f"sum({dialect.wide(f'({news}).{quoted}')})" for quoted in map(dialect.quote, fields)
+        }
         added.append(f"case when count({news}) > 0 then {dialect.struct(parts)} end as {name}_sums,")
     has_sum = " or ".join(f"{name}_sums is not null" for name in addends)
     larger: list[str] = []
@@ -487,9 +501,10 @@ def rows_query(
             terms = [dialect.of_text(field)]
             for own, of_own in addends.items():
                 terms += [f"{sum_name(own)}.{quoted}", f"{own}_sums.{quoted}"] if field in of_own else []
-            total = " + ".join(f"coalesce({term}, 0)" for term in terms)
+            wide = list(map(dialect.wide, terms))
+            total = " + ".join(f"coalesce({term}, 0)" for term in wide)
             wholes[quoted] = (
-                f"case when coalesce({', '.join(terms)}) is not null then cast({total} as bigint) end"
+                f"case when coalesce({', '.join(wide)}) is not null then {dialect.narrow(f'({total})')} end"
             )
         is_own = f"({name}_sums is not null or {sum_name(name)} is not null)"
         is_largest = " and not ".join([is_own, *larger])

@@ -95,6 +95,27 @@ def test_sums_on_the_local_runner(
         assert not verify_store(play.store.objects).findings
 
 
+@pytest.mark.parametrize("is_ansi", ["true", "false"])
+def test_a_sum_that_leaves_64_bits_is_an_error_of_spark(
+    tmp_path: Path, spark: SparkSession, is_ansi: str
+) -> None:
+    usual = spark.conf.get("spark.sql.ansi.enabled")
+    spark.conf.set("spark.sql.ansi.enabled", is_ansi)
+    try:
+        with plays(tmp_path, ManualClock) as start:
+            play = start(lambda: pipeline_of(ByRecord()))
+            run_in_cuts(
+                play, table_of([("a", 2**62), ("b", -(2**62)), ("b", -(2**62)), ("a", 2**62)]), (1, 2), None
+            )
+            view = play.store.rows_view("first").to_spark(spark)
+
+            assert view.where("key = 'b'").select("total").collect() == [(-(2**63),)]
+            with pytest.raises(Exception, match="does not fit into 64 bits"):
+                view.select("total").collect()
+    finally:
+        spark.conf.set("spark.sql.ansi.enabled", usual)
+
+
 @pytest.mark.parametrize("code", [ByRecord, ByTable])
 def test_sums_on_spark_and_in_its_view(tmp_path: Path, spark: SparkSession, code: Any) -> None:
     rng = np.random.default_rng(7)
