@@ -148,8 +148,8 @@ def run_on_millpond(keys: int, touched: Sequence[int], code: str) -> list[dict[s
                     times_us.append(clock.monotonic_us())
             times_ms = [(after - before) / 1e3 for before, after in pairwise(times_us)]
             state_bytes = _live_bytes(Path(folder))
-            figures = _figures(ENGINE, keys, number, times_ms, read_bytes, state_bytes, peak[0], load_s)
-            runs.append({"code": code, **figures})
+            figures = _figures(code, ENGINE, keys, number, times_ms, state_bytes, load_s)
+            runs.append({**figures, **_of_processes(read_bytes, state_bytes, peak[0])})
     return runs
 
 
@@ -170,19 +170,9 @@ def run_on_local_runner(keys: int, touched: Sequence[int], code: str) -> list[di
                     run.inject_durably("records", table)
                     times_us.append(clock.monotonic_us())
             times_ms = [(after - before) / 1e3 for before, after in pairwise(times_us)]
-            runs.append(
-                {
-                    "code": code,
-                    "engine": LOCAL,
-                    "keys": keys,
-                    "touched": number,
-                    "records_per_second": round(number / median(times_ms[_WARM_UP:]) * 1e3),
-                    "state_mib": round(_live_bytes(Path(folder)) / _MIB),
-                    "peak_process_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
-                    "first_commit_s": round(times_ms[0] / 1e3, 2),
-                    "load_s": round(load_s, 1),
-                }
-            )
+            peak_mib = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+            figures = _figures(code, LOCAL, keys, number, times_ms, _live_bytes(Path(folder)), load_s)
+            runs.append({**figures, "peak_process_mib": peak_mib})
     return runs
 
 
@@ -230,33 +220,39 @@ def run_on_rocksdb(keys: int, touched: Sequence[int], limit_s: float) -> list[di
                 continue
             times_ms, read_bytes = [batch.batch_ms for batch in done], [batch.read_bytes for batch in done]
             state_bytes = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
-            figures = _figures(ROCKSDB, keys, number, times_ms, read_bytes, state_bytes, peak[0], load_s)
-            runs.append({"code": "blob", **figures})
+            figures = _figures("blob", ROCKSDB, keys, number, times_ms, state_bytes, load_s)
+            runs.append({**figures, **_of_processes(read_bytes, state_bytes, peak[0])})
     return runs
 
 
 def _figures(
+    code: str,
     engine: str,
     keys: int,
     touched: int,
     times_ms: Sequence[float],
-    read_bytes: Sequence[int],
     state_bytes: int,
-    peak_bytes: int,
     load_s: float,
 ) -> dict[str, Any]:
-    read = median(read_bytes[_WARM_UP:])
     return {
+        "code": code,
         "engine": engine,
         "keys": keys,
         "touched": touched,
         "records_per_second": round(touched / median(times_ms[_WARM_UP:]) * 1e3),
-        "mib_read_per_superstep": round(read / _MIB, 2),
-        "share_read": round(read / state_bytes, 5),
         "state_mib": round(state_bytes / _MIB),
-        "peak_worker_mib": round(peak_bytes / _MIB),
         "first_commit_s": round(times_ms[0] / 1e3, 2),
         "load_s": round(load_s, 1),
+    }
+
+
+def _of_processes(read_bytes: Sequence[int], state_bytes: int, peak_bytes: int) -> dict[str, Any]:
+    """What the processes of Spark read and hold."""
+    read = median(read_bytes[_WARM_UP:])
+    return {
+        "mib_read_per_superstep": round(read / _MIB, 2),
+        "share_read": round(read / state_bytes, 5),
+        "peak_worker_mib": round(peak_bytes / _MIB),
     }
 
 

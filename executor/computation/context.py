@@ -313,12 +313,12 @@ class Context:
         elif type(holds) is not bool:
             raise InvalidError("holds must be true or false", computation=self._name, holds=holds)
         timers = self._timers
-        if not self._has_timers:
-            self.refuse_use(
-                "a computation with a combining state has no timers, because its rows are not read"
-            )
         # Windows set the same timer with every record: skip the checks that a pending timer has passed.
         if not timers.has((tag, known, moment, output, percentile, holds)):
+            if not self._has_timers:
+                self.refuse_use(
+                    "a computation with a combining state has no timers, because its rows are not read"
+                )
             if self._cycle and holds and known is _EVENT and output < moment:
                 self._refuse_in_cycle(tag, moment, output)
             timers.set(

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.state import ADD_ONLY
+from millpond.executor.computation.state import ADD_ONLY, COMBINING_ONLY
 from millpond.executor.computation.values import UNHELD, ArrowValues
 from millpond.executor.time.clocks import EXACT
 from millpond.executor.time.instants import Moment, to_micros
@@ -214,8 +214,7 @@ class KeyGroups:
     def states(self) -> pa.StructArray:
         """The state of each key in the types of the computation's ``state=`` schema; null for a key without one."""
         if self._states is None:
-            if isinstance(self._schema("groups.states"), AddendCodec):
-                self._context.refuse_use(ADD_ONLY)
+            self._schema("groups.states")
             self._states = self._read_states()
         return self._states
 
@@ -240,8 +239,6 @@ class KeyGroups:
                 all. A key that is set to its present state is not written.
         """
         codec = self._schema("groups.set_states")
-        if isinstance(codec, AddendCodec):
-            self._context.refuse_use(ADD_ONLY)
         rows = fitted_rows(states, codec, "state")
         self._check_length("states", len(rows))
         chosen = np.ones(len(self), np.bool_) if changed is None else _mask(changed)
@@ -259,11 +256,7 @@ class KeyGroups:
         There is an entry for each key. A field that is left out or null adds nothing, and so does a null entry of an array
         of structs. Several calls add up.
         """
-        codec = self._schema("groups.add_states")
-        if not isinstance(codec, AddendCodec):
-            self._context.refuse_use(
-                "only a combining state can be added to: give the computation state=mp.types.CombiningState(schema)"
-            )
+        codec = self._schema("groups.add_states", adds=True)
         rows = fitted_rows(values, codec, "state")
         self._check_length("values", len(rows))
         rows = rows if self._new is None else _summed(self._new, rows)
@@ -273,11 +266,13 @@ class KeyGroups:
         """Return states, and of which keys they were set, for the engine; ``None`` if none was."""
         return None if self._new is None or self._changed is None else (self._new, self._changed)
 
-    def _schema(self, asks: str) -> SchemaCodec:
+    def _schema(self, asks: str, *, adds: bool = False) -> SchemaCodec:
         if self._codec is None:
             self._context.refuse_use(
                 f"{asks} needs the schema of the states: give the computation state=, an Arrow schema"
             )
+        if isinstance(self._codec, AddendCodec) is not adds:
+            self._context.refuse_use(COMBINING_ONLY if adds else ADD_ONLY)
         return self._codec
 
     # ------------------------------------------------------------- productions

@@ -140,6 +140,9 @@ def floor_of(timers: KeyTimers, input_time: InputTime) -> int:
 
 
 ADD_ONLY: Final = "code only adds to a combining state: use state= with a plain schema for a state that code reads, sets, deletes or holds"
+COMBINING_ONLY: Final = (
+    "only a combining state can be added to: give the computation state=mp.types.CombiningState(schema)"
+)
 _UNREAD: Final = object()
 
 # A codec returns objects of exactly these types unchanged, and code cannot change them. Any other object goes
@@ -246,9 +249,7 @@ class State:
 
     def add(self, value: Any) -> None:  # noqa: ARG002 - of a `CombiningState`
         """Add a dict of whole numbers to the fields of a `CombiningState`; a field that is left out adds nothing."""
-        self.refuse_use(
-            "only a combining state can be added to: give the computation state=mp.types.CombiningState(schema)"
-        )
+        self.refuse_use(COMBINING_ONLY)
 
     def delete(self) -> None:
         """Delete the state and all its holds; from now on `get` returns its default."""

@@ -27,6 +27,7 @@ from millpond.executor.computation.state import StoredState
 from millpond.executor.computation.timers import Timers
 from millpond.executor.computation.values import Values
 from millpond.executor.time.clocks import Clocks
+from millpond.statestore.rows.merge import values_where
 from millpond.statestore.rows.row import ROW_SCHEMA
 from millpond.statestore.rows.state_schema import SchemaCodec, cells_of, struct_of
 
@@ -134,7 +135,7 @@ class StateColumns(ColumnRows):
         count = len(numbers)
         return ColumnChange(
             places=places,
-            states=after if changed.all() else _where(changed, after),
+            states=after if changed.all() else values_where(after, changed),
             state_column=self._column.name,
             timers=pa.nulls(count, ROW_SCHEMA.field("timers").type),
             holds=pa.nulls(count, ROW_SCHEMA.field("hold").type),
@@ -231,7 +232,7 @@ class StateColumns(ColumnRows):
 
 
 class AddedColumns(StateColumns):
-    """What bundles add to the states of a `CombiningState`, of which nothing stays here."""
+    """The addends of a bundle to a `CombiningState`; `SoftState` keeps none, so no key has a row here."""
 
     def numbers_of(self, keys: Sequence[str]) -> _Index:
         return np.arange(len(keys))
@@ -239,28 +240,10 @@ class AddedColumns(StateColumns):
     def states_of(self, numbers: _Index) -> pa.StructArray:
         return pa.nulls(len(numbers), self._column.type)
 
-    def take_up(
-        self,
-        keys: Sequence[str],  # noqa: ARG002 - no row is kept
-        states: Sequence[StoredState | None],  # noqa: ARG002
-        timers: Sequence[Timers],  # noqa: ARG002
-    ) -> list[str]:
-        return []
-
-    def apply(self, change: ColumnChange) -> None:
-        """Do nothing: the row update has all."""
-
-    def undo(self, keys: Sequence[str], former: _Former) -> StoredRows:  # noqa: ARG002 - no row is kept
-        return StoredRows([None] * len(keys), {})
-
 
 def _are_to_join(older: pa.StructArray, newer: pa.StructArray) -> bool:
     # The offsets of Arrow's text have 32 bits, and the states of an interval may be larger.
     return 2 * len(newer) > len(older) and older.nbytes + newer.nbytes <= _CHUNK_BYTES_MAX
-
-
-def _where(chosen: _Mask, states: pa.StructArray) -> pa.StructArray:
-    return states.take(pa.array(np.arange(len(states)), mask=~chosen))
 
 
 def _differing(one: pa.StructArray, other: pa.StructArray) -> _Mask:

@@ -71,6 +71,11 @@ def take_rows(
     return pieces[0] if len(pieces) == 1 else pa.chunked_array(pieces, column.type)
 
 
+def values_where(values: pa.Array, chosen: npt.NDArray[np.bool_]) -> pa.Array:
+    """Return the values, with null for all that are not chosen."""
+    return values.take(pa.array(np.arange(len(values)), mask=~chosen))
+
+
 # The columns of a row that readers see; the rule also needs to know which updates delete.
 ROWS_VIEW_COLUMNS: Final = (
     "key",
@@ -184,10 +189,14 @@ def _combine(table: pa.Table, keys: pa.DictionaryArray, deleted: _Mask, schema: 
 def _with_columns_of_sums(updates: pa.Table) -> pa.Table:
     """Add the columns of states to which addends add, so that all parts of a compaction have the same columns."""
     for name in addend_columns_among(updates.column_names):
-        if sum_name(name) not in updates.column_names:
-            kind = updates.schema.field(name).type
-            updates = updates.append_column(sum_name(name), pa.nulls(updates.num_rows, kind))
+        updates = _with_column(updates, sum_name(name), updates.schema.field(name).type)
     return updates
+
+
+def _with_column(updates: pa.Table, name: str, kind: pa.StructType) -> pa.Table:
+    if name in updates.column_names:
+        return updates
+    return updates.append_column(name, pa.nulls(updates.num_rows, kind))
 
 
 def with_whole_sums(combined: pa.Table) -> pa.Table:
@@ -195,17 +204,12 @@ def with_whole_sums(combined: pa.Table) -> pa.Table:
     for name in addend_columns_among(combined.column_names):
         own, states = combined.column(name).combine_chunks(), combined.column(sum_name(name)).combine_chunks()
         if own.null_count < len(own):
-            states = _first_valid(own, states)
+            states = pc.coalesce(own, states)
         place = combined.column_names.index(sum_name(name))
         combined = combined.set_column(place, pa.field(sum_name(name), states.type), states).drop_columns(
             [name]
         )
     return combined
-
-
-def _first_valid(one: pa.StructArray, other: pa.StructArray) -> pa.StructArray:
-    places = np.where(_flags(one.is_valid()), 0, len(one)) + np.arange(len(one))
-    return pa.concat_arrays([one, other]).take(pa.array(places))
 
 
 class _Sums:
@@ -244,7 +248,7 @@ class _Sums:
                 column = table.column(addend_name(name)).combine_chunks()
                 rows = np.flatnonzero(is_newer & _flags(column.is_valid()))
             else:
-                column, rows = table.column(name).combine_chunks(), np.empty(0, np.int64)
+                column, rows = pa.array([], table.schema.field(name).type), np.empty(0, np.int64)
             parts.append(_Part(column.take(pa.array(rows)), owners[rows]))
         schema = _largest(parts, np.full(count, -1))
         has_sum = schema >= 0
@@ -260,9 +264,9 @@ class _Sums:
             kind, own = table.schema.field(name).type, has_sum & (schema == place)
             total = pa.StructArray.from_arrays([sums[field.name] for field in kind], fields=list(kind))
             untouched = take_rows(table.column(name), _nullable(np.where(self.is_state, -1, states)))
-            self.columns[name] = _first_valid(_where(total, own & self.is_state), untouched)
+            self.columns[name] = pc.coalesce(values_where(total, own & self.is_state), untouched)
             if addend_name(name) in table.column_names:
-                self.columns[addend_name(name)] = _where(total, own & ~self.is_state)
+                self.columns[addend_name(name)] = values_where(total, own & ~self.is_state)
 
 
 class _Part(NamedTuple):
@@ -301,14 +305,10 @@ def _largest(parts: Sequence[_Part], schema: _Index) -> _Index:
     return schema
 
 
-def _where(values: pa.Array, chosen: _Mask) -> pa.Array:
-    return values.take(pa.array(np.arange(len(values)), mask=~chosen))
-
-
 def check_addable(rows: pa.Table, addend: pa.Field) -> None:
     """Raise `DataError` unless addends can be added to the states of these rows, each of which has one."""
-    with_addends = rows.append_column(addend, pa.nulls(rows.num_rows, addend.type))
-    _states_to_add_to(_with_columns_of_sums(with_addends), [sum_name(addend.name)])
+    name = sum_name(addend.name)
+    _states_to_add_to(_with_column(rows, name, addend.type), [name])
 
 
 def _states_to_add_to(rows: pa.Table, names: Sequence[str]) -> list[_Part]:
@@ -485,8 +485,8 @@ def rows_query(
     chosen = "max_by({0}, case when position = state_position and not gone then position end) as {0},"
     columns = {name: name for name in (*ROWS_VIEW_COLUMNS, *typed)}
     added = []
-    # The largest schema first.
-    for name, fields in sorted(addends.items(), key=lambda column: -len(column[1])):
+    largest_first = sorted(addends.items(), key=lambda column: -len(column[1]))
+    for name, fields in largest_first:
         news = f"case when position > coalesce(state_position, -1) then {name} end"
         parts = {
             quoted: f"sum({dialect.wide(f'({news}).{quoted}')})" for quoted in map(dialect.quote, fields)
@@ -494,7 +494,7 @@ def rows_query(
         added.append(f"case when count({news}) > 0 then {dialect.struct(parts)} end as {name}_sums,")
     has_sum = " or ".join(f"{name}_sums is not null" for name in addends)
     larger: list[str] = []
-    for name, fields in sorted(addends.items(), key=lambda column: -len(column[1])):
+    for name, fields in largest_first:
         wholes = {}
         for field in fields:
             quoted = dialect.quote(field)

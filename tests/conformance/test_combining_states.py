@@ -29,29 +29,23 @@ OFTEN = mp.UpkeepPolicy(compaction=CompactionPolicy(fan_in=2, files_max=3), rete
 
 
 class ByRecord(mp.Computation):
-    def __init__(self, *, mended: bool = False) -> None:
-        self.mended = mended
-
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         value = record.value["v"]
         # In two steps, of which neither may stay if the second one fails.
         context.state.add({"count": 1})
-        if value == POISON and not self.mended:
+        if value == POISON:
             raise ValueError("a poisonous record")
         context.state.add({"total": value})
         context.produce("first", value)
 
 
 class ByTable(mp.Computation):
-    def __init__(self, *, mended: bool = False) -> None:
-        self.mended = mended
-
     def process_table(
         self, context: mp.types.TableContext, table: pa.Table, groups: mp.types.KeyGroups
     ) -> None:
         values = table["v"].to_numpy()
         groups.add_states({"count": np.diff(groups.bounds)})
-        if (values == POISON).any() and not self.mended:
+        if (values == POISON).any():
             raise ValueError("a poisonous record")
         groups.add_states({"total": np.add.reduceat(values, groups.bounds[:-1])})
 
