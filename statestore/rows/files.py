@@ -50,7 +50,6 @@ from millpond.statestore.rows.row import (
 )
 from millpond.statestore.rows.row_format import (
     COMPACTED_PAGED_BYTES_MIN,
-    PARQUET_OPTIONS,
     ROWS_PER_GROUP,
     MayHold,
     ParquetRowFormat,
@@ -59,8 +58,8 @@ from millpond.statestore.rows.row_format import (
     empty_columns,
     file_name_of,
     footer_start,
-    paged_options,
     parquet_file_seal_holds,
+    parquet_options,
     read_groups,
     rows_per_page,
     seal_parquet_file,
@@ -549,7 +548,7 @@ class RowFileWriter:
         with disk_errors(path=self._path):
             if self._writer is None:
                 schema = table.schema
-                options = paged_options(self._page_rows, schema) if self._page_rows else PARQUET_OPTIONS
+                options = parquet_options(schema, self._page_rows)
                 self._writer = pq.ParquetWriter(self._local, schema, **options)
             while table.num_rows >= rows or (is_end and table.num_rows):
                 group = table.slice(0, rows)

@@ -56,18 +56,6 @@ _NUMBERS: Final = ("sequencer", "commit_number", "superstep")
 # Rows per Parquet row group: the minimum that a point read decodes.
 ROWS_PER_GROUP: Final = 16_384
 
-PARQUET_OPTIONS: Final[dict[str, Any]] = {
-    "compression": "zstd",
-    "compression_level": 1,
-    "write_page_checksum": True,
-    "store_schema": False,
-    # Keys, states and ids rarely repeat: a dictionary would cost a third of the time without saving space.
-    "use_dictionary": [*_NUMBERS, "record_ids.list.element.arrived_at", STATE_VERSION],
-    "column_encoding": {"record_ids.list.element.at": "DELTA_BINARY_PACKED"},
-    "write_statistics": ["key", *_NUMBERS],
-}
-"""Options for both of Arrow's Parquet writers."""
-
 # The size in memory from which a superstep's file has a page index; smaller files are read whole.
 PAGED_BYTES_MIN: Final = 1 << 24
 # The same for a compaction, which no superstep waits for.
@@ -77,8 +65,8 @@ _PAGE_BYTES: Final = 1 << 15
 _PAGE_ROWS_MIN: Final = 64
 _PAGE_ROWS_MAX: Final = 4_096
 
-# Starting a page takes zstd 20 µs and LZ4 one; in small pages only texts gain as much from zstd.
-_PAGED_ZSTD: Final = ("state", "productions.list.element.value")
+# Starting a page takes zstd 20 µs and LZ4 one; only texts gain enough from zstd.
+_ZSTD: Final = ("state", "productions.list.element.value")
 
 # Return True if a run of rows with this smallest and greatest key may contain selected keys.
 MayHold: TypeAlias = Callable[[str, str], bool]
@@ -104,18 +92,32 @@ def rows_per_page(table: pa.Table) -> int:
     return int(min(max(rows, _PAGE_ROWS_MIN), _PAGE_ROWS_MAX))
 
 
-def paged_options(page_rows: int, schema: pa.Schema) -> dict[str, Any]:
+def parquet_options(schema: pa.Schema, page_rows: int = 0) -> dict[str, Any]:
+    """Return the options for both of Arrow's Parquet writers, with a page index if pages have ``page_rows`` rows."""
     leaves = [leaf for column in schema for leaf in _leaves_of(column.name, column.type)]
+    options = {
+        "compression": {path: "zstd" if path in _ZSTD else "lz4" for path in leaves},
+        "compression_level": dict.fromkeys(_ZSTD, 1),
+        "write_page_checksum": True,
+        "store_schema": False,
+        "column_encoding": {"record_ids.list.element.at": "DELTA_BINARY_PACKED"},
+        "write_statistics": ["key", *_NUMBERS],
+    }
+    if not page_rows:
+        return {
+            **options,
+            # Keys, states and ids rarely repeat: a dictionary would cost a third of the time without saving space.
+            "use_dictionary": [*_NUMBERS, "record_ids.list.element.arrived_at", STATE_VERSION],
+            "write_batch_size": ROWS_PER_GROUP,
+        }
     return {
-        **PARQUET_OPTIONS,
-        "compression": {path: "zstd" if path in _PAGED_ZSTD else "lz4" for path in leaves},
-        "compression_level": dict.fromkeys(_PAGED_ZSTD, 1),
+        **options,
+        # Each page must be readable alone, without a dictionary page.
+        "use_dictionary": False,
         "max_rows_per_page": page_rows,
         "write_batch_size": page_rows,
         "data_page_size": 1 << 30,
         "write_page_index": True,
-        # Each page must be readable alone, without a dictionary page.
-        "use_dictionary": False,
     }
 
 
@@ -157,7 +159,7 @@ def decode_rows(data: bytes, columns: list[str], may_hold: MayHold | None, *, na
 
 
 class ParquetRowFormat:
-    """Parquet with zstd, page checksums and a seal; smaller tables than ``paged_bytes_min`` get no page index."""
+    """Parquet with page checksums and a seal; smaller tables than ``paged_bytes_min`` get no page index."""
 
     def __init__(self, paged_bytes_min: int | None = None) -> None:
         self._paged_bytes_min = paged_bytes_min
@@ -169,14 +171,14 @@ class ParquetRowFormat:
             table = table.drop_columns([STATE_VERSION])
         paged_bytes_min = PAGED_BYTES_MIN if self._paged_bytes_min is None else self._paged_bytes_min
         if table.nbytes < paged_bytes_min:
-            pq.write_table(table, sink, row_group_size=ROWS_PER_GROUP, **PARQUET_OPTIONS)
+            pq.write_table(table, sink, row_group_size=ROWS_PER_GROUP, **parquet_options(table.schema))
             return seal_parquet(memoryview(sink.getvalue()), name)
         rows = rows_per_page(table)
         pq.write_table(
             table,
             sink,
             row_group_size=ROWS_PER_GROUP - ROWS_PER_GROUP % rows,
-            **paged_options(rows, table.schema),
+            **parquet_options(table.schema, rows),
         )
         file = memoryview(sink.getvalue()).cast("B")
         index = page_index_of(file, footer_start(file), rows, empty_columns(table))
