@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from millpond.executor.time.instants import INSTANT_MAX_US, INSTANT_MIN_US
 from millpond.statestore.errors import DataError, InvalidError, did_you_mean
-from millpond.statestore.rows.row import change_envelope, has_envelope_fields
+from millpond.statestore.rows.row import change_envelope, has_envelope_fields, one_array
 from millpond.statestore.rows.state_schema import UTC_TIMESTAMP, dict_maker, plain_cells
 from millpond.statestore.rows.value_text import PlainObject, decode_value, has_marks, has_utf8
 
@@ -145,9 +145,7 @@ class ArrowValues:
 
     def __init__(self, columns: pa.StructArray | pa.RecordBatch | pa.Table) -> None:
         struct = columns if isinstance(columns, pa.StructArray) else columns.to_struct_array()
-        self.columns: pa.StructArray = (
-            struct.combine_chunks() if isinstance(struct, pa.ChunkedArray) else struct
-        )
+        self.columns: pa.StructArray = one_array(struct)
         self.names: list[str] = [field.name for field in self.columns.type]
         self._nested: list[_NestedColumn] = []
         self._rows: list[tuple[Any, ...] | None] | None = None

@@ -59,7 +59,7 @@ from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.loading.parquet_files import row_bytes, without_views
 from millpond.statestore.rows.key_text import check_key_value
 from millpond.statestore.rows.record_ids import ID_SLACK_US
-from millpond.statestore.rows.row import has_envelope_fields
+from millpond.statestore.rows.row import has_envelope_fields, one_array
 from millpond.statestore.rows.value_text import PlainObject
 from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
 
@@ -568,7 +568,7 @@ def _id_column(name: str, column: pa.ChunkedArray) -> pa.BinaryArray:
         )
     plain = column.cast(kind)
     made = (plain.cast(pa.string()) if is_number else plain).cast(pa.binary())
-    return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
+    return one_array(made)
 
 
 def _id_bytes(value: Any) -> bytes | None:

@@ -21,7 +21,7 @@ from millpond.executor.inputs.payload import ROW_DICTS, TEXT_TYPES, UndecodedRow
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.rows.key_columns import KeyTexts, check_key_type, encode_key_columns, plain_keys
 from millpond.statestore.rows.key_text import encode_key, is_missing, is_typed, key_of_text, plain_key
-from millpond.statestore.rows.row import is_envelope
+from millpond.statestore.rows.row import is_envelope, one_array
 from millpond.statestore.rows.value_text import has_utf8
 from millpond.statestore.types import Key
 
@@ -262,7 +262,7 @@ def extract_key_column(extractor: KeyField, rows: pa.Table) -> KeyTexts:
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if kind in TEXT_TYPES:
         text = column.cast(pa.string())
-        return _text_column(plain_keys(text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text))
+        return _text_column(plain_keys(one_array(text)))
     typed = encode_key_columns([column])
     if not column.null_count:
         return typed

@@ -45,6 +45,7 @@ from millpond.statestore.rows.row import (
     TIMESTAMP,
     Fence,
     lists_of,
+    one_array,
     production_lists,
 )
 from millpond.statestore.rows.state_schema import struct_of, typed_columns_among
@@ -387,8 +388,7 @@ class WeakProductions:
         kept = self.draft.kept
         values, owners = [kept.values], [kept.owners]
         for straggler in stragglers:
-            late = self.table.take(pa.array(straggler.positions)).to_struct_array()
-            late = late.combine_chunks() if isinstance(late, pa.ChunkedArray) else late
+            late = one_array(self.table.take(pa.array(straggler.positions)).to_struct_array())
             values.append(_readdressed(late, np.ones(len(late), np.bool_), straggler.consumer))
             owners.append(self.owners[straggler.positions])
         index = np.concatenate(owners)

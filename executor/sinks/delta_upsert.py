@@ -28,6 +28,7 @@ from millpond.statestore.log.action import Add
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.log.table import Replace
+from millpond.statestore.rows.row import one_array
 from millpond.statestore.types import Clock, Objects, Rng, Superstep
 
 LEAF_ROWS_MAX: Final = 20_000
@@ -347,7 +348,7 @@ def key_texts(columns: pa.Table) -> pa.Array:
         length = pc.utf8_length(text).cast(pa.string())
         parts.append(pc.fill_null(pc.binary_join_element_wise(length, text, ":"), "-"))
     joined = pc.binary_join_element_wise(*parts, "|") if len(parts) > 1 else parts[0]
-    return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
+    return one_array(joined)
 
 
 def contents(table: pa.Table, keys: Sequence[str]) -> list[str]:

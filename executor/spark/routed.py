@@ -69,6 +69,7 @@ from millpond.executor.time.instants import INSTANT_MAX_US, INSTANT_MIN_US, pars
 from millpond.executor.time.observations import InputObservation, Watch
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError, check
 from millpond.statestore.rows.key_columns import plain_keys
+from millpond.statestore.rows.row import one_array
 from millpond.statestore.rows.state_schema import value_fields
 
 _DEAD_LETTERS_MAX: Final = 100_000
@@ -146,7 +147,7 @@ class RoutedRecords:
         elif self._columns.sign is not None:
             values = ChangedValues(values, change_signs(table), at)
         ids = scoped_ids(self._own_ids(table), source.id_scopes.get(node.name, b""))
-        keys = _column(table, self._columns.key)
+        keys = one_array(table.column(self._columns.key))
         if self._columns.key != KEY:
             keys = plain_keys(keys)
         return [Deliveries(stream=source.stream, keys=keys, at=at, values=values, ids=ids)]
@@ -173,12 +174,12 @@ class RoutedRecords:
     ) -> Iterator[DeadLetter]:
         columns, rows = self._columns, table.num_rows
         key_errors = {} if key_parts is None else extract_key_column(key_parts, table).errors
-        keys = _column(table, columns.key).to_pylist()
+        keys = table.column(columns.key).to_pylist()
         times = _times(table, columns.at).to_pylist()
-        errors = [None] * rows if columns.error is None else _column(table, columns.error).to_pylist()
+        errors = [None] * rows if columns.error is None else table.column(columns.error).to_pylist()
         if _GARBLED in table.column_names:
             errors = [
-                why or error for why, error in zip(_column(table, _GARBLED).to_pylist(), errors, strict=True)
+                why or error for why, error in zip(table.column(_GARBLED).to_pylist(), errors, strict=True)
             ]
         read, large = self._shown_values(table)
         ids = self._own_ids(table)
@@ -246,7 +247,7 @@ class RoutedRecords:
     def _own_ids(self, table: pa.Table) -> pa.Array | None:
         if self._columns.id is None:
             return None
-        ids = _column(table, self._columns.id)
+        ids = one_array(table.column(self._columns.id))
         if pa.types.is_integer(ids.type):
             ids = ids.cast(pa.string())
         if ids.null_count == len(ids):
@@ -271,12 +272,7 @@ def _digest(source: RoutedInput, table: pa.Table) -> int:
 
 def _times(table: pa.Table, name: str) -> Any:
     # Spark's timestamps are microseconds already: only the type changes.
-    return _column(table, name).cast(pa.int64())
-
-
-def _column(table: pa.Table, name: str) -> Any:
-    column = table.column(name)
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    return one_array(table.column(name)).cast(pa.int64())
 
 
 # -- productions by shuffle ----------------------------------------------------------------

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 
 from millpond.statestore.durations import INT64_MAX, MICROSECOND, whole_number
 from millpond.statestore.errors import InvalidError, did_you_mean
+from millpond.statestore.rows.row import one_array
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros
 
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
@@ -267,7 +268,7 @@ def instant_column_us(
     column: pa.Array | pa.ChunkedArray, name: str, reading: TimeReading = PLAIN
 ) -> InstantColumn:
     """Convert an Arrow column of integers, timestamps or ISO text; ``name`` is for errors."""
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    array = one_array(column)
     if pa.types.is_timestamp(array.type):
         at = _scaled(array.cast(pa.int64()), *UNIT_FACTORS[array.type.unit])
         if array.type.tz is None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.loading.parquet_files import read_parquet
 from millpond.statestore.objects.obstore import file_here
+from millpond.statestore.rows.row import one_array
 from millpond.statestore.rows.value_text import TYPED_MARK
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def _of_series(series: Any) -> Column:
     except (pa.ArrowException, ValueError) as cause:
         reason = first_line(cause)
         raise InvalidError("the table cannot be read", reason=reason, column=series.name) from cause
-    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    return one_array(found)
 
 
 def _of_mappings(rows: Iterator[Any]) -> Iterator[Piece]:

@@ -341,8 +341,7 @@ def no_cells(updates: pa.Table, field: pa.Field) -> pa.Array:
 
 def flat_productions(updates: pa.Table) -> pa.StructArray:
     """Return the productions of row updates in order; values with a schema are in fields of their own."""
-    lists = updates.column("productions").combine_chunks()
-    flat = lists.flatten()
+    flat = one_array(updates.column("productions")).flatten()
     columns, fields = flat.flatten(), list(PRODUCTION_TYPE)
     for name in production_columns_among(updates.column_names):
         values = updates.column(name).combine_chunks().flatten()
@@ -380,6 +379,13 @@ def with_value_texts(productions: pa.Table) -> pa.Table:
         joined = pc.coalesce(productions.column("value"), texts)
         productions = productions.set_column(text, PRODUCTION_TYPE.field("value"), joined)
     return productions.drop_columns([field.name for field in typed])
+
+
+def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """Return a column as one array, without a copy if it is one chunk, as `combine_chunks` makes."""
+    if isinstance(column, pa.Array):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def lists_of(
