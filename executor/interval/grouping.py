@@ -22,8 +22,9 @@ from millpond.executor.interval.letters import RetriedLetter
 from millpond.executor.interval.soft_state import SoftState
 from millpond.statestore.errors import check
 from millpond.statestore.rows.record_ids import fingerprints
+from millpond.statestore.rows.row import one_array
 
-_PACKED_BITS: Final = 63
+_DIGIT_BITS: Final = 16
 
 _Index = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
@@ -89,7 +90,7 @@ class Arrivals:
 
 
 def _as(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    array = one_array(column)
     return array if array.type == kind else array.cast(kind)
 
 
@@ -204,14 +205,14 @@ def _stable_order(column: _Index) -> _Index:
     count = len(column)
     if _rises(column):
         return np.arange(count, dtype=np.int64)
-    least, greatest = int(column.min()), int(column.max())
-    index_bits = count.bit_length()
-    if (greatest - least).bit_length() + index_bits >= _PACKED_BITS:
-        return np.argsort(column, kind="stable").astype(np.int64)
-    # Value and index packed into one integer let numpy sort without indirection, several times faster.
-    packed = ((column - least) << np.int64(index_bits)) | np.arange(count, dtype=np.int64)
-    packed.sort()
-    return packed & np.int64((1 << index_bits) - 1)
+    # Numpy sorts integers of 16 bits by radix, ten times as fast as larger ones: one pass for each 16 bits.
+    least = int(column.min())
+    digits = (column - least).view(np.uint64)
+    order = np.argsort(digits.astype(np.uint16), kind="stable")
+    for shift in range(_DIGIT_BITS, (int(column.max()) - least).bit_length(), _DIGIT_BITS):
+        digit = (digits >> np.uint64(shift)).astype(np.uint16)
+        order = order[np.argsort(digit[order], kind="stable")]
+    return order
 
 
 def _rises(column: _Index) -> bool:
