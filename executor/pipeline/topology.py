@@ -129,7 +129,7 @@ class Topology:
 
     def sinks_of(self, stream: str) -> tuple[SinkNode, ...]:
         """Return the sinks of ``stream``."""
-        return self._sinks.get(stream, ())
+        return self.sinks_by_stream.get(stream, ())
 
     @cached_property
     def sorts(self) -> bool:
@@ -245,12 +245,9 @@ class Topology:
     @cached_property
     def wanted_streams(self) -> frozenset[str]:
         """The streams that a computation or a sink consumes; productions to others are dropped."""
-        return frozenset(stream for stream in self.wanted_addresses if not is_addressed(stream))
-
-    @cached_property
-    def wanted_addresses(self) -> frozenset[str]:
-        """`wanted_streams`, and the addressed streams of fused productions (`millpond.executor.pipeline.nodes`)."""
-        return frozenset(self.consumers) | frozenset(self._sinks)
+        return frozenset(
+            stream for stream in (*self.consumers, *self.sinks_by_stream) if not is_addressed(stream)
+        )
 
     def computation(self, name: str) -> ComputationNode:
         """Return the computation called ``name``, or refuse an unknown name."""
@@ -294,7 +291,8 @@ class Topology:
         return producers
 
     @cached_property
-    def _sinks(self) -> Mapping[str, tuple[SinkNode, ...]]:
+    def sinks_by_stream(self) -> Mapping[str, tuple[SinkNode, ...]]:
+        """The sinks of each stream that has any, addressed streams included."""
         sinks: dict[str, tuple[SinkNode, ...]] = {}
         for sink in self.sinks.values():
             sinks[sink.stream] = (*sinks.get(sink.stream, ()), sink)

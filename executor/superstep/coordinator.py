@@ -140,7 +140,7 @@ class Coordinator:
         self._restore()
         # The last owner may have died between its commit and the sinks: they get the last superstep before a new one.
         self.sinks.open(self.superstep)
-        self.sinks.catch_up(self.superstep, self.pending.sources)
+        self.sinks.catch_up(self.superstep, self.pending.for_sinks)
         self.journal.open()
         self.upkeep.open()
 
@@ -220,7 +220,7 @@ class Coordinator:
         self._serve(topology, sinks)
         self._restore(watermarks)
         self.balancer.continue_from(balancer)
-        self.sinks.catch_up(self.superstep, self.pending.sources)
+        self.sinks.catch_up(self.superstep, self.pending.for_sinks)
         self.upkeep.update(topology)
         reach("update.done")
         return version
@@ -443,7 +443,7 @@ class Coordinator:
             if file is not None and produced:
                 streams = frozenset([summary.stream for summary in produced])
                 sources.append(ProductionSource(path=file.path, superstep=superstep, streams=streams))
-        self._await(merged_pending(sources, summaries, self.topology.wanted_addresses))
+        self._await(merged_pending(sources, summaries, self.topology))
         self.watermarks.take_effect()
 
     def maintain(self) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +22,13 @@ from millpond.executor.computation.values import ArrowValues, JsonValues, Values
 from millpond.executor.inputs.keys import KeyExtractor, PaneKey, extract_key_column, extract_keys
 from millpond.executor.interval.bundle import DeadLetter, Deliveries, ProductionSummary
 from millpond.executor.pipeline.nodes import ComputationNode, addressed
+from millpond.executor.pipeline.topology import Topology
 from millpond.executor.time.clocks import PercentileTimes
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.rows.key_columns import KeyTexts
-from millpond.statestore.rows.row import PRODUCTION_TYPE, flat_productions, with_value_texts
+from millpond.statestore.rows.row import PRODUCTION_TYPE, flat_productions, one_array, with_value_texts
 from millpond.statestore.rows.state_schema import value_fields
 from millpond.statestore.types import EventTimeMicros, Objects, Superstep, quickly_pickled
 
@@ -81,12 +81,12 @@ def values_of(productions: pa.Table) -> Values:
     """Return the values of productions: columns if all of them have one schema, otherwise text or bytes."""
     typed = value_fields(productions.schema)
     for one in typed:
-        column = _only(productions, one.name)
+        column = one_array(productions.column(one.name))
         if not column.null_count:
             return ArrowValues(column)
     if typed:
         productions = with_value_texts(productions)
-    return JsonValues(_only(productions, "value"), _only(productions, "value_bytes"))
+    return JsonValues(one_array(productions.column("value")), one_array(productions.column("value_bytes")))
 
 
 def read_productions(objects: Objects, sources: Sequence[ProductionSource]) -> pa.Table:
@@ -171,15 +171,15 @@ def _keys_in(productions: pa.Table, extractor: KeyExtractor) -> KeyTexts:
         # Without the column, each record gets a letter below.
         with suppress(InvalidError):
             return extract_key_column(inner, pa.Table.from_struct_array(values.columns))
-    return extract_keys(extractor, _only(productions, "key"), values.value)
+    return extract_keys(extractor, one_array(productions.column("key")), values.value)
 
 
 def deliveries_in(keyed: pa.Table, stream: str) -> Deliveries:
     """Return productions with the columns of `PRODUCTION_SCHEMA`, under their consumer's keys, as deliveries."""
     return Deliveries(
         stream=stream,
-        keys=_only(keyed, "key"),
-        at=_only(keyed, "at").cast(pa.int64()).to_numpy(zero_copy_only=False),
+        keys=one_array(keyed.column("key")),
+        at=one_array(keyed.column("at")).cast(pa.int64()).to_numpy(zero_copy_only=False),
         values=values_of(keyed),
     )
 
@@ -261,11 +261,6 @@ def take(deliveries: Deliveries, chosen: npt.NDArray[np.int64]) -> Deliveries:
     )
 
 
-def _only(table: pa.Table, column: str) -> pa.Array:
-    chunked = table.column(column)
-    return chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
-
-
 def addresses_of(node: ComputationNode) -> frozenset[str]:
     """Return the streams under which weak productions are kept for a computation in another task."""
     return frozenset([addressed(subscription.stream) for subscription in node.subscriptions])
@@ -325,28 +320,33 @@ class UndeliveredProductions:
         return self._tables[source]
 
 
-_FOR_SINKS: Final = addressed("")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingProductions:
-    """The files of undelivered productions that have a consumer, with the number and age of all by stream."""
+    """The productions of the last superstep that are not delivered.
+
+    Attributes:
+        sources: the files for computations, and ``for_sinks`` those for sinks.
+        summaries: the number and age of what waits for computations, by stream.
+    """
 
     sources: tuple[ProductionSource, ...] = ()
+    for_sinks: tuple[ProductionSource, ...] = ()
     summaries: Mapping[str, ProductionSummary] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
-        """The number of waiting productions; productions kept only for sinks have been delivered."""
-        return sum([one.count for stream, one in self.summaries.items() if not stream.endswith(_FOR_SINKS)])
+        """The number of productions that wait for computations."""
+        return sum([one.count for one in self.summaries.values()])
 
 
 def merged_pending(
-    sources: Iterable[ProductionSource], summaries: Iterable[ProductionSummary], wanted: Collection[str]
+    sources: Iterable[ProductionSource], summaries: Iterable[ProductionSummary], topology: Topology
 ) -> PendingProductions:
-    """Return undelivered productions; files without a ``wanted`` stream, addressed ones included, are left out."""
+    """Return the undelivered productions among those of these files, for which the summaries are."""
     merged: dict[str, ProductionSummary] = {}
     for summary in summaries:
+        if summary.stream not in topology.consumers:
+            continue
         known = merged.get(summary.stream)
         if known is None:
             merged[summary.stream] = summary
@@ -361,5 +361,9 @@ def merged_pending(
                 for percentile, at in known.percentile_oldest_at.items()
             },
         )
-    concerned = [source for source in sources if source.concerns(wanted)]
-    return PendingProductions(sources=tuple(concerned), summaries=merged)
+    sources = tuple(sources)
+    return PendingProductions(
+        sources=tuple(source for source in sources if source.concerns(topology.consumers)),
+        for_sinks=tuple(source for source in sources if source.concerns(topology.sinks_by_stream)),
+        summaries=merged,
+    )

@@ -51,7 +51,7 @@ def recover_pending(
             streams = frozenset(summary.stream for summary in summaries_of_file)
             sources.append(replace(source, streams=streams))
             summaries.extend(summaries_of_file)
-    return merged_pending(sources, summaries, topology.wanted_addresses)
+    return merged_pending(sources, summaries, topology)
 
 
 def undelivered_sources(

@@ -238,7 +238,7 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
 
         # Deliver: the sinks get the productions of this superstep while the next one runs.
         if has_sinks:
-            coordinator.sinks.deliver(plan.superstep, coordinator.pending.sources)
+            coordinator.sinks.deliver(plan.superstep, coordinator.pending.for_sinks)
         elapsed_us = coordinator.clock.monotonic_us() - plan.started_us
         watermark = coordinator.watermarks.low_watermark()
         report = SuperstepReport(

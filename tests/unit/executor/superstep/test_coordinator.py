@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -15,6 +16,7 @@ from millpond.executor.interval.bundle import BundleStatistics, DeadLetter, Inte
 from millpond.executor.interval.row_update import BundleResult, Manifest, PendingWork
 from millpond.executor.pipeline.nodes import DEAD_LETTERS, control_interval
 from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.options import PipelineOptions
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
@@ -168,6 +170,28 @@ class TestPlans:
         assert intervals(following) == [SECOND]
         commit(coordinator, following, [])
         assert (coordinator.has_work(), coordinator.pending.count) == (False, 0)
+
+    def test_productions_for_a_sink_alone_wait_for_no_superstep(self, pond: Pond, tmp_path: Path) -> None:
+        """The sink gets them while the next superstep runs, which neither reads nor counts them, nor after a restart."""
+        made = EnginePipeline("p")
+        made.inject("in", key="k", at="t")
+        made.add(Computation(), name="first", subscribes={"in": None}, produces=("mid",), intervals=2)
+        made.add_sink("rows", "mid", DeltaSink(str(tmp_path)))
+        coordinator = pond.open(made)
+        coordinator.create_intervals("first", KEYS)
+        plan = coordinator.begin(inputs={"in"})
+        update, summary = produced(7, 5)
+        written = pond.manifest(plan, part_of(plan, LEFT), update, productions=(summary,))
+        report = commit(coordinator, plan, [written], inputs=[seen(1, 50)])
+        assert written.file is not None
+
+        for owner in (coordinator, pond.open(made)):
+            assert ([one.path for one in owner.pending.for_sinks], owner.pending.count) == (
+                [written.file.path],
+                0,
+            )
+            assert owner.begin(inputs={"in"}).sources == ()
+        assert report.pending == 0
 
     @pytest.mark.parametrize("domain", ["event", "wall"])
     def test_due_timer_plans_its_interval_without_records(self, pond: Pond, domain: str) -> None:
