@@ -31,41 +31,72 @@ BYTES_MAX: Final = 64 << 20
 """Limits of a batch that the driver collects, in rows and in bytes of Arrow."""
 
 _ROW_IN_PARTITION: Final = f"(monotonically_increasing_id() & {(1 << 33) - 1}L)"
+_UNMEASURED: Final = (1 << 31) - 1
+"""The value of `maxBytesPerBatch` for which Spark measures nothing."""
+_MARGIN: Final = 4
+"""How many times larger than in the last batch records may be before an unmeasured batch exceeds Spark's limit."""
 _IDLE_US: Final = 30_000_000
 """Time after which an idle Python worker gets a task; Spark ends idle workers after 60 s."""
 
 
-class DirectRuns:
-    """Runs supersteps of one pipeline without Spark's shuffle; used by one thread at a time."""
+class InputSizes:
+    """The sizes of each stream's last batch, which predict those of the next one."""
 
-    def __init__(self, session: SparkSession, slots: int, clock: Clock) -> None:
-        self._session = session
-        self._slots = slots
-        self._clock = clock
-        self._job_us = clock.monotonic_us()
-        self._rows_max: dict[str, int] = {}
-        self._settled, self._settle_again_us = "", 0
-
-    def note_job(self) -> None:
-        """Record that Spark's Python workers have just run tasks."""
-        self._job_us = self._clock.monotonic_us()
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[int, int]] = {}
+        self._limits: dict[str, int] = {}
 
     def learn(self, plan: TaskPlan, reports: Iterable[SlotReport]) -> None:
-        """Predict from the last batch how many rows of the next one may be collected; 0 if the last batch was too large."""
+        """Record the size of a superstep's input."""
         if plan.input is None:
             return
         rows = bytes_ = 0
         for report in reports:
             rows, bytes_ = rows + report.arrived_rows, bytes_ + report.arrived_bytes
         if rows:
-            limit = min(ROWS_MAX, BYTES_MAX * rows // max(1, bytes_))
-            # A power of two or 0, because Spark compiles a query again for each other number in it.
-            rows_max = 1 << limit.bit_length() >> 1
-            self._rows_max[plan.input.stream] = rows_max if rows <= rows_max else 0
+            self._last[plan.input.stream] = rows, bytes_
 
-    def takes(self, stream: str) -> bool:
-        """Return True if the stream's next batch is likely to be small enough."""
-        return bool(self._rows_max.get(stream))
+    def rows_to_collect(self, stream: str) -> int:
+        """Return how many rows of the next batch the driver may collect; 0 if the last batch was too large."""
+        rows, bytes_ = self._last.get(stream, (0, 0))
+        limit = min(ROWS_MAX, BYTES_MAX * rows // max(1, bytes_))
+        # A power of two or 0, because Spark compiles a query again for each other number in it.
+        rows_max = 1 << limit.bit_length() >> 1
+        return rows_max if rows <= rows_max else 0
+
+    def limit_batches(self, session: SparkSession, stream: str, *, is_known: bool) -> None:
+        """Set in a session of Millpond's own whether Spark measures the Arrow batches of a stream's next superstep.
+
+        To end a batch at `maxBytesPerBatch`, Spark adds up the sizes of all columns after each row: a third of the JVM's
+        time in a large superstep. Where `maxRecordsPerBatch` small rows end it first, that never finds anything.
+        ``is_known`` tells that all rows are the stream's.
+        """
+        settings: Any = session._jsparkSession.sessionState().conf()  # noqa: SLF001
+        limit, batch_rows = settings.arrowMaxBytesPerBatch(), settings.arrowMaxRecordsPerBatch()
+        if limit != _UNMEASURED:
+            self._limits[stream] = limit
+        rows, bytes_ = self._last.get(stream, (0, 0))
+        own = self._limits.get(stream, _UNMEASURED)
+        is_small = rows > 0 and batch_rows > 0 and bytes_ * batch_rows * _MARGIN <= own * rows
+        wanted = _UNMEASURED if is_small and is_known else own
+        if wanted != limit:
+            session.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", str(wanted))
+
+
+class DirectRuns:
+    """Runs supersteps of one pipeline without Spark's shuffle; used by one thread at a time."""
+
+    def __init__(self, session: SparkSession, slots: int, clock: Clock, sizes: InputSizes) -> None:
+        self._session = session
+        self._slots = slots
+        self._clock = clock
+        self._job_us = clock.monotonic_us()
+        self._sizes = sizes
+        self._settled, self._settle_again_us = "", 0
+
+    def note_job(self) -> None:
+        """Record that Spark's Python workers have just run tasks."""
+        self._job_us = self._clock.monotonic_us()
 
     def run(
         self, plan: TaskPlan, routed: Routed | None, check_running: Callable[[], None]
@@ -98,7 +129,7 @@ class DirectRuns:
         by_slot: dict[int, list[pa.RecordBatch]] = {}
         if plan.input is None or routed is None:
             return by_slot
-        rows_max = self._rows_max[plan.input.stream]
+        rows_max = self._sizes.rows_to_collect(plan.input.stream)
         few: Any = routed.frame.where(f"{_ROW_IN_PARTITION} <= {rows_max}")
         # Not `toArrow`: it converts times to UTC, and refuses types that tasks receive, such as calendar intervals.
         batches: list[pa.RecordBatch] = few._collect_as_arrow()  # noqa: SLF001

@@ -24,7 +24,7 @@ from millpond.executor.interval.bundle import IntervalPlan
 from millpond.executor.pipeline.nodes import INPUT, Backfill, ComputationNode, is_addressed
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.options import RunnerOptions
-from millpond.executor.spark.direct import DirectRuns
+from millpond.executor.spark.direct import DirectRuns, InputSizes
 from millpond.executor.spark.frames import backfill_table, flat_frame, rows_and_digest
 from millpond.executor.spark.key_sql import arrow_key_columns
 from millpond.executor.spark.queries import refuse_stopped
@@ -78,9 +78,18 @@ _LEVELLED_EVERY: Final = 8
 _END: Final = EventTimeMicros(TIME_MAX_US)
 
 
-def plan_once(session: SparkSession) -> None:
-    """Turn adaptive execution off for a session: it takes 40 ms, and a superstep's partitions are fixed."""
+_OWN: Final = "spark.millpond.own"
+
+
+def take_over(session: SparkSession) -> None:
+    """Make a session that runs no queries of the user's Millpond's own, with the settings that supersteps need."""
+    session.conf.set(_OWN, "true")
+    # Adaptive execution takes 40 ms, and a superstep's partitions are fixed.
     session.conf.set("spark.sql.adaptive.enabled", "false")
+
+
+def is_own(session: SparkSession) -> bool:
+    return session.conf.get(_OWN, None) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +141,7 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
     def __init__(self, spark: SparkSession, coordinator: Coordinator, options: RunnerOptions) -> None:
         # A separate session: its settings must not affect the user's queries.
         self._session = spark.newSession()
-        plan_once(self._session)
+        take_over(self._session)
         self._store = coordinator.store
         self._coordinator = coordinator
         self._superstep: Superstep[SparkBatch, SparkInputs, SparkResults] = Superstep(coordinator, self)
@@ -145,7 +154,8 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         # Only Linux has the abstract sockets at which processes hand slots over.
         self._secret = options.rng.token() if sys.platform == "linux" else None
         self._follow(coordinator.topology)
-        self._direct = DirectRuns(self._session, self._slots.count, options.clock)
+        self._sizes = InputSizes()
+        self._direct = DirectRuns(self._session, self._slots.count, options.clock, self._sizes)
 
     def _follow(self, topology: Topology) -> None:
         """Replace the parts that depend on the topology; a task whose process has other code loads the new code first."""
@@ -447,7 +457,7 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
             )
             return replace(self._task_plan(plan, parts), input=source)
 
-        if self._runs_directly and self._direct.takes(stream):
+        if self._runs_directly and self._sizes.rows_to_collect(stream):
             routed = router.route(frame, routes, is_collected=True)
             reports = self._run_directly(plan_for(routed), routed, batch.check_running)
             if reports is not None:
@@ -539,6 +549,9 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
             reports = self._collect(self._homes.empty(tasks), plan)
         else:
             placed = self._homes.place(frame, slot_of_row(self._slots.count), tasks)
+            if is_own(placed.sparkSession) and plan.input is not None:
+                # Nothing tells the sizes of productions.
+                self._sizes.limit_batches(placed.sparkSession, plan.input.stream, is_known=frame is routed)
             reports = self._collect(placed, plan)
         missing = plan.parts.keys() - {report.slot for report in reports}
         if missing and frame is routed:
@@ -553,7 +566,7 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
                 raise report.failure
         ran = sorted(report.slot for report in reports if report.slot in plan.parts)
         check(ran == sorted(plan.parts), "each slot reports once", slots=sorted(plan.parts), reports=ran)
-        self._direct.learn(plan, reports)
+        self._sizes.learn(plan, reports)
         return reports
 
     def _with_productions(

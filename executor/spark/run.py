@@ -30,7 +30,7 @@ from millpond.executor.run.run import (
     WatermarkUpdate,
     update_between,
 )
-from millpond.executor.spark.engine import SparkBatch, SparkEngine, plan_once
+from millpond.executor.spark.engine import SparkBatch, SparkEngine, take_over
 from millpond.executor.spark.frames import InputFrames, table_of
 from millpond.executor.spark.queries import Queries, QueryStart, StartQuery, unless_stopped
 from millpond.executor.spark.session import spark_calls, worker_calls
@@ -93,8 +93,8 @@ class SparkRun(Run[None]):
             nonlocal known, ends
             begun = QueryStart.of(frame, stream)
             if begun != known:
-                # Each start of a query clones the user's session, so the setting is made for each.
-                plan_once(frame.sparkSession)
+                # Each start of a query clones the user's session.
+                take_over(frame.sparkSession)
                 self._meet(stream, frame)
                 self._check_end(begun, frame, stream)
                 known, ends = begun, begun.ends_by_itself(frame)

@@ -220,3 +220,39 @@ def test_stopped_query_waits_for_no_superstep(
     again.await_termination()
     again.stop()
     assert states(store)["k0"]["count"] == 3
+
+
+def test_spark_measures_no_batches_of_records_that_were_small_last_time(
+    store: Store, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would add up the sizes of all columns after each row. The settings of the user's session stay."""
+
+    def limit_in(session: Any) -> int:
+        return int(session._jsparkSession.sessionState().conf().arrowMaxBytesPerBatch())
+
+    limits: list[int] = []
+    collect = SparkEngine._collect
+
+    def noted(engine: SparkEngine, frame: Any, plan: Any) -> Any:
+        limits.append(limit_in(frame.sparkSession))
+        return collect(engine, frame, plan)
+
+    monkeypatch.setattr(SparkEngine, "_collect", noted)
+    monkeypatch.setattr(direct, "ROWS_MAX", 0)
+    folder, default = tmp_path / "input", limit_in(spark)
+    folder.mkdir()
+    for batch, size in enumerate((10, 10, 5_000, 10)):
+        row = orjson.dumps({"key": "k0", "at": f"2026-01-01T00:00:0{batch}Z", "do": "x" * size})
+        (folder / f"{batch}.json").write_bytes(row)
+        os.utime(folder / f"{batch}.json", (1e9 + batch, 1e9 + batch))
+    stream = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(folder))
+    runner = SparkRunner(store, spark=spark, progress=False, intervals=1, upkeep=None)
+    run = runner.start(counts(tmp_path), {"records": stream}, trigger={"availableNow": True})
+    run.await_termination()
+    run.stop()
+
+    unmeasured = 2**31 - 1
+    # The first batch has none before it, and the fourth comes after large records.
+    assert limits[:4] == [default, unmeasured, unmeasured, default]
+    assert limit_in(spark) == default == 64 << 20
+    assert states(store)["k0"]["count"] == 4
