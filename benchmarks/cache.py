@@ -3,7 +3,8 @@
 One interval's soft state runs five loads: the routes of the Zeitgeist demo's flights by hour, whose windows close a day
 later; sessions of users; sliding windows; a Zipf load with timers; and a hot set that a scan of all keys interrupts.
 Memory holds a part of all rows, and the policies choose it: keep none, evict the least recently used rows, evict the
-rows that the engine expects to be used last, or, knowing the future, those used last (Belady's optimum).
+rows that the engine expects to be used last, or, knowing the future, those used last (Belady's optimum). The routes and
+sessions are also counted in windows of the library, where ``columns`` keeps the windows as columns of numbers.
 
     python -m benchmarks.cache --json build/bench/cache.json --picture docs/pictures/cache.png
 """
@@ -13,10 +14,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
+from unittest.mock import patch
 
 import click
 import matplotlib as mpl
@@ -25,7 +28,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from matplotlib.figure import Figure
 
-from benchmarks.cache_loads import LOADS, Load, Rows, Step
+from benchmarks.cache_loads import LOADS, Load, Step
 from benchmarks.interval_processor import cpu_us
 from benchmarks.json_result import tell_result
 from benchmarks.pictures import STYLE
@@ -35,7 +38,7 @@ from millpond.executor.interval.eviction import Candidates, EvictionPolicy, leas
 from millpond.executor.interval.row_cache import MemoryBudget
 from millpond.executor.interval.row_reader import RowReader
 from millpond.executor.interval.soft_state import SoftState
-from millpond.executor.pipeline.nodes import ComputationNode
+from millpond.executor.windows.windowed_computation import WindowedComputation
 from millpond.gc.compaction import CompactionRules
 from millpond.statestore.interval import Interval
 from millpond.statestore.objects.ranges import MeteredObjects
@@ -55,6 +58,9 @@ _RULES: Final = CompactionRules(
 
 POLICIES: Final = ("none", "lru", "window_aware", "optimal")
 """Which rows are kept."""
+
+COLUMNS: Final = "columns"
+"""The policy ``window_aware`` where windows are not rows, but columns."""
 
 
 class Future:
@@ -156,10 +162,12 @@ def run_once(
         "lru": least_recently_used,
         "window_aware": window_aware,
         "optimal": recorded.future.policy,
+        COLUMNS: window_aware,
     }
     share = 0.0 if policy == "none" else memory_share
     budget = int(recorded.state_bytes * share)
-    outcome = _run(load, policies[policy], budget, recorded.future, steps_max)
+    in_columns = policy == COLUMNS
+    outcome = _run(load, policies[policy], budget, recorded.future, steps_max, in_columns=in_columns)
     return {
         "load": load.name,
         "policy": policy,
@@ -180,15 +188,16 @@ def _run(
     steps_max: int | None,
     *,
     records: bool = False,
+    in_columns: bool = False,
 ) -> _Outcome:
-    node = ComputationNode(name="rows", computation=Rows(load), subscriptions=())
-    run = IntervalRun(node, _INTERVAL)
-    objects = MeteredObjects(run.objects)
-    reader = _CountingReader(objects)
-    memory = MemoryBudget(2**40 if budget is None else budget)
-    state = _CountingState(_INTERVAL, reader, memory, policy=policy)
-    state.seen, state.future = set(), future if records else None
-    run.replace_soft_state(0, state)
+    with nullcontext() if in_columns else patch.object(WindowedComputation, "column_rows", lambda *_: None):
+        run = IntervalRun(load.node(), _INTERVAL)
+        objects = MeteredObjects(run.objects)
+        reader = _CountingReader(objects)
+        memory = MemoryBudget(2**40 if budget is None else budget)
+        state = _CountingState(_INTERVAL, reader, memory, policy=policy)
+        state.seen, state.future = set(), future if records else None
+        run.replace_soft_state(0, state)
     latencies: list[float] = []
     state_bytes = 0
     for number, step in enumerate(load.steps()):
@@ -236,7 +245,7 @@ def measure(
     for name in loads:
         load = LOADS[name]
         recorded = record(load, steps_max=steps_max)
-        for policy in POLICIES:
+        for policy in POLICIES if load.window_fn is None else (*POLICIES, COLUMNS):
             for share in shares[:1] if policy == "none" else shares:
                 runs.append(run_once(load, recorded, policy, share, steps_max=steps_max))
                 tell(runs[-1])
@@ -252,8 +261,10 @@ def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
         for column, load in enumerate(loads):
             none = next(run for run in runs if run["load"] == load and run["policy"] == "none")
             for axes, figure_name in ((rows[0][column], "cpu_s"), (rows[1][column], "misses")):
-                for policy in POLICIES[1:]:
+                for policy in (*POLICIES[1:], COLUMNS):
                     chosen = [run for run in runs if run["load"] == load and run["policy"] == policy]
+                    if not chosen:
+                        continue
                     points = [(0.0, 1.0)] + [
                         (run["memory_share"], run[figure_name] / max(none[figure_name], 1e-9))
                         for run in chosen
@@ -264,7 +275,7 @@ def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
                         markersize=3,
                         linewidth=1.3,
                         linestyle="--" if policy == "optimal" else "-",
-                        color={"lru": "C1", "window_aware": "C0", "optimal": "0.5"}[policy],
+                        color={"lru": "C1", "window_aware": "C0", "optimal": "0.5", COLUMNS: "C2"}[policy],
                         label=policy.replace("_", "-"),
                     )
                 axes.set(ylim=(0, 1.05))

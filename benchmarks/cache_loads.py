@@ -15,6 +15,7 @@ import pandas as pd
 import millpond as mp
 from examples.zeitgeist.data import arrivals, load_flights
 from examples.zeitgeist.hours import NEW_YORK
+from millpond.executor.pipeline.nodes import ComputationNode
 
 _MINUTE_US: Final = 60_000_000
 _HOUR_US: Final = 60 * _MINUTE_US
@@ -45,12 +46,22 @@ class Load:
         size_us: how long after a record its key's last timer may fire.
         period_us: timers fire at multiples of this; 0: ``size_us`` after the last record; negative: none is set.
         steps: makes the records.
+        window_fn: counts the records in these windows, in place of the rows and timers.
     """
 
     name: str
     size_us: int
     period_us: int
     steps: Callable[[], Iterator[Step]]
+    window_fn: mp.WindowFn | None = None
+
+    def node(self) -> ComputationNode:
+        """Return the computation that keeps the state."""
+        if self.window_fn is None:
+            return ComputationNode(name="rows", computation=Rows(self), subscriptions=())
+        pipeline = mp.Pipeline("cache")
+        pipeline.inject("in", key="key", at="at").window(self.window_fn).combine(mp.Count(), name="rows")
+        return pipeline.check().computations["rows"]
 
 
 class Rows(mp.Computation):
@@ -159,7 +170,9 @@ LOADS: Final[Mapping[str, Load]] = {
     load.name: load
     for load in (
         Load("zeitgeist", 0, _HOUR_US, _zeitgeist),
+        Load("zeitgeist_counts", 0, _HOUR_US, _zeitgeist, mp.FixedWindows("1h")),
         Load("sessions", 30 * _MINUTE_US, 0, _sessions),
+        Load("session_counts", 30 * _MINUTE_US, 0, _sessions, mp.Sessions("30m")),
         Load("sliding", _HOUR_US, 10 * _MINUTE_US, _sliding),
         Load("zipf", 0, _HOUR_US, _zipf),
         Load("scan", 0, -1, _scan),

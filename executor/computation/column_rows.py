@@ -9,8 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -85,50 +84,6 @@ class KeyedRecords:
     sources: _Index
     added: Any
     elsewhere: Collection[str]
-
-
-# A table of fewer names is not worth cleaning.
-_NAMES_MIN: Final = 1_024
-
-
-class KeyNumbers:
-    """Keys by their numbers, which are places in arrays: a key keeps its number until `keep`."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-        self._names: list[str] = []
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def of(self, keys: Sequence[str]) -> _Index:
-        """Return the numbers of keys; a key without a number gets the next one."""
-        names, known = self._names, len(self._names)
-        found = np.fromiter(map(self._numbers.get, keys, repeat(-1)), np.int64, len(keys))
-        new = np.flatnonzero(found < 0)
-        if len(new):
-            found[new] = np.arange(known, known + len(new))
-            names += keys if len(new) == len(keys) else [keys[place] for place in new.tolist()]
-            self._numbers.update(zip(names[known:], range(known, len(names)), strict=True))
-        return found
-
-    def among(self, keys: Sequence[str], has_row: npt.NDArray[np.bool_]) -> list[str]:
-        """Return the keys with a number and a row."""
-        numbers = self._numbers
-        return [key for key in keys if (number := numbers.get(key)) is not None and has_row[number]]
-
-    def names(self, numbers: _Index) -> list[str]:
-        names = self._names
-        return [names[number] for number in numbers.tolist()]
-
-    def has_many_besides(self, count: int) -> bool:
-        """Return True if most keys are not among the ``count`` that have rows, so that they should go."""
-        return len(self._names) > 2 * count + _NAMES_MIN
-
-    def keep(self, numbers: _Index) -> None:
-        """Forget all other keys; each of these gets its place among them as its number."""
-        self._names = self.names(numbers)
-        self._numbers = {name: number for number, name in enumerate(self._names)}
 
 
 class ColumnRows(ABC):

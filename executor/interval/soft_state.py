@@ -63,6 +63,9 @@ _TIMER_COLUMNS: Final = ("key", "timers", "superstep", "sequencer", "commit_numb
 # may be given more intervals.
 _TIMERS_FIRST: Final = 2
 
+# In so many parts rows leave the columns when memory is short.
+_LEAVING_PARTS: Final = 8
+
 # Bundles that may be adopted between two calls of `SoftState.synchronise`.
 _TENTATIVE_MAX: Final = 64
 
@@ -411,6 +414,8 @@ class SoftState:
                 LoadedRows(leaving, rows.states, {key: own for key, own in rows.timers.items() if own})
             )
             self.timers.put(rows.timers)
+            # Those that leave after the first eviction are not known to have rows.
+            self._cache.remember(leaving)
 
     def load(self, keys: Sequence[str]) -> list[StoredState | None]:
         """Return the states of the keys, read from files where they are not cached; ``None`` for no state."""
@@ -498,11 +503,16 @@ class SoftState:
         return self.timers.wait_of(key, *self._clocks)
 
     def shrink(self) -> None:
-        if self._is_over_budget():
-            self._leave_columns()
+        if not self._is_over_budget():
+            return
+        in_columns = [] if self._columns is None else self._columns.keys
+        # Rows take several times as much memory in their stored form, so each part is evicted before the next one.
+        part = len(in_columns) // _LEAVING_PARTS + 1
+        for start in range(0, max(len(in_columns), 1), part):
+            self._leave_columns(in_columns[start : start + part])
             expectations = self._statistics.expectations(self._clocks)
             self._cache.evict(self.timers.waits(*self._clocks), self._clocks, expectations)
-            self._is_over_budget()
+        self._is_over_budget()
 
 
 def _earlier(one: int | None, other: int | None) -> int | None:

@@ -20,9 +20,9 @@ from millpond.executor.computation.column_rows import (
     ColumnChange,
     ColumnRows,
     KeyedRecords,
-    KeyNumbers,
     StoredRows,
 )
+from millpond.executor.computation.key_numbers import KeyNumbers
 from millpond.executor.computation.state import StoredState
 from millpond.executor.computation.timers import Timers
 from millpond.executor.computation.values import Values
@@ -37,8 +37,6 @@ _Former: TypeAlias = pa.StructArray
 
 # Fewer dead states are not worth a copy of the others.
 _DEAD_MIN: Final = 1_024
-# An estimate of a key's memory without its state: its text, its number, and its place.
-_KEY_BYTES: Final = 160
 _NOWHERE: Final = -1
 _CHUNK_BYTES_MAX: Final = 2**30
 # Of the keys that leave at once, so that their states fit into one array.
@@ -70,11 +68,13 @@ class StateColumns(ColumnRows):
 
     @property
     def size_bytes(self) -> int:
-        return sum(int(chunk.nbytes) for chunk in self._chunks) + _KEY_BYTES * self._count
+        chunks = sum(int(chunk.nbytes) for chunk in self._chunks)
+        return chunks + self._keys.size_bytes + self._places.nbytes
 
     @property
     def keys(self) -> list[str]:
-        return self._keys.names(np.flatnonzero(self._places >= 0))
+        keys: list[str] = self._keys.names(np.flatnonzero(self._places >= 0)).to_pylist()
+        return keys
 
     def due_keys(self, watermark: int) -> pa.StringArray:  # noqa: ARG002 - no key has a timer
         return pa.array([], pa.string())

@@ -23,9 +23,9 @@ from millpond.executor.computation.column_rows import (
     ColumnChange,
     ColumnRows,
     KeyedRecords,
-    KeyNumbers,
     StoredRows,
 )
+from millpond.executor.computation.key_numbers import KeyNumbers
 from millpond.executor.computation.state import StoredState
 from millpond.executor.computation.timers import Timer, Timers
 from millpond.executor.computation.values import Values
@@ -63,8 +63,6 @@ _Added: TypeAlias = tuple[Any, _Mask | None]
 _WAITING: Final = ["window", "accumulator", "news", "is_held", "timers"]
 _EVENT: Final = timer_clock_name(TimeDomain.EVENT, EXACT, holds=True)
 _ENDED: Final = ',"index":1,"nonspeculative_index":1,"has_ended":true}'
-# An estimate of a key's memory, with the objects that it becomes when it leaves.
-_KEY_BYTES: Final = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +160,7 @@ class WaitingColumns(ColumnRows):
 
     @property
     def size_bytes(self) -> int:
-        return self._column.window_bytes * len(self) + _KEY_BYTES * int(self._has_windows.sum())
+        return self._column.window_bytes * len(self) + self._keys.size_bytes + self._has_windows.nbytes
 
     @property
     def next_at(self) -> int | None:
@@ -177,14 +175,15 @@ class WaitingColumns(ColumnRows):
             return pa.array([], pa.string())
         is_due = np.zeros(len(self._keys), np.bool_)
         is_due[self._windows.owner[self._at <= watermark]] = True
-        return pa.array(self._keys.names(np.flatnonzero(is_due)), pa.string())
+        return self._keys.names(np.flatnonzero(is_due))
 
     def among(self, keys: Sequence[str]) -> list[str]:
         return self._keys.among(keys, self._has_windows)
 
     @property
     def keys(self) -> list[str]:
-        return self._keys.names(np.flatnonzero(self._has_windows))
+        keys: list[str] = self._keys.names(np.flatnonzero(self._has_windows)).to_pylist()
+        return keys
 
     def take(self, keys: Sequence[str]) -> StoredRows:
         """Remove and return the rows of keys that are all here."""
@@ -272,7 +271,7 @@ class WaitingColumns(ColumnRows):
         """Return True for the bounds of a window that the step's window function can assign."""
         return end - start == self._size_us and not (start - self._offset_us) % self._period_us
 
-    def _numbers_of(self, keys: Sequence[str]) -> _Index:
+    def _numbers_of(self, keys: pa.StringArray | Sequence[str]) -> _Index:
         numbers = self._keys.of(keys)
         if len(self._has_windows) < len(self._keys):
             more = np.zeros(len(self._keys) - len(self._has_windows), np.bool_)
@@ -316,7 +315,7 @@ class WaitingColumns(ColumnRows):
             keys = [keys[place] for place in places.tolist()]
             key_column = key_column.take(pa.array(places))
         count, watermark = len(keys), clocks.watermark
-        numbers = self._numbers_of(keys)
+        numbers = self._numbers_of(key_column)
         former = self._owned(numbers)[1]
         windows, is_new = self._merged(former, arrived, watermark)
         is_ending = windows.is_open & (windows.end <= watermark)

@@ -561,3 +561,28 @@ def test_rows_that_columns_would_write_in_another_way_stay_rows() -> None:
     assert larger.take_up(["a", "b"], rows.states, timers) == []
     assert columns.take_up(["a", "b"], ['{"windows":[]}', rows.states[1]], timers) == ["b"]
     assert columns.keys == ["b"]
+
+
+@pytest.mark.parametrize("budget_bytes", [4_000, 20_000, 60_000])
+def test_windows_that_leave_the_columns_for_want_of_memory_are_found_again(budget_bytes: int) -> None:
+    """They leave in parts, each of which is evicted before the next one leaves."""
+    keys = pa.array([f"key {number:03}" for number in range(400)])
+    delivery = Deliveries(
+        stream="in",
+        keys=keys,
+        at=np.arange(400) % 10,
+        values=ArrowValues(pa.table({"v": range(400)})),
+        ids=None,
+    )
+    strategy = WindowingStrategy(window_fn=FixedWindows("10us"))
+    node = _node(strategy, Count(), None)
+    run = IntervalRun(node, Interval("c"), 1, budget_bytes, IpcRowFormat())
+    for _ in range(3):
+        run.step([delivery])
+    is_evicted = run.soft_state().columns is None
+    panes = run.step([], TIME_MAX_US).updates
+
+    assert is_evicted is (budget_bytes < 60_000)
+    assert panes is not None
+    texts = [made["value"] for row in panes.column("productions").to_pylist() for made in row]
+    assert [orjson.loads(text)["value"] for text in texts] == [3] * 400

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.cache import POLICIES, Future, draw, measure
+from benchmarks.cache import COLUMNS, POLICIES, Future, draw, measure
 from benchmarks.cache_loads import LOADS
 from millpond.executor.interval.eviction import Candidates, Waits
 
@@ -28,6 +28,16 @@ def test_each_policy_is_measured_and_drawn(tmp_path: Path) -> None:
     assert all(run["mib_read"] > 0 for run in runs if run["misses"])
     draw(runs, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
+def test_windows_in_columns_fit_into_a_fifth_of_the_memory_of_rows() -> None:
+    """The other policies, of the same windows as rows, read some again."""
+    runs = measure(["session_counts"], [0.2], steps_max=30)
+    misses = {run["policy"]: run["misses"] for run in runs}
+
+    assert list(misses) == [*POLICIES, COLUMNS]
+    assert misses[COLUMNS] == 0
+    assert min(misses[policy] for policy in POLICIES) > 0
 
 
 @pytest.mark.parametrize("name", LOADS)

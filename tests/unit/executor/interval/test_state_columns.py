@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.executor.computation import column_rows
+from millpond.executor.computation import key_numbers
 from millpond.executor.computation.timers import Timer
 from millpond.executor.interval import state_columns
 from millpond.executor.interval.state_columns import StateColumns
@@ -44,7 +44,7 @@ def change_of(columns: StateColumns, keys: Sequence[str], after: Sequence[Any]) 
 
 @pytest.fixture(autouse=True)
 def _few_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(column_rows, "_NAMES_MIN", 3)
+    monkeypatch.setattr(key_numbers, "_IDLE_MIN", 3)
     monkeypatch.setattr(state_columns, "_DEAD_MIN", 3)
     monkeypatch.setattr(state_columns, "_CHUNK_BYTES_MAX", 200)
     monkeypatch.setattr(state_columns, "_LEAVING", 2)
