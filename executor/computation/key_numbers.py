@@ -10,10 +10,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.statestore.rows.record_ids import Fingerprints, fingerprints
+from millpond.statestore.rows.record_ids import Fingerprints, fingerprints, mix
 
 _Index = npt.NDArray[np.int64]
 
+# Keys come from strangers, who must not know which of them share slots: Python salts its hashes in each process.
+_SALT: Final = np.uint64(hash("slots") & (1 << 64) - 1)
 _FREE: Final = -1
 _SLOTS_MIN: Final = 64
 # A search looks at 1.8 slots on average, and at most at some 30.
@@ -91,7 +93,7 @@ class KeyNumbers:
     def _find(self, keys: pa.StringArray | Sequence[str]) -> tuple[pa.StringArray, Fingerprints, _Index]:
         """Return the keys, their fingerprints, and their numbers, -1 for a key without one."""
         names = keys if isinstance(keys, pa.StringArray) else pa.array(keys, pa.string())
-        hashes = fingerprints(names)
+        hashes = mix(fingerprints(names) ^ _SALT)
         found = np.full(len(hashes), -1, np.int64)
         left, at = np.arange(len(hashes)), self._first_slots(hashes)
         while len(left):

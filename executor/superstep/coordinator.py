@@ -295,11 +295,8 @@ class Coordinator:
 
         Only ``watermarks.tick`` reads the clock, so call it first.
         """
-        if self.watermarks.has_changed:
+        if self.watermarks.has_changed or self.pending.summaries:
             return True
-        for stream in self.pending.summaries:
-            if stream in self.topology.consumers:
-                return True
         now, mark = self.clock.now_us(), self.watermarks.mark
         for owned in self.ownership.owned.values():
             if owned.is_due(now, mark):
