@@ -1,9 +1,10 @@
 """Windowed sums by key and ten minutes: Millpond beside Spark's own windows, Pathway, Bytewax and Polars.
 
 Each engine sums 500,000 records of 10,000 keys, about three in each window, in batches, in a process of its own, one
-engine after the other. A figure is records a second of processor time of the process and all of its children, after a
-warm-up. Every pane is compared with the sums of a group-by; an engine with a wrong pane has no figure. Pathway, Bytewax
-and Polars run in environments of their own under build/peers, which the first run makes out of pinned requirements.
+engine after the other; on Spark two million, and four in large batches. A figure is records a second of processor time
+of the process and all of its children, after a warm-up. Every pane is compared with the sums of a group-by; an engine
+with a wrong pane has no figure. Pathway, Bytewax and Polars run in environments of their own under build/peers, which
+the first run makes out of pinned requirements.
 
     python -m benchmarks.peers --json build/bench/peers.json --picture docs/pictures/peers.png
 

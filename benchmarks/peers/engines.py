@@ -13,7 +13,8 @@ PARTS: Final[tuple[Part, ...]] = ("local", "spark")
 
 LOADS: Final[dict[Part, tuple[Load, ...]]] = {
     "local": (Load(records=500_000, batch=50_000),),
-    "spark": (Load(records=500_000, batch=50_000), Load(records=1_000_000, batch=500_000)),
+    # Long enough that what the JVM still compiles is a small part.
+    "spark": (Load(records=2_000_000, batch=50_000), Load(records=4_000_000, batch=500_000)),
 }
 """The measured loads of each part."""
 
