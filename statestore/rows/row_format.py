@@ -65,8 +65,9 @@ _PAGE_BYTES: Final = 1 << 15
 _PAGE_ROWS_MIN: Final = 64
 _PAGE_ROWS_MAX: Final = 4_096
 
-# Starting a page takes zstd 20 µs and LZ4 one; only texts gain enough from zstd.
+# Starting a page takes zstd 20 µs and LZ4 one; only texts gain enough from zstd, and ids in pages that are not small.
 _ZSTD: Final = ("state", "productions.list.element.value")
+_ZSTD_UNPAGED: Final = (*_ZSTD, "record_ids.list.element.id", "record_ids.list.element.at")
 
 # Return True if a run of rows with this smallest and greatest key may contain selected keys.
 MayHold: TypeAlias = Callable[[str, str], bool]
@@ -95,9 +96,10 @@ def rows_per_page(table: pa.Table) -> int:
 def parquet_options(schema: pa.Schema, page_rows: int = 0) -> dict[str, Any]:
     """Return the options for both of Arrow's Parquet writers, with a page index if pages have ``page_rows`` rows."""
     leaves = [leaf for column in schema for leaf in _leaves_of(column.name, column.type)]
+    by_zstd = _ZSTD if page_rows else _ZSTD_UNPAGED
     options = {
-        "compression": {path: "zstd" if path in _ZSTD else "lz4" for path in leaves},
-        "compression_level": dict.fromkeys(_ZSTD, 1),
+        "compression": {path: "zstd" if path in by_zstd else "lz4" for path in leaves},
+        "compression_level": dict.fromkeys(by_zstd, 1),
         "write_page_checksum": True,
         "store_schema": False,
         "column_encoding": {"record_ids.list.element.at": "DELTA_BINARY_PACKED"},
