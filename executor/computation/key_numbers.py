@@ -18,7 +18,7 @@ _Index = npt.NDArray[np.int64]
 _SALT: Final = np.uint64(hash("slots") & (1 << 64) - 1)
 _FREE: Final = -1
 _SLOTS_MIN: Final = 64
-# A search looks at 1.8 slots on average, and at most at some 30.
+# With so many slots taken, a search that succeeds looks at 1.75 of them on average.
 _FULL: Final = 0.6
 # Names without rows are worth cleaning beyond this number and this part of those with rows.
 _IDLE_MIN: Final = 64

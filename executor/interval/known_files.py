@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from millpond.executor.interval.row_reader import FileKeys, RowReader, large_among
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.record_ids import Fingerprints, RecordIdFilter, fingerprints
-from millpond.statestore.rows.row import lengths_of, lists_of
+from millpond.statestore.rows.row import lengths_of, lists_of, one_array
 
 ID_COLUMNS: Final = ("key", "record_ids")
 
@@ -179,8 +179,7 @@ class KnownIds(_NewestFiles[pa.Table]):
 
 
 def _ids_in(updates: pa.Table) -> pa.Array:
-    ids = updates.column("record_ids").combine_chunks().flatten().field("id")
-    return ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
+    return one_array(updates.column("record_ids")).flatten().field("id")
 
 
 def _keys_and_ids(updates: pa.Table) -> pa.Table:
@@ -191,9 +190,9 @@ def _keys_and_ids(updates: pa.Table) -> pa.Table:
 
 
 def _pairs(table: pa.Table, wanted: pa.Array) -> set[tuple[str, bytes]]:
-    lists = table.column("ids").combine_chunks()
+    lists = one_array(table.column("ids"))
     ids = lists.flatten()
     chosen = pc.is_in(ids, wanted)
     rows = pc.list_parent_indices(lists).filter(chosen)
-    keys = table.column("key").combine_chunks().take(rows)
+    keys = one_array(table.column("key")).take(rows)
     return set(zip(keys.to_pylist(), ids.filter(chosen).to_pylist(), strict=True))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import repeat
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -280,8 +280,7 @@ class RowCache:
         return list(map(self._states.get, keys))
 
     def timers_of(self, keys: Sequence[str]) -> list[Timers]:
-        timers = self._timers
-        return list(map(timers.get, keys, repeat(()))) if timers else [()] * len(keys)
+        return list(map(self._timers.get, keys, repeat(())))
 
     def fill(self, merged: pa.Table, summary: RowSummary) -> None:
         """Keep as many of all rows as the limit allows, in reverse order of eviction, as cold rows."""
@@ -317,7 +316,7 @@ class RowCache:
         self.forget(rows.keys)
         self._states.update(zip(rows.keys, rows.states, strict=True))
         self._timers.update(rows.timers)
-        self.used_bytes += self._weight(rows.keys, rows.states) + sum(map(self._weigh, rows.timers.values()))
+        self.used_bytes += _weight(rows.keys, rows.states) + sum(map(self._weigh, rows.timers.values()))
 
     def put(
         self, keys: Sequence[str], states: Sequence[StoredState | None], timers: Mapping[str, Timers]
@@ -326,7 +325,7 @@ class RowCache:
         before = self._take_out(keys)
         self._states.update(zip(keys, states, strict=True))
         overwritten = self._set_timers(timers) if timers else {}
-        self.used_bytes += self._weight(keys, states)
+        self.used_bytes += _weight(keys, states)
         if None in states:
             # A key without state and timers has no row, so it must not stay here.
             without = [key for key, state in zip(keys, states, strict=True) if state is None]
@@ -355,7 +354,7 @@ class RowCache:
         self._take_out(undo.keys)
         known = [(key, old) for key, old in zip(undo.keys, undo.states, strict=True) if old is not _MISSING]
         self._states.update(known)
-        self.used_bytes += self._weight([key for key, _ in known], [old for _, old in known])
+        self.used_bytes += _weight([key for key, _ in known], [old for _, old in known])
         self._set_timers(undo.timers)
 
     def remember(self, keys: Sequence[str] | pa.ChunkedArray) -> None:
@@ -417,12 +416,10 @@ class RowCache:
         size = len(states)
         before: list[_Cached] = list(map(states.pop, keys, repeat(_MISSING)))
         if size - len(states) == len(keys):
-            self.used_bytes -= self._weight(keys, before)
+            self.used_bytes -= _weight(keys, before)
         elif size > len(states):
             known = [index for index, old in enumerate(before) if old is not _MISSING]
-            self.used_bytes -= self._weight(
-                [keys[index] for index in known], [before[index] for index in known]
-            )
+            self.used_bytes -= _weight([keys[index] for index in known], [before[index] for index in known])
         return before
 
     def _set_timers(self, timers: Mapping[str, Timers]) -> dict[str, Timers]:
@@ -434,11 +431,9 @@ class RowCache:
             self.used_bytes += self._weigh(new) - self._weigh(old)
         return former
 
-    def _weight(self, keys: Sequence[str], states: Sequence[_Cached]) -> int:
-        own: Any = list(filter(None, states)) if None in states else states
-        # Only states of a schema are tuples of cells, and to look for them costs as much as to add up lengths.
-        size_bytes = sum(map(len, own)) if self._layout.column is None else size_of_states(own)
-        return ROW_BYTES * len(keys) + sum(map(len, keys)) + size_bytes
+
+def _weight(keys: Sequence[str], states: Iterable[_Cached]) -> int:
+    return ROW_BYTES * len(keys) + sum(map(len, keys)) + size_of_states(filter(None, states))  # type: ignore[arg-type]
 
 
 class MemoryBudget:

@@ -508,9 +508,9 @@ class SoftState:
         in_columns = [] if self._columns is None else self._columns.keys
         # Rows take several times as much memory in their stored form, so each part is evicted before the next one.
         part = len(in_columns) // _LEAVING_PARTS + 1
+        expectations = self._statistics.expectations(self._clocks)
         for start in range(0, max(len(in_columns), 1), part):
             self._leave_columns(in_columns[start : start + part])
-            expectations = self._statistics.expectations(self._clocks)
             self._cache.evict(self.timers.waits(*self._clocks), self._clocks, expectations)
         self._is_over_budget()
 

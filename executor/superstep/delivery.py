@@ -342,7 +342,7 @@ class PendingProductions:
 def merged_pending(
     sources: Iterable[ProductionSource], summaries: Iterable[ProductionSummary], topology: Topology
 ) -> PendingProductions:
-    """Return the undelivered productions among those of these files, for which the summaries are."""
+    """Return what waits for computations and for sinks, from all files of a superstep and the summaries of their productions."""
     merged: dict[str, ProductionSummary] = {}
     for summary in summaries:
         if summary.stream not in topology.consumers:
